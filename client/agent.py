@@ -12,12 +12,13 @@ import time
 from collections.abc import Collection, Coroutine
 from typing import Any
 
-from atoll import __version__
 from atoll.aggregation.codecs.names import supported
+from atoll.aggregation.printable import printable
 from atoll.client.config import AgentConfig
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.disk.stores import Stores
 from atoll.client.disk.verifier import Verifier
+from atoll.client.notices import AgentWatch
 from atoll.client.policy.decide import Decision, Outcome
 from atoll.client.policy.disclosure import disclosed_answer, disclosed_failure
 from atoll.client.policy.gate import Gate, failure_of
@@ -34,6 +35,7 @@ from atoll.client.session.events import (
     Extend,
     Forbidden,
     Invitation,
+    Key,
     KillWorker,
     ModelRequest,
     ReportEvaluation,
@@ -47,7 +49,7 @@ from atoll.client.session.events import (
     Upload,
     Work,
 )
-from atoll.client.session.rollback_rules import Refused
+from atoll.client.session.rollback_rules import Refused, run_of
 from atoll.client.session.session import Session, SessionRules
 from atoll.client.wire import messages
 from atoll.client.wire.coordinator_connection import ConnectionHandlers, CoordinatorConnection
@@ -60,11 +62,15 @@ from atoll.client.work.version_fetcher import NotAdmitted, VersionFetcher
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
 from atoll.protocol.backoff import delay
+from atoll.protocol.build import software
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.manifest import VersionManifest
-from atoll.protocol.vocabulary import DECLINES, RunId, RunState
+from atoll.protocol.vocabulary import DECLINES, FailureReason, RunId, RunState
 
 logger = logging.getLogger(__name__)
+
+NOTICE_MAX = 1000
+"""Characters of a coordinator's notice that are logged."""
 
 POLICY_POLL_S = 0.5
 """Seconds between two looks at the policy: its change, an approval or the end of the hours takes effect after at most
@@ -120,6 +126,8 @@ class Agent:
             disclosure=lambda: gate.disclosure,
         )
         self._slot = self._make_job_slot()
+        keeper, address = membership.keeper, membership.address
+        self._watch = AgentWatch(config, state, gate, self._connection, keeper, address)
 
     def _session_rules(self) -> SessionRules:
         config = self._config
@@ -178,16 +186,20 @@ class Agent:
         if self._membership.keeper is not None:
             self._membership.keeper.on_replaced(lambda _: self._connection.renew())
         self._spawn(self._membership.keep())
+        self._spawn(self._watch.notices.run())
+        self._accept_rollbacks()
         self._connection.dial(0.0)
         while True:
             await asyncio.sleep(POLICY_POLL_S)
             if self._gate.poll():
+                self._accept_rollbacks()
                 self._policy_changed()
 
     async def _shut_down(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._slot.drop()
+        await self._watch.notices.close()
         await asyncio.gather(self._connection.hang_up(), self._runner.close())
         running = {task for task in self._background if task is not asyncio.current_task()}
         for task in running:
@@ -242,11 +254,11 @@ class Agent:
             num_examples=self._num_examples,
             label=self._config.label,
             working_on=self.session.working_on,
-            software=f"atoll {__version__}",
+            software=software(),
             codecs=supported(),
         )
         hello.process, hello.folder, hello.clock = self._process, self._folder_id, time.time()
-        hello.takes_messages = not self._config.crew.mesh
+        hello.takes_messages, hello.takes_notices = not self._config.crew.mesh, True
         return hello
 
     def _on_connected(self, welcome: pb.Welcome) -> None:
@@ -269,8 +281,7 @@ class Agent:
                 self._refuse(event, refused)
                 return
             event = self._verifier.timed(message, event)
-        if message.HasField("invite"):
-            self._gate.note_checkpoint(message.invite.audit_checkpoint)
+        self._note(message)
         match event:
             case None:
                 return
@@ -287,14 +298,30 @@ class Agent:
         if isinstance(event, RunEnded):
             self._run_ended(event.run_id, message.run_ended.state)
 
+    def _note(self, message: pb.ServerMessage) -> None:
+        """Log a notice, and record the checkpoint that an invitation has."""
+        if message.HasField("notice"):
+            logger.warning("the coordinator says: %s", printable(message.notice.text[:NOTICE_MAX]))
+        if message.HasField("invite"):
+            self._gate.note_checkpoint(message.invite.audit_checkpoint)
+
     def _run_ended(self, run_id: RunId, state: str) -> None:
         self._runner.run_ended(run_id)
+        self._watch.run_ended(run_id, state)
         if state == RunState.FINISHED:
             self._stores.residuals.forget(run_id)
 
     def _refuse(self, event: Event | None, refused: Refused) -> None:
-        """Log a message that the verifier refuses, and report to the coordinator a job that it asked for."""
-        logger.warning("refused: %s: %s: %s", type(event).__name__, refused.reason, refused.detail)
+        """Log a message that the verifier refuses, and report to the coordinator a job that it asked for.
+
+        One of another time is not reported: the agent connects anew, which compares the clocks. If they agree, the
+        coordinator asks again; if not, it does not connect this site until they do, and no round fails by it.
+        """
+        extra = {"run": run_of(event)}
+        logger.warning("refused: %s: %s: %s", type(event).__name__, refused.reason, refused.detail, extra=extra)
+        if refused.reason is FailureReason.CLOCK_SKEW:
+            self._connection.leave()
+            return
         match event:
             case Asked(Invitation() as invitation):
                 run_id, round_id = invitation.run_id, invitation.round_id
@@ -311,7 +338,7 @@ class Agent:
         until = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + invitation.time_left))
         if invitation.message:
             what = (invitation.round_id, invitation.message, invitation.run_id, until)
-            logger.info("asked to answer message %d (%s) of %s, until %s", *what)
+            logger.info("asked to answer message %d (%s) of %s, until %s", *what, extra={"run": invitation.run_id})
             return
         about = {"run": invitation.run_id, "round": invitation.round_id}
         logger.info("invited to round %d of %s, until %s", invitation.round_id, invitation.run_id, until, extra=about)
@@ -334,6 +361,16 @@ class Agent:
         if not (decision := self._gate.admit(request, model)).is_allowed:
             forbidden = self._forbidden(request, decision)
             raise NotAdmitted(forbidden.reason, forbidden.detail)
+
+    def _accept_rollbacks(self) -> None:
+        """Forget what was seen of the runs whose rollback the operator accepts, and let the coordinator ask again."""
+        for run_id in self._gate.accepted_rollbacks():
+            if self._verifier is not None:
+                self._verifier.memory.forget(RunId(run_id))
+            self._gate.rollback_taken(run_id)
+            text = "the next round and version of run %s are accepted as its newest, as this site's operator says"
+            logger.warning(text, run_id, extra={"run": run_id})
+            self._has_declined = True
 
     def _policy_changed(self) -> None:
         """Ask the policy again about all jobs and uploads; tell the coordinator that declined work may be offered."""
@@ -365,7 +402,8 @@ class Agent:
                 self._uploads.begin(key, digest)
             case Discard(key, digest, accepted, is_answered):
                 if not is_answered:  # an answer has a line already
-                    logger.info("the update of round %d of %s is no longer wanted: it is deleted", key[2], key[1])
+                    text, about = "the update of round %d of %s is no longer wanted: it is deleted", _about(key)
+                    logger.info(text, key[2], key[1], extra=about)
                 self._stores.residuals.settle(digest, accepted=accepted)
                 crash_points.reached("agent.settled")
                 self._uploads.discard(key, digest)
@@ -379,13 +417,14 @@ class Agent:
     def _report_evaluation(self, report: ReportEvaluation) -> None:
         if report.reason is not None:
             text = "giving up the evaluation of version %d of %s: %s"
-            logger.warning(text, report.version, report.run_id, report.detail)
+            logger.warning(text, report.version, report.run_id, report.detail, extra={"run": report.run_id})
         disclosed = disclosed_answer(report, error_details=self._gate.error_details)
         self._connection.send(messages.evaluation(disclosed, self._gate.disclosure))
 
     def _report_statistics(self, report: ReportStatistics) -> None:
         if report.reason is not None:
-            logger.warning("giving no statistics to request %d of %s: %s", report.number, report.run_id, report.detail)
+            text = "giving no statistics to request %d of %s: %s"
+            logger.warning(text, report.number, report.run_id, report.detail, extra={"run": report.run_id})
         disclosed = disclosed_answer(report, error_details=self._gate.error_details)
         self._connection.send(messages.site_statistics(disclosed, self._gate.statistics_terms))
 
@@ -404,3 +443,8 @@ class Agent:
 
     def _wait(self, num_cuts: int) -> float:
         return delay(num_cuts, self._config.reconnect_min, self._config.reconnect_max, self._rng)
+
+
+def _about(key: Key) -> dict[str, object]:
+    """Return the fields of a line about a round."""
+    return {"run": key[1], "round": key[2]}

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from atoll.client.crew_config import CrewConfig
 from atoll.protocol.identity.names import is_name
+from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import STRICT, Folder, Plain
 from atoll.protocol.wire.channel import Address, loopback_only
 
@@ -90,6 +91,9 @@ class AgentConfig(BaseModel):
 
     spool_max_bytes: int = Field(default=8 * 2**30, ge=2**20, le=2**50)
     """Disk space that the spool may use [bytes]; an update that does not fit is given up as `disk_full`."""
+
+    notify: NotifyConfig = NotifyConfig()
+    """A person whom the agent tells."""
 
     exit_when_done: bool = False
     """End the agent when its runs have ended and the spool is empty, instead of waiting for the next run."""

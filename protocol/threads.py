@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from typing import TypeVar
 
@@ -28,7 +29,7 @@ def begin_on_thread(executor: Executor | None, function: Callable[..., T], *args
     Raises:
         RuntimeError: the executor is shut down.
     """
-    return asyncio.get_running_loop().run_in_executor(executor, function, *args)
+    return asyncio.get_running_loop().run_in_executor(executor, copy_context().run, function, *args)
 
 
 async def on_own_thread(function: Callable[..., T], *args: object, stop: Callable[[], object]) -> T:

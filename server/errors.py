@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from atoll.aggregation.printable import instead_of
 from atoll.protocol.durable import DiskFull
+from atoll.protocol.vocabulary import Digest
 
 
 class OperatorError(RuntimeError):
@@ -25,6 +26,14 @@ class DatabaseFull(DiskFull):
 
 class StoreCorrupted(OSError):
     """Data on disk that differ from what was written; the message says what, where, and the way out."""
+
+
+class UpdateDamaged(StoreCorrupted):
+    """An accepted update whose file is missing or damaged; the others of its round are not."""
+
+    def __init__(self, digest: Digest, what: str) -> None:
+        super().__init__(what)
+        self.digest = digest
 
 
 class StateUnusable(OSError):

@@ -7,9 +7,11 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.signals import call_at_end
 from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
@@ -21,6 +23,7 @@ from atoll.server.errors import OperatorError
 from atoll.server.files.disk_limits import check_free_min
 from atoll.server.hosting.clock_watch import check_clock
 from atoll.server.hosting.coordinator import Coordinator
+from atoll.server.hosting.notices import CoordinatorWatch
 from atoll.server.identity.setup import Gate, equip_ranks, gate_of, publisher
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.ports import Ports
@@ -35,13 +38,24 @@ FAREWELL_S = 2.0
 EXIT_OK, EXIT_RUN_FAILED, EXIT_OPERATOR, EXIT_BUG = 0, 1, 2, 70
 
 
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The faults that the operator accepts for one start."""
+
+    clock: bool = False
+    """The machine's clock does not agree with the journal's last true time."""
+    losses: bool = False
+    """Files are missing or damaged on which the journal relies."""
+
+
 async def host(
     config: CoordinatorConfig,
     run: RunConfig | None = None,
     *,
     again: bool = False,
     stay: bool = False,
-    accept_clock: bool = False,
+    accepts: Accepted = Accepted(),
+    notify: NotifyConfig = NotifyConfig(),  # noqa: B008 - frozen
     on_ready: Callable[[Coordinator, Ports], None] = lambda coordinator, ports: None,
     on_end: Callable[[], None] = lambda: None,
 ) -> int:
@@ -56,7 +70,8 @@ async def host(
         run: a run to start or to continue; None: only the runs in the state directory.
         again: start a new run although the last one of this name had the same settings.
         stay: keep serving after the last run has ended.
-        accept_clock: start although the machine's clock does not agree with the journal's last true time.
+        notify: the way by which a person is told, and the limits.
+        accepts: what the operator accepts for this start.
         on_ready: called once the ports answer.
         on_end: called when the shutdown begins.
 
@@ -79,15 +94,17 @@ async def host(
         StateDirectory.open(config.state, database=config.database) as state,
         _gone_if_refused(state.path, may_go=is_new) as stays,
     ):
-        accepted = check_clock(state, accept=accept_clock)  # certificates are made by this clock
+        accepted = check_clock(state, accept=accepts.clock)  # certificates are made by this clock
         async with gate_of(config, state) as gate:
             coordinator = Coordinator(config, state, gate.dialer, gate.is_revoked)
             coordinator.signer = publisher(gate, state)
             coordinator.clocks.accepted(accepted)
+            coordinator.notices = _watch(coordinator, gate, notify).notices
             ports = await Ports.open(coordinator, gate)
             stop, ranks = _stop_on_signals(), None
             try:
-                starting = asyncio.ensure_future(_start(coordinator, ports, gate, run, again=again, on_open=stays))
+                begun = _start(coordinator, ports, gate, run, again=again, accept_losses=accepts.losses, on_open=stays)
+                starting = asyncio.ensure_future(begun)
                 if await _is_stopped(stop, starting):
                     return EXIT_OK
                 asked, ranks = starting.result()
@@ -102,6 +119,13 @@ async def host(
                 await coordinator.stop()
 
 
+def _watch(coordinator: Coordinator, gate: Gate, notify: NotifyConfig) -> CoordinatorWatch:
+    if gate.members is None:
+        return CoordinatorWatch(coordinator, notify, None)
+    enrolments = gate.members.enrolments
+    return CoordinatorWatch(coordinator, notify, enrolments.members, lambda: enrolments.ca_pem)
+
+
 async def _start(
     coordinator: Coordinator,
     ports: Ports,
@@ -109,6 +133,7 @@ async def _start(
     run: RunConfig | None,
     *,
     again: bool,
+    accept_losses: bool,
     on_open: Callable[[], None],
 ) -> tuple[RunId | None, SpawnedRanks | None]:
     """Load all runs and their tasks, open the ports, and start the aggregation ranks that the settings ask for.
@@ -117,7 +142,7 @@ async def _start(
         The id of `run`, and the ranks, if there are any.
     """
     config = coordinator.config
-    await coordinator.start()
+    await coordinator.start(accept_losses=accept_losses)
     asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
     await ports.start()  # after the run was added: a client that joins learns of its task
     on_open()
@@ -187,7 +212,7 @@ async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bo
                 keys = ", ".join(differing_keys(run.config, config))
                 text = "run %s continues with the settings that it was started with, others are given now for %s: "
                 text += "pause it, and `atoll run resume %s --set KEY=VALUE` changes them"
-                logger.warning(text, run.run_id, keys, run.run_id)
+                logger.warning(text, run.run_id, keys, run.run_id, extra={"run": run.run_id})
             return run.run_id
     if namesakes and not again and await coordinator.has_settings(namesakes[-1].run_id, config):
         ended = namesakes[-1].machine.ledger
@@ -196,11 +221,12 @@ async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bo
         more = f" --rounds {ended.version + 1}" if has_all else ""
         reopen = f"--stay and `atoll run resume {run_id}{more}` continue it, "
         what = (run_id, ended.state, ended.cause, reopen)
-        logger.warning("run %s with these settings is %s already (%s): %s--again starts a new one", *what)
+        text = "run %s with these settings is %s already (%s): %s--again starts a new one"
+        logger.warning(text, *what, extra={"run": run_id})
         return run_id
     run_id = await coordinator.add_run(config)
     if told := coordinator.namesake_of(run_id):
-        logger.warning("run %s is new: %s", run_id, told)
+        logger.warning("run %s is new: %s", run_id, told, extra={"run": run_id})
     return run_id
 
 

@@ -146,6 +146,7 @@ def test_the_reference_of_a_command_has_its_arguments_options_and_defaults() -> 
         "--last N": "`20`",
         "--action A": "-",
         "--actor NAME": "-",
+        "--archive DIR": "-",
         "--state DIR": "`atoll-state`",
         "--json": "-",
     }

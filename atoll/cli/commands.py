@@ -17,10 +17,11 @@ from atoll.cli.members.join import join
 from atoll.cli.new import new
 from atoll.cli.plugins import plugins
 from atoll.cli.runs import models, ranks, rounds, runs
+from atoll.cli.serving import backups
 from atoll.cli.serving.agent import agent
 from atoll.cli.serving.aggregator import aggregator
-from atoll.cli.serving.backups import backup, restore
 from atoll.cli.serving.coordinator import coordinator
+from atoll.cli.serving.notify import notify
 from atoll.cli.settings import settings
 from atoll.cli.stopping import if_stopped
 from atoll.cli.training.plan import plan
@@ -31,16 +32,17 @@ app = typer.Typer(cls=Commands, name="atoll", no_args_is_help=True, pretty_excep
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from atoll import __version__
+        from atoll.protocol.build import software
 
-        typer.echo(f"atoll {__version__}")
+        typer.echo(software())
         raise typer.Exit
 
 
 @app.callback()
 def atoll(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version with its build, and exit."),
     ] = False,
 ) -> None:
     """Federated learning that loses no accepted update: a coordinator, an agent at each site, one task for both."""
@@ -67,8 +69,9 @@ app.add_typer(ranks.app, name="rank")
 app.add_typer(site.app, name="site")
 app.add_typer(audit.app, name="audit")
 app.add_typer(flower.app, name="flower")
-app.command()(backup)
-app.command()(restore)
+app.command()(notify)
+app.add_typer(backups.app, name="backup")
+app.command()(backups.restore)
 app.command()(plan)
 app.command()(population)
 app.command()(plugins)

@@ -176,6 +176,8 @@ def note_unused_settings(file: RunFile, what: str, *, used: Container[str] = (),
     """
     given = {name: value for name, value in file.coordinator if name in file.coordinator.model_fields_set}
     note_unused({name: value for name, value in given.items() if name not in used}, what, why=why)
+    if file.notify.model_fields_set:  # its values may be secret
+        note(f"{what}: not used here: [notify]; {why}")
 
 
 def note_unused(given: Mapping[str, object], what: str, *, why: str) -> None:
@@ -232,7 +234,7 @@ def _has_only_the_host(path: Path) -> bool:
         document = tomllib.loads(text_of(path.read_bytes(), path))
     except (OSError, ValueError, RecursionError):
         return False  # `load` reports it
-    return document.keys() == {"coordinator"}
+    return bool(document) and document.keys() <= HostFile.model_fields.keys()
 
 
 def _references(file: RunFile) -> dict[str, str]:

@@ -8,12 +8,10 @@ import time
 from contextlib import suppress
 
 from atoll.cli.printing import take_notes
+from atoll.protocol.log_fields import fields_of
 
 VARIABLE = "ATOLL_LOG"
 """The environment variable of the form of the log, for the processes that this one starts."""
-
-FIELDS = ("run", "round")
-"""The fields that a record of Atoll's may have beside its message (`logging`'s `extra`), if it is about one of them."""
 
 
 class _Text(logging.Formatter):
@@ -31,7 +29,7 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """JSON formatter: `time` (UTC), `level`, `process`, `site`, `FIELDS`, `logger`, `message`, `traceback`."""
+    """JSON formatter: `time` (UTC), `level`, `process`, `log_fields.FIELDS`, `logger`, `message`, `traceback`."""
 
     def __init__(self, process: str, site: str) -> None:
         super().__init__("%(message)s")
@@ -47,7 +45,7 @@ class _Json(logging.Formatter):
         }
         if self._site:
             said["site"] = self._site
-        said |= {name: value for name in FIELDS if (value := record.__dict__.get(name)) is not None}
+        said |= fields_of(record)
         said |= {"logger": record.name, "message": record.getMessage()}
         if record.exc_info:
             said["traceback"] = self.formatException(record.exc_info)

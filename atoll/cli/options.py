@@ -75,7 +75,8 @@ Run = Annotated[
     ),
 ]
 RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="Id of the run, such as digits-1.", autocompletion=completion.runs)
+    str,
+    typer.Argument(metavar="RUN", help="Id of the run, such as digits-1, or its name.", autocompletion=completion.runs),
 ]
 
 

@@ -21,7 +21,7 @@ from atoll.protocol.strict_json import INT64_MAX, fields_of, integer, refuse, te
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 
 LINES_MIN, LINES_PER_RUN = 1000, 10
-"""Lines of the file, in all and for each run, beyond which it is compacted when an agent starts."""
+"""Lines of the file, in all and for each run, beyond which it is compacted."""
 
 _KEYS = frozenset({"run", *asdict(Seen())})
 
@@ -35,10 +35,9 @@ class Memory:
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
-        self._seen, num_lines, self._end = _read(path)
+        self._seen, self._num_lines, self._end = _read(path)
         self._unsaved: set[RunId] = set()
-        if num_lines > max(LINES_MIN, LINES_PER_RUN * len(self._seen)):
-            self._write_anew()
+        self._compact()
 
     def seen(self, run_id: RunId) -> Seen:
         """Return the newest that was seen of a run."""
@@ -67,26 +66,41 @@ class Memory:
                 os.fsync(file)
             finally:
                 os.close(file)
-            self._end += len(lines)
+            self._end, self._num_lines = self._end + len(lines), self._num_lines + len(self._unsaved)
             self._unsaved.clear()
+            self._compact()
 
     def forget(self, run_id: RunId) -> bool:
         """Let a run begin again from any round, as this site's operator allows; return whether it was known."""
-        if self._seen.pop(run_id, None) is None:
-            return False
-        self._unsaved.discard(run_id)
-        self._write_anew()
+        with self._lock:
+            if self._seen.pop(run_id, None) is None:
+                return False
+            self._unsaved.clear()
+            self._write_anew()
         return True
 
     def runs(self) -> dict[RunId, Seen]:
         """Return the newest that was seen of every run."""
         return dict(self._seen)
 
+    def _compact(self) -> None:
+        if self._num_lines > max(LINES_MIN, LINES_PER_RUN * len(self._seen)):
+            self._write_anew()
+
     def _write_anew(self) -> None:
         content = b"".join(_line(run_id, seen) for run_id, seen in self._seen.items())
         write_private(self._path, content)
         sync_folder(self._path.parent)
-        self._end = len(content)
+        self._end, self._num_lines = len(content), len(self._seen)
+
+
+def runs_in(path: Path) -> list[RunId]:
+    """Return the runs in the file at a path, which a running agent may append to.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    return sorted(run_id for run_id in _read(path)[0] if run_id)
 
 
 def _line(run_id: RunId, seen: Seen) -> bytes:

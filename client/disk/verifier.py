@@ -84,7 +84,12 @@ class Verifier:
 def _log(asked: Asked) -> None:
     request = asked.request
     if isinstance(request, StatisticsRequest):
-        logger.info("verified: request %d for statistics of %s", request.number, request.task)
+        about = {"run": request.run_id}
+        logger.info("verified: request %d for statistics of %s", request.number, request.task, extra=about)
         return
     what = f"round {request.round_id}" if isinstance(request, Invitation) else f"the evaluation of {request.version}"
-    logger.info("verified: %s of %s, version %s", what, request.run_id, request.model_digest[:12])
+    extra: dict[str, object] = {
+        "run": request.run_id,
+        "round": request.round_id if isinstance(request, Invitation) else None,
+    }
+    logger.info("verified: %s of %s, version %s", what, request.run_id, request.model_digest[:12], extra=extra)

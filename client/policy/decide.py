@@ -145,8 +145,8 @@ def _object_to_run(policy: SitePolicy, request: PolicyRequest, history: History)
     if history.standing is Standing.REJECTED:
         return _refused(Rule.REJECTED, f"run {request.run_id!r} was rejected here")
     if policy.approval == "each_run" and history.standing is not Standing.APPROVED:
-        terms = f", terms {history.terms}" if history.terms else ""
-        return Decision(Outcome.WAITING, Rule.APPROVAL, f"run {request.run_id!r} waits for approval here{terms}")
+        command = f"atoll site approve {request.run_id}" + (f" --terms {history.terms}" if history.terms else "")
+        return Decision(Outcome.WAITING, Rule.APPROVAL, f"its site's operator approves it with `{command}`")
     return None
 
 

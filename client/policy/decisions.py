@@ -46,6 +46,11 @@ class DecisionLog:
         self._told = ""
         self._answers: BoundedMapping[tuple[PolicyRequest, int], Decision] = BoundedMapping(REMEMBERED_MAX)
 
+    @property
+    def damage(self) -> str:
+        """The sentence about a broken chain that this process has found; empty: it has found none."""
+        return self._files.damage
+
     def write(self, request: PolicyRequest, decision: Decision, turn: int = 0) -> None:
         """Write a decision, unless it repeats the last one about the same request and turn.
 

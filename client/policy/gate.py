@@ -4,6 +4,7 @@ It fails closed: a policy that is no longer valid, or a history or log that cann
 """
 
 import logging
+import shlex
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,10 +28,11 @@ from atoll.client.policy.decide import (
 )
 from atoll.client.policy.decisions import DecisionLog
 from atoll.client.policy.file import PolicyFile
-from atoll.client.policy.history import HistoryUnusable, PolicyHistory
+from atoll.client.policy.history import RUNS_MAX, HistoryUnusable, PolicyHistory
 from atoll.client.policy.small_cells import StatisticsTerms
 from atoll.client.session.events import EvaluationRequest, Invitation, ModelRequest, Request, StatisticsRequest
 from atoll.parallel.local_training.algorithms import CONCATENATE
+from atoll.protocol.bounded_mapping import BoundedMapping
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.settings import ConfigError
@@ -60,7 +62,10 @@ class Gate:
             self._log, self._history = DecisionLog(folder, now), PolicyHistory(folder)
         except OSError as error:
             raise ConfigError([f"state: {error}"]) from error
+        self.awaiting: dict[str, str] = {}
+        """Runs that wait for the operator's approval, with the fingerprints of their terms."""
         self._folder, self._is_full, self._seen = folder, False, self._state()
+        self._told_approver: BoundedMapping[str, str] = BoundedMapping(RUNS_MAX)
 
     def close(self) -> None:
         """Close the files."""
@@ -76,6 +81,11 @@ class Gate:
             self._log.note_checkpoint(checkpoint)
         except (OSError, ValueError) as error:
             logger.error("a checkpoint of the coordinator's audit log cannot be recorded: %s", error)
+
+    @property
+    def damage(self) -> str:
+        """The sentence about a broken chain of the site's own log; empty: none was found."""
+        return self._log.damage
 
     @property
     def error_details(self) -> bool:
@@ -122,6 +132,21 @@ class Gate:
             change = -1
         return (change, *(() if policy is None else (is_open(policy, now), day_of(policy, now))))
 
+    def accepted_rollbacks(self) -> list[str]:
+        """Return the runs of which the operator accepts a rollback, until `rollback_taken`."""
+        try:
+            return self._history.accepted_rollbacks()
+        except HistoryUnusable as error:
+            logger.error("an accepted rollback cannot be read: %s", error)
+            return []
+
+    def rollback_taken(self, run_id: str) -> None:
+        """Note that the agent has forgotten what it has seen of a run."""
+        try:
+            self._history.taken(run_id)
+        except HistoryUnusable as error:
+            logger.error("an accepted rollback is taken, and would be once more: %s", error)
+
     # ------------------------------------------------------------ questions
 
     def ask(self, request: Request) -> Decision:
@@ -130,6 +155,7 @@ class Gate:
             return self._ask_statistics(request)
         asked = _asked(request, None, self.disclosure)
         decision, turn = self._decide(asked)
+        self._tell_approver(request.run_id, decision)
         return decision if decision.is_allowed else self._logged(asked, decision, turn)
 
     def _ask_statistics(self, request: StatisticsRequest) -> Decision:
@@ -142,7 +168,18 @@ class Gate:
             local=request.local,
             metrics=str(self.statistics_terms),
         )
-        return self._logged(asked, *self._decide(asked))
+        decision, turn = self._decide(asked)
+        self._tell_approver(request.run_id, decision)
+        return self._logged(asked, decision, turn)
+
+    def _tell_approver(self, run_id: str, decision: Decision) -> None:
+        """Log the command that approves a run which waits for it, once for each of its terms."""
+        if decision.rule is not Rule.APPROVAL or self._told_approver.get(run_id) == decision.detail:
+            return
+        self._told_approver[run_id] = decision.detail
+        there = f"--state {shlex.quote(str(self._folder.absolute()))}"
+        text = "run %s waits for approval: %s, here with %s; `atoll site list %s` shows its terms"
+        logger.warning(text, run_id, decision.detail, there, there, extra={"run": run_id})
 
     def admit(self, request: ModelRequest, model: VersionManifest) -> Decision:
         """Decide about a request whose model is known; an allowed round is counted, durably, on return."""
@@ -189,7 +226,12 @@ class Gate:
             history = self._history.of(request, day=day_of(policy, now))
         except HistoryUnusable as error:
             return self._unusable(error), 0
-        return decide(policy, request, history, now), history.turn
+        decision = decide(policy, request, history, now)
+        if decision.rule is Rule.APPROVAL:
+            self.awaiting[request.run_id] = history.terms
+        else:
+            self.awaiting.pop(request.run_id, None)
+        return decision, history.turn
 
     def _note(self, request: PolicyRequest, now: float) -> None:
         if request.local is None:
@@ -199,7 +241,8 @@ class Gate:
             terms = "" if algorithm is None else f"{algorithm}, codec {codec or 'plain'}, "
             of_metrics = request.metrics if request.kind is Kind.STATISTICS else f"metrics {request.metrics}"
             terms += f"{of_metrics}, local = {request.local}"
-            logger.info("run %s asks here for task %s, with %s", request.run_id, request.task, terms)
+            extra = {"run": request.run_id}
+            logger.info("run %s asks here for task %s, with %s", request.run_id, request.task, terms, extra=extra)
 
     def _logged(self, request: PolicyRequest, decision: Decision, turn: int) -> Decision:
         try:

@@ -1,4 +1,4 @@
-"""The history for a site's policy: the runs that have asked, and the rounds that have begun.
+"""The history for a site's policy: the runs that have asked, the rounds that have begun, and accepted rollbacks.
 
 One SQLite file in the agent's state directory. Every change is durable (synchronous=FULL) before the call returns, so
 that a counted round stays counted after kill -9. `atoll site` writes into the file beside the running agent, which
@@ -20,6 +20,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import date, timedelta
 from pathlib import Path
 
 from atoll.client.policy.decide import COUNTED, History, Kind, PolicyRequest, Standing
@@ -27,9 +28,12 @@ from atoll.client.policy.decide import COUNTED, History, Kind, PolicyRequest, St
 logger = logging.getLogger(__name__)
 
 NAME = "policy.db"
-SCHEMA = 3
+SCHEMA = 4
 RUNS_MAX = 1000
 """Undecided runs that are remembered; beyond it the oldest are forgotten."""
+
+ROUNDS_DAYS = 31
+"""Days for which the counts of rounds are kept: a round that is asked for again later is a new one."""
 
 BUSY_S = 5.0
 
@@ -48,6 +52,11 @@ CREATE TABLE rounds (run_id TEXT NOT NULL, round_id INTEGER NOT NULL, work TEXT 
 CREATE INDEX rounds_by_round ON rounds (run_id, round_id);
 CREATE INDEX rounds_by_day ON rounds (day);
 """
+_ROLLBACKS = """
+CREATE TABLE rollbacks (run_id TEXT PRIMARY KEY, accepted_at REAL NOT NULL) STRICT, WITHOUT ROWID;
+"""
+"""The rollbacks that the operator has accepted, and that no agent has taken yet."""
+
 _FROM_SCHEMA_1 = f"""
 ALTER TABLE runs ADD COLUMN algorithm TEXT NOT NULL DEFAULT '';
 ALTER TABLE runs ADD COLUMN codec TEXT NOT NULL DEFAULT '';
@@ -63,7 +72,12 @@ DROP TABLE counted
 _FROM_SCHEMA_2 = "ALTER TABLE runs ADD COLUMN metrics TEXT NOT NULL DEFAULT 'merged'"
 """Migration from schema 2, under which a coordinator showed sums over all sites alone."""
 
-_STEPS = {0: _RUNS + _ROUNDS, 1: f"{_FROM_SCHEMA_1};\n{_FROM_SCHEMA_2}", 2: _FROM_SCHEMA_2}
+_STEPS = {
+    0: _RUNS + _ROUNDS + _ROLLBACKS,
+    1: f"{_FROM_SCHEMA_1};\n{_FROM_SCHEMA_2};\n{_ROLLBACKS}",
+    2: f"{_FROM_SCHEMA_2};\n{_ROLLBACKS}",
+    3: _ROLLBACKS,
+}
 """The statements from each schema version to the present one."""
 
 
@@ -115,7 +129,7 @@ class PolicyHistory:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / NAME
+        self.path, self._day = folder / NAME, ""
         with self._faults():
             self._db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
@@ -187,6 +201,7 @@ class PolicyHistory:
         An update closes its round: every later training for that round counts.
         """
         with self._faults(), self._transaction():
+            self._forget_rounds(day)
             if not any(_continues(count, request, day) for count in self._counts(request)):
                 work = "" if request.kind is Kind.UPLOAD else request.content
                 row = (request.run_id, request.number, work, day, None)
@@ -244,7 +259,29 @@ class PolicyHistory:
             if self._db.execute("DELETE FROM runs WHERE run_id = ?", (run_id,)).rowcount == 0:
                 raise NoSuchRun(run_id)
 
+    def accept_rollback(self, run_id: str, at: float) -> None:
+        """Ask the running agent to accept a rollback of a run."""
+        with self._faults():
+            self._db.execute("INSERT OR REPLACE INTO rollbacks VALUES (?, ?)", (run_id, at))
+
+    def accepted_rollbacks(self) -> list[str]:
+        """Return the runs whose rollback is accepted, until an agent has `taken` it."""
+        with self._faults():
+            return [run_id for (run_id,) in self._db.execute("SELECT run_id FROM rollbacks ORDER BY run_id")]
+
+    def taken(self, run_id: str) -> None:
+        """Note that the agent accepts a rollback from now on."""
+        with self._faults():
+            self._db.execute("DELETE FROM rollbacks WHERE run_id = ?", (run_id,))
+
     # ------------------------------------------------------------ the file
+
+    def _forget_rounds(self, day: str) -> None:
+        """Delete the rows of days long ago, once on each day."""
+        if day != self._day:
+            oldest = date.fromisoformat(day) - timedelta(days=ROUNDS_DAYS)
+            self._db.execute("DELETE FROM rounds WHERE day < ?", (oldest.isoformat(),))
+            self._day = day
 
     def _counts(self, request: PolicyRequest) -> list["_Count"]:
         """Return the rows of a request's round, one for each time that it was counted."""

@@ -77,7 +77,7 @@ def judge(event: Event | None, issued_us: int, seen: Seen, now: float, *, ahead:
     if not isinstance(request, StatisticsRequest) and (fault := _older(request, seen)):
         return Refused(FailureReason.ROLLBACK, fault)
     if (over := late - ahead - request.time_left) >= 0:
-        return Refused(FailureReason.OUT_OF_TIME, f"it arrived {over:.1f} s after its deadline")
+        return Refused(FailureReason.CLOCK_SKEW, f"it arrived {over:.1f} s after its deadline, or a clock was set since")
     if isinstance(request, StatisticsRequest):
         return seen
     version = _version(request)
@@ -109,7 +109,7 @@ def age_of(issued_us: int, now: float) -> float:
 
 def _older(request: ModelRequest, seen: Seen) -> str:
     """Return how a request is older than what was seen, or contradicts it; empty when it is not."""
-    version, again = _version(request), f"; {ACCEPT} allows it once"
+    version, again = _version(request), f"; `{ACCEPT} {request.run_id}` at this site allows it once"
     if isinstance(request, Invitation):
         if request.round_id < seen.round_id:
             return f"round {request.round_id} is older than round {seen.round_id}, which this site has seen{again}"
@@ -122,7 +122,7 @@ def _older(request: ModelRequest, seen: Seen) -> str:
     return ""
 
 
-ACCEPT = "`atoll site accept-rollback`"
+ACCEPT = "atoll site accept-rollback"
 """The command of this site's operator that allows a rollback; see docs/protocol.md."""
 
 

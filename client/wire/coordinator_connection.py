@@ -24,6 +24,12 @@ from atoll.protocol.wire.stream import StreamBroken
 
 logger = logging.getLogger(__name__)
 
+WHY_MAX = 200
+"""Characters of the reason for which no session is open, as a notice has it."""
+
+OF_CLOCK = "the clock of site "
+"""The beginning of the sentence with which the coordinator refuses a site whose clock differs."""
+
 UNSENT_MAX = 100
 """Reports that wait for a connection; a newer one replaces the oldest."""
 
@@ -72,9 +78,16 @@ class CoordinatorConnection:
         self._session: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unsent: deque[pb.ClientMessage] = deque(maxlen=UNSENT_MAX)
-        self._is_hanging_up = False
+        self._is_hanging_up = self._is_over = False
         self._displaced, self._displaced_wait = Displaced(displaced_wait, random.SystemRandom()), 0.0
         self._complaint = ""
+        self.why = ""
+        """The end of the last session, or of the attempt to open one, while none is open."""
+
+    @property
+    def is_refused_for_clock(self) -> bool:
+        """Return whether the coordinator connects this site no longer because their clocks differ."""
+        return self.why.startswith(OF_CLOCK)
 
     @property
     def current(self) -> Link | None:
@@ -105,6 +118,10 @@ class CoordinatorConnection:
         if self._link is not None:
             self._link.connection.renew()
 
+    def leave(self) -> None:
+        """End the open session after the message that is handled now; the next one compares the clocks anew."""
+        self._is_over = True
+
     async def hang_up(self) -> None:
         """Say goodbye in the open session, if there is one, and never dial again."""
         self._is_hanging_up = True
@@ -130,14 +147,15 @@ class CoordinatorConnection:
             if self._verifier is not None:
                 self._verifier.welcome(first)
             welcome = first.welcome
-            self._link, self._complaint, held_since = link, "", clock()
+            self._link, self._complaint, self.why, held_since = link, "", "", clock()
             rotating = self._spawn(link.connection.keep_fresh())
             self.ranks.update(welcome.ranks.addresses)
             self._is_up.set()
             self._handlers.on_connected(welcome)
             while self._unsent:
                 link.send(self._unsent.popleft())
-            while (message := await link.receive()) is not None:
+            self._is_over = False
+            while not self._is_over and (message := await link.receive()) is not None:
                 if message.WhichOneof("message") == "ranks":
                     self._on_ranks(message)
                 else:
@@ -154,6 +172,8 @@ class CoordinatorConnection:
             if rotating is not None:
                 rotating.cancel()
             await link.close()
+        if self._is_over:
+            end = StreamBroken(grpc.StatusCode.OK, "a message of another time: the clocks are compared anew")
         if not self._is_hanging_up:
             if end.is_revoked:
                 raise MembershipEnded([f"{end.detail}: this agent ends; it takes a new join code"])
@@ -168,6 +188,7 @@ class CoordinatorConnection:
 
     async def _explain(self, end: StreamBroken) -> None:
         """Log why the session ended, as a warning once for each cause in a row."""
+        self.why = end.detail if end.detail.startswith(OF_CLOCK) else str(end)[:WHY_MAX]
         if end.is_displaced:
             wait = self._displaced_wait = self._displaced.next_wait()
             level = logging.WARNING if self._displaced.is_news else logging.DEBUG

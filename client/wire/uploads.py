@@ -22,6 +22,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import crash_points
 from atoll.protocol.disclosure import Disclosure
+from atoll.protocol.log_fields import about
 from atoll.protocol.vocabulary import Digest, FailureReason, RoundId
 from atoll.protocol.wire.stream import StreamBroken
 
@@ -95,6 +96,10 @@ class Uploads:
             self._on_event(task.result())
 
     async def _send(self, key: Key, digest: Digest) -> Event:
+        with about(run=key[1], round=key[2]):
+            return await self._attempt(key, digest)
+
+    async def _attempt(self, key: Key, digest: Digest) -> Event:
         entry = self._spool[key]
         is_first_attempt = digest not in self._tried
         self._tried.add(digest)

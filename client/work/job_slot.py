@@ -8,6 +8,7 @@ from typing import Any
 from atoll.client.session.events import EvaluationRequest, Event, Key, ModelRequest, Request, StatisticsRequest
 from atoll.client.work.jobs import Jobs
 from atoll.client.work.runner import Runner
+from atoll.protocol.log_fields import about
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +92,8 @@ class JobSlot:
         async def run() -> Event:
             if predecessor is not None and not predecessor.done():
                 await asyncio.wait({predecessor})
-            return await work()
+            with about(run=key[1], round=key[2] if key[0] == "round" else None):
+                return await work()
 
         task = self._newest_task = self._spawn(run())
         running = self._running = _Running(key, is_download, task)

@@ -50,7 +50,8 @@ class Readings:
         before = last["rows"] if isinstance(last, dict) and last.get("run") == run_id else {}
         again = [f"{rows[split]} of {split} ({before[split]} before)" for split in rows if split in before]
         if again and run_id not in self._ended and self._reread != "job":
-            logger.warning("run %s has read its data again in its course: rows %s", run_id, ", ".join(again))
+            text = "run %s has read its data again in its course: rows %s"
+            logger.warning(text, run_id, ", ".join(again), extra={"run": run_id})
         self._ended.discard(run_id)
         self._last[task] = {"run": run_id, "rows": {**before, **rows}}
         with suppress(OSError):  # the next process then does not know it

@@ -38,8 +38,11 @@ DIGESTS_MAX = 4
 
 GENESIS = "0" * 64
 
-REPAIR, FAULT = "audit.repair", "audit.fault"
-"""Actions of the log itself: a torn end was cut off; the log continues behind a damaged file."""
+REPAIR, FAULT, ARCHIVE = "audit.repair", "audit.fault", "audit.archive"
+"""Actions of the log itself: a torn end was cut off; the log continues behind a damaged file; behind archived lines."""
+
+ARCHIVED = "archived"
+"""Name of the digest of an `ARCHIVE` event that is the hash of the last archived line."""
 
 _EVENT_KEYS = frozenset({"action", "actor", "digests", "object", "outcome", "prev", "role", "seq", "time"})
 _CHECKPOINT_KEYS = frozenset({"key", "prev", "seq", "signature", "time"})
@@ -124,6 +127,11 @@ class Line:
     def checkpoint(self) -> Checkpoint:
         """Name of a checkpoint's line, to be kept elsewhere."""
         return Checkpoint(self.seq, self.prev)
+
+
+def archive_event(at: str, actor: str, role: str, first: int, head: Head) -> Event:
+    """Return the event with which a log continues behind archived lines, from `first` to the one before the head."""
+    return Event(at, actor, role, ARCHIVE, f"lines {first} to {head.seq - 1}", "ok", {ARCHIVED: head.digest})
 
 
 def instant(at: float) -> str:
@@ -257,6 +265,8 @@ class Verifier:
     newest: Line | None = None
     """Line with the highest number."""
     last_checkpoint: Line | None = None
+    archived: Line | None = None
+    """First line, if it is an `ARCHIVE` event: the log relies on the archive that it names, which was not read."""
     mended: list[Line] = field(default_factory=list)
     """Lines in which the log records a repair or a damaged file, at most FAULTS_MAX of them."""
     _before: Line | None = None
@@ -278,6 +288,9 @@ class Verifier:
         self.events, self.unsigned = self.events + (line.event is not None), self.unsigned + (line.event is not None)
         if line.event is not None and line.event.action in (REPAIR, FAULT) and len(self.mended) < FAULTS_MAX:
             self.mended.append(line)
+        first = self.archived
+        if first is not None and first is self._before and (line.event is not None or line.prev != first.digest):
+            self._no_archive("its line is not signed")
         if line.event is None:
             self._check_signature(line, where)
         elif self.unsigned == EVENTS_MAX + 1:
@@ -289,9 +302,14 @@ class Verifier:
         """Return all faults, mostly in the order of the log, at most FAULTS_MAX of them."""
         if self.newest is None and not self.num_faults:
             self._add_fault("the log", "it holds no line: it was emptied, or nothing of it was ever written")
+        if self.archived is not None and self.archived is self.newest:
+            self._no_archive("its line is not signed")
         for low, high, where in self._missing:
             self._add_fault(where, f"line {low} is missing" if low == high else f"lines {low} to {high} are missing")
         for checkpoint in self.expected:
+            if self.archived is not None and checkpoint.seq < self.archived.seq:
+                self._add_fault("the archive", f"checkpoint {checkpoint} is of an archived line: name its --archive")
+                continue
             self._add_fault("the end", f"checkpoint {checkpoint} is not in this log: it was cut off, or written anew")
         self._missing, self.expected = [], []
         return self.faults
@@ -304,7 +322,8 @@ class Verifier:
     def _check_place(self, line: Line, where: str) -> None:
         if self.newest is None:
             self.first = line
-            if self.whole and line.seq > 0:
+            self.archived = line if line.seq > 0 and _is_archive(line) else None
+            if self.whole and line.seq > 0 and self.archived is None:
                 self._missing.append((0, line.seq - 1, where))
             if line.seq == 0 and line.prev != GENESIS:
                 self._add_fault(where, "changed: the first line must have 64 zeros as its prev")
@@ -316,6 +335,12 @@ class Verifier:
         if self.newest is None or line.seq > self.newest.seq:
             self.newest = line
         self.expected = [known for known in self.expected if known != line.checkpoint]
+
+    def _no_archive(self, why: str) -> None:
+        """Refuse a first line that claims an archive: a process that writes here without the key could claim one."""
+        assert self.archived is not None
+        self._add_fault(self._before_where, f"lines 0 to {self.archived.seq - 1} are missing, not archived: {why}")
+        self.archived = None
 
     def _take_from_missing(self, seq: int) -> bool:
         for index, (low, high, where) in enumerate(self._missing):
@@ -334,6 +359,15 @@ class Verifier:
         elif not is_signed(line):
             self._add_fault(where, f"changed: the signature of checkpoint {line.seq} is wrong")
         self.last_checkpoint = line
+
+
+def _is_archive(line: Line) -> bool:
+    event = line.event
+    return (
+        event is not None
+        and (event.action, event.digests.get(ARCHIVED)) == (ARCHIVE, line.prev)
+        and event.object.endswith(f" to {line.seq - 1}")
+    )
 
 
 def _without(seq: int, low: int, high: int, where: str) -> Iterator[tuple[int, int, str]]:

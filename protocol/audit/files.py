@@ -28,7 +28,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from atoll.aggregation.folders import in_words, sync_folder
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.text_files import NotText, text_of
+from atoll.protocol.audit.archive import Archived, ArchiveRefused, copy_into
 from atoll.protocol.audit.chain import (
+    ARCHIVE,
     EVENTS_MAX,
     FAULT,
     GENESIS,
@@ -37,6 +39,7 @@ from atoll.protocol.audit.chain import (
     Checkpoint,
     Event,
     Head,
+    archive_event,
     checkpoint_line,
     event_line,
     instant,
@@ -164,6 +167,8 @@ class AuditFiles:
         self._place: _Place | None = None
         self.checkpoint: Checkpoint | None = None
         """Newest checkpoint that this process has written."""
+        self.damage = ""
+        """The sentence about damage that this process has found; empty: it has found none."""
         try:
             with exclusively(self._lock):
                 self._key = self._load_or_make_key()
@@ -195,6 +200,58 @@ class AuditFiles:
             if events or signed:
                 self._write(place, parts, head)
             self.checkpoint = signed or self.checkpoint
+
+    def archive(self, out: Path, *, actor: str, role: str) -> Archived | None:
+        """Move all lines into an archive; the log continues with a signed event that names the hash of the last one.
+
+        A crash leaves the log as it was, or with lines that the archive has, too.
+
+        Args:
+            out: folder of the archive, which may have older lines of this log.
+            actor, role: of the event.
+
+        Returns:
+            The lines; None: nothing but that event was written since the last archive.
+
+        Raises:
+            ArchiveRefused: the folder is of another log, or lies in this log's folder.
+            OSError: the archive or the log cannot be written.
+        """
+        if out.resolve().is_relative_to(self.folder.resolve()):
+            raise ArchiveRefused(f"{out} lies in the folder of the log itself: name another folder")
+        with exclusively(self._lock):
+            head = self._signed_end()
+            files = [path for path in log_files(self.folder) if _number(path) < head.seq]  # one may be begun and empty
+            if not files or (head.seq - _number(files[0]) <= 2 and _begins_behind_archive(files[0])):
+                return None
+            first, cut = _number(files[0]), cut_files(self.folder)
+            copies = copy_into(out, [*files, *cut], self.folder / PUBLIC_KEY)
+            num_bytes = sum(path.stat().st_size for path in files)
+            self._forget_place()
+            place = self._begin(head)
+            self._give_to_owner_of(files[-1])
+            event = archive_event(instant(self._clock()), actor, role, first, head)
+            parts, head, self.checkpoint = self._compose([event], head, sign=True)
+            self._write(place, parts, head)
+            for path in (*files, *cut):
+                path.unlink()
+            sync_folder(self.folder)
+        return Archived(first, place.head.seq - 1, tuple(copies), num_bytes)
+
+    def _signed_end(self) -> Head:
+        """Return the head behind a checkpoint over all lines, which is written if there is none."""
+        place = self._find_end()
+        if place.head.unsigned:
+            parts, head, self.checkpoint = self._compose([], place.head, sign=True)
+            self._write(place, parts, head)
+            place = self._find_end()
+        return place.head
+
+    def _give_to_owner_of(self, path: Path) -> None:
+        """Let the new file belong to the log's owner: root may archive beside a service of another user."""
+        if os.geteuid() == 0:
+            of = path.stat()
+            os.fchown(self._file, of.st_uid, of.st_gid)
 
     def close(self) -> None:
         """Close the files."""
@@ -292,11 +349,11 @@ class AuditFiles:
     def _continue_behind(self, path: Path, end: End, digest: str) -> _Place:
         """Leave a damaged file as it is, and record it in the first line of the next file."""
         place = self._begin(end.head)
-        logger.error(
-            "%s was changed by a person or a failing disk, not by a crash: %s. It stays as it is, and the log "
-            "continues in %s. First copy the folder; then `atoll audit verify` names the lines",
-            *(path, end.damage, place.path.name),
+        self.damage = (
+            f"{path} was changed by a person or a failing disk, not by a crash: {end.damage}. It stays as it is, and "
+            f"the log continues in {place.path.name}. First copy the folder; then `atoll audit verify` names the lines"
         )
+        logger.error("%s", self.damage)
         return self._record(place, FAULT, path.name, end.damage, {"file": digest})
 
     def _record(self, place: _Place, action: str, about: str, outcome: str, digests: dict[str, str]) -> _Place:
@@ -347,6 +404,17 @@ class AuditFiles:
         return key
 
 
+def _number(path: Path) -> int:
+    """Return the number of the first line of a file, which is in its name."""
+    return int(path.stem.removeprefix("audit-"))
+
+
+def _begins_behind_archive(path: Path) -> bool:
+    with _opened(path) as data:
+        line = first_line(data)
+    return line is not None and line.event is not None and line.event.action == ARCHIVE
+
+
 def _is_end(place: _Place) -> bool:
     return log_files(place.path.parent)[-1:] == [place.path] and place.path.stat().st_size == place.num_bytes
 
@@ -364,7 +432,7 @@ def _opened(path: Path) -> Iterator[Data]:
 
 def _start_of(files: list[Path], data: Data) -> Head:
     """Return the head that the last file continues: from its own first line, or else from the file before."""
-    number = int(files[-1].stem.removeprefix("audit-"))
+    number = _number(files[-1])
     first, before = first_line(data), None
     if first is not None and first.seq == number:
         return Head(number, first.prev)

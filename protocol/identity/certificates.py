@@ -366,8 +366,18 @@ def check_issued(leaf_pem: bytes, ca_pem: bytes, key: PublicKey) -> None:
         usages = set()
     if usages != set(USAGES[role]):
         raise CertificateError(f"the certificate's usages are not those of the role {role}")
-    if not any(_is_issued_by(certificate, authority) for authority in read_certificates(ca_pem)):
+    if not is_issued_by(leaf_pem, ca_pem):
         raise CertificateError("the certificate is not signed by this authority")
+
+
+def is_issued_by(leaf_pem: bytes, ca_pem: bytes) -> bool:
+    """Return whether a leaf is signed by one of these authorities; the period of validity is not checked.
+
+    Raises:
+        CertificateError: one of the texts is no certificate.
+    """
+    certificate = read_certificates(leaf_pem)[0]
+    return any(_is_issued_by(certificate, authority) for authority in read_certificates(ca_pem))
 
 
 def _is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:

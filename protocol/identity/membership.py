@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from atoll.protocol.backoff import delay
 from atoll.protocol.identity.credential import CredentialError
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
 from atoll.protocol.identity.enrolling import Place, Unreachable, enrol, is_enrolled
+from atoll.protocol.identity.expiry import wait_until_valid
 from atoll.protocol.identity.join_code import JoinCode, JoinCodeError
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, Wanted
@@ -62,10 +64,11 @@ class Membership:
         if join:
             await _enrol(_parsed(join), folder, Wanted((identity.role,), identity.name))
         keeper = Keeper(folder)
-        keeper.check()
+        address = coordinator or Place.load(folder).address
         if keeper.identity != identity:
             raise CredentialError([f"{folder} holds the credential of {keeper.identity}, and this is {identity}"])
-        return cls(coordinator or Place.load(folder).address, MutualDialer(keeper), keeper)
+        await wait_until_valid(keeper, address)
+        return cls(address, MutualDialer(keeper), keeper)
 
     async def keep(self) -> None:
         """Renew the credential whenever it is due, until cancelled; without one, return at once.
@@ -76,7 +79,8 @@ class Membership:
         """
         if self.keeper is not None:
             renew = over(lambda: self.dialer.channel(self.address, COORDINATOR))
-            await keep_renewed(self.keeper, renew, rng=random.Random())
+            check = partial(wait_until_valid, self.keeper, self.address)
+            await keep_renewed(self.keeper, renew, rng=random.Random(), check=check)
 
 
 async def unless_stopped(taking: Coroutine[Any, Any, Membership]) -> Membership | None:

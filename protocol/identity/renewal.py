@@ -43,14 +43,17 @@ class NotRenewed(OSError):
     """A renewal that failed this time, and is repeated."""
 
 
-async def keep_renewed(keeper: Keeper, renew: Renew, *, rng: random.Random, may_end: bool = True) -> None:
+async def keep_renewed(
+    keeper: Keeper, renew: Renew, *, rng: random.Random, check: Callable[[], Awaitable[None]] | None = None
+) -> None:
     """Renew the keeper's credential whenever it is due, or not valid yet, until cancelled.
 
     Args:
         keeper: of the credential.
         renew: asks for a certificate.
         rng: source of the jitter.
-        may_end: whether an expired credential ends the membership; not of one that its own authority renews.
+        check: waits, after a failure, while the credential may still be renewed, and raises CredentialError once it
+            has expired; None: its own authority renews an expired one, too.
 
     Raises:
         MembershipEnded: the identity is revoked, or the credential has expired.
@@ -68,8 +71,8 @@ async def keep_renewed(keeper: Keeper, renew: Renew, *, rng: random.Random, may_
             logger.info("the certificate of %s is renewed", mine.identity)
             jitter, complaint, wait = rng.random(), "", LEAST_WAIT_S
         except NotRenewed as error:
-            if may_end:
-                _check_alive(keeper)
+            if check is not None:
+                await _alive(check)
             level, complaint = (logging.WARNING if str(error) != complaint else logging.DEBUG), str(error)
             logger.log(level, "the certificate of %s is not renewed yet: %s; trying again", mine.identity, error)
             life = mine.leaf.expires_at - mine.leaf.issued_at
@@ -124,8 +127,8 @@ def is_end(code: grpc.StatusCode) -> bool:
     return code in (grpc.StatusCode.UNAUTHENTICATED,)
 
 
-def _check_alive(keeper: Keeper) -> None:
+async def _alive(check: Callable[[], Awaitable[None]]) -> None:
     try:
-        keeper.check()
+        await check()
     except CredentialError as error:
         raise MembershipEnded(error.faults) from None

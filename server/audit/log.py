@@ -87,6 +87,11 @@ class AuditLog:
         """The newest checkpoint; a party that stores it can later detect a log that was cut off or rewritten."""
         return self._files.checkpoint
 
+    @property
+    def damage(self) -> str:
+        """The sentence about a broken chain that this process has found; empty: it has found none."""
+        return self._files.damage
+
     def record(
         self,
         action: Action,

@@ -45,6 +45,20 @@ class Source:
             raise AuditUnusable(f"{state} holds no audit log: there is no {folder.name}/audit-*.jsonl in it")
         return cls(tuple(sizes(folder)), public_key(folder / PUBLIC_KEY), is_whole=True, cut=tuple(cut_files(folder)))
 
+    def behind(self, archives: Iterable[Path]) -> "Source":
+        """Return this source with the files of archives before its own, in the order of their lines.
+
+        Raises:
+            AuditUnusable: a folder has no file of a log.
+        """
+        found: dict[str, tuple[Path, int]] = {}
+        for folder in archives:
+            if not (files := log_files(folder)):
+                raise AuditUnusable(f"{folder} is no archive: there is no audit-*.jsonl in it")
+            found |= {path.name: (path, path.stat().st_size) for path in files}
+        found |= {path.name: (path, size) for path, size in self.files}
+        return replace(self, files=tuple(found[name] for name in sorted(found)))
+
     @classmethod
     def of_files(cls, files: Iterable[Path]) -> "Source":
         """Take some files of a log, or an export of `atoll audit export`, in the order given."""

@@ -1,4 +1,4 @@
 """The backup of a coordinator's state directory, the check that it is complete, and its restoration.
 
-Imports: `hosting` (the retention of files), `journal`, `protocol`, `aggregation`.
+Imports: `required`, `journal`, `protocol`, `aggregation`.
 """

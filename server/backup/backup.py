@@ -1,11 +1,11 @@
 """The backup of a state directory while a coordinator uses it; `restore` is the way back.
 
 Files of versions and updates never change. They appear before the journal refers to them, and are deleted after it no
-longer does. So a backup is staged in three steps: hard-link these files (without copying), copy the journal as of one
-instant, and link the files that have appeared meanwhile. Every file that the journal copy refers to existed at that
-instant. It is among the links unless it appeared after the first step and was deleted before the third; a check at the
-end finds such a file, and the staging is repeated. Only then are bytes copied. The coordinator takes no part in this
-and need not run.
+longer does. So a backup is staged in three steps: hard-link these files (without copying), which holds their bytes
+whatever is deleted; copy the journal as of one instant; and link the files that have appeared meanwhile. Each file that
+the journal copy refers to existed at that instant. It is among the links unless it appeared after the first step and
+was deleted before the third; a check at the end finds such a file, and the staging is repeated. Then bytes are copied.
+The coordinator takes no part in this and need not run.
 
     backup.json                  the contents: each file with its size, mode and SHA-256; written last
     everything else              as in the state directory, without locks, sockets, partial uploads, and files that are
@@ -16,11 +16,10 @@ import errno
 import hashlib
 import os
 import shutil
-import sqlite3
 import tarfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,13 @@ from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.printable import printable
 from atoll.protocol.file_lock import Locked, lock_file
 from atoll.protocol.progress import OnBytes, not_told
+from atoll.protocol.secrets import without_password
 from atoll.server.backup.contents import BackupFailed, Contents, Part, belongs, is_immutable, is_key
-from atoll.server.backup.required_files import Need, RunFiles, lacking, needs_of
-from atoll.server.journal.binding import binding_of
+from atoll.server.backup.journal_copy import copy_journal
+from atoll.server.journal.binding import has_state
+from atoll.server.required.losses import Loss, lines_of, losses_of
+from atoll.server.required.needs import Need, needs_of
+from atoll.server.required.run_files import RunFiles
 
 CONTENTS = "backup.json"
 STAGING = "backup.part"
@@ -44,6 +47,8 @@ TRANSIENT = frozenset(
         "coordinator.json",
         "clock.json",
         "conflicts.json",
+        "database.json",
+        "notices.json",
         "presence.json",
         "state.db-wal",
         "state.db-shm",
@@ -51,7 +56,8 @@ TRANSIENT = frozenset(
         "folder_id",
     }
 )
-"""Names of the transient files, which are not backed up: a restored directory of a rank is another one than the old."""
+"""Names of the transient files, which are not backed up: a restored directory of a rank is another one than the old,
+and its journal is a file, or in another schema."""
 TRANSIENT_FOLDERS = frozenset({"incoming", STAGING})
 TRANSIENT_SUFFIXES = (".part", ".gone", ".new")
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -74,31 +80,41 @@ class Backup:
     needs: list[Need]
     strangers: tuple[str, ...] = ()
     """Paths in the state directory that are not the coordinator's and were left out."""
+    database: str = ""
+    """The name of the server's database that the journal was in; empty: it was a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A consistent staging."""
+
+    made_at: float
+    needs: list[Need]
+    database: str
 
 
 # ---------------------------------------------------------------- making one
 
 
-def back_up(state: Path, out: Path, *, keys: bool = True, on_bytes: OnBytes = not_told) -> Backup:
+def back_up(state: Path, out: Path, *, keys: bool = True, database: str = "", on_bytes: OnBytes = not_told) -> Backup:
     """Copy a state directory, also one in use.
 
     Args:
         state: the directory.
         out: a new folder, or a file if it ends in .tar, readable for its owner alone.
         keys: include the coordinator's certificates and keys.
+        database: the URL of a journal in PostgreSQL; empty: the one that the directory names.
         on_bytes: called with the number of bytes that were copied since the last call, and of all.
 
     Raises:
-        BackupFailed: the journal is in PostgreSQL, is damaged, or has no room for its copy, which is first made beside
-            it; `out` exists or is inside of `state`; or `ATTEMPTS` stagings were all inconsistent.
-        OSError: a file cannot be read or written.
+        BackupFailed: the journal is damaged, or has no room for its copy, which is first made in the directory; a file
+            that it relies on is missing; `out` exists or is inside of `state`; or `ATTEMPTS` stagings were all
+            inconsistent.
+        OSError: a file cannot be read or written, or the database server does not answer.
     """
-    if binding_of(state) is not None:
-        raise BackupFailed(
-            f"the journal of {state} is in PostgreSQL: stop the coordinator, then dump it and copy the directory, as "
-            "docs/postgresql.md says"
-        )
-    if not (state / "state.db").is_file():
+    if database and (state / "state.db").is_file():
+        raise BackupFailed(f"{state} has its journal in state.db, not in {without_password(database)}")
+    if not has_state(state):
         raise BackupFailed(f"{state} is no state directory: there is no state.db in it")
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(state)):
         raise BackupFailed(f"{out} is inside of {state}: name a place outside of it")
@@ -107,11 +123,11 @@ def back_up(state: Path, out: Path, *, keys: bool = True, on_bytes: OnBytes = no
     with _alone(state), beside(out, is_file=is_tar) as part:
         _insist_new(out)  # again: another backup may have made it before this one had the lock
         with _staging(state) as staging:
-            made_at, needs = _stage(state, staging, keys=keys)
+            staged = _stage(state, staging, keys=keys, database=database)
             with naming(out):
-                num_bytes = _write(staging, part, made_at, on_bytes, has_keys=keys, is_tar=is_tar)
+                num_bytes = _write(staging, part, staged, on_bytes, has_keys=keys, is_tar=is_tar)
     strangers = tuple(printable(path) for path in _paths(state) if not belongs(path))
-    return Backup(made_at, keys, num_bytes, needs, strangers)
+    return Backup(staged.made_at, keys, num_bytes, staged.needs, strangers, staged.database)
 
 
 def _insist_new(out: Path) -> None:
@@ -183,33 +199,40 @@ def _staging(state: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _stage(state: Path, staging: Path, *, keys: bool) -> tuple[float, list[Need]]:
+def _stage(state: Path, staging: Path, *, keys: bool, database: str) -> _Staged:
     """Stage a consistent backup: links to the files that the journal copy refers to, and copies of the other files.
 
-    Returns:
-        The instant of the journal copy [s since the epoch], and the files that it refers to.
-
     Raises:
-        BackupFailed: all `ATTEMPTS` stagings were inconsistent.
+        BackupFailed: a file is missing or damaged, or all `ATTEMPTS` stagings were inconsistent.
     """
+    missing: list[Loss] = []
     for _ in range(ATTEMPTS):
+        before = {loss.path for loss in missing}
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(mode=0o700)
         _link(state, staging)
         made_at = time.time()
-        _copy_database(state / "state.db", staging / "state.db")
-        _link(state, staging)
+        name = copy_journal(state, staging / "state.db", database, lambda: _link(state, staging))
         _copy_the_rest(state, staging, keys=keys)
         needs = needs_of(staging)
-        missing, torn = lacking(staging, needs), _torn(state, staging)
+        missing, torn = losses_of(staging, needs, reads="sizes"), _torn(state, staging)
+        if lasting := [loss for loss in missing if loss.path in before]:  # no round has deleted it: it is needed still
+            raise BackupFailed("\n".join(_as_in(state, staging, lines_of(lasting))))
         if not (missing or torn):
             _drop_unreferenced(staging, needs)
-            return made_at, needs
+            return _Staged(made_at, needs, name)
     if torn:
         raise BackupFailed(f"certificates are renewed faster than they can be copied: {torn} changed {ATTEMPTS} times")
     raise BackupFailed(
-        f"rounds end faster than their files can be listed: {missing[0].name} was gone {ATTEMPTS} times; pause the runs"
+        f"rounds end faster than their files can be listed: {missing[0].path.name} was gone in the last of {ATTEMPTS} "
+        "attempts; pause the runs"
     )
+
+
+def _as_in(state: Path, staging: Path, lines: list[str]) -> Iterator[str]:
+    """Yield lines about staged files with the paths of the state directory, and what to do."""
+    yield from (line.replace(f"{staging}{os.sep}", f"{state}{os.sep}") for line in lines)
+    yield f"{state} is not whole: `atoll coordinator --check --state {state}` lists all of it"
 
 
 def _torn(state: Path, staging: Path) -> str:
@@ -281,19 +304,6 @@ def _link_or_copy(path: Path, link: Path) -> None:
         os.replace(part, link)
 
 
-def _copy_database(database: Path, copy: Path) -> None:
-    """Copy a database as of one instant, also while another process writes to it."""
-    with (
-        closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=60.0)) as source,
-        closing(sqlite3.connect(copy)) as target,
-    ):
-        try:
-            source.backup(target)  # in one step: one read transaction
-            target.execute("PRAGMA journal_mode = DELETE")  # all in one file; the next writer turns the WAL on again
-        except sqlite3.Error as error:
-            raise BackupFailed(f"{database} cannot be copied to {copy}: {error}") from error
-
-
 def _copy_the_rest(state: Path, staging: Path, *, keys: bool) -> None:
     for path in _files(state):
         if path == "state.db" or is_immutable(path) or (is_key(path) and not keys):
@@ -330,16 +340,18 @@ def _drop_unreferenced(staging: Path, needs: list[Need]) -> None:
 # ---------------------------------------------------------------- onto the disk
 
 
-def _write(staging: Path, part: Path, made_at: float, on_bytes: OnBytes, *, has_keys: bool, is_tar: bool) -> int:
+def _write(staging: Path, part: Path, staged: _Staged, on_bytes: OnBytes, *, has_keys: bool, is_tar: bool) -> int:
     """Copy the staged files, and return their size [bytes]."""
     with (_Archive if is_tar else _Folder)(part) as target:
         paths = sorted(path for path in staging.rglob("*") if path.is_file())
         total, parts = sum(path.stat().st_size for path in paths), list[Part]()
         for path in paths:
             parts.append(target.add(path, path.relative_to(staging).as_posix(), lambda more: on_bytes(more, total)))
-        contents = Contents(atoll=__version__, made_at=made_at, has_keys=has_keys, files=parts)
+        contents = Contents(
+            atoll=__version__, made_at=staged.made_at, has_keys=has_keys, files=parts, database=staged.database
+        )
         written = staging / CONTENTS
-        written.write_text(contents.model_dump_json(indent=1))
+        written.write_text(contents.encoded())
         written.chmod(0o600)
         target.add(written, CONTENTS, _ignore)
     return contents.num_bytes

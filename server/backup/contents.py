@@ -98,6 +98,12 @@ class Contents(BaseModel):
     """The instant of the journal copy [s since the epoch]."""
     has_keys: bool
     files: Annotated[list[Part], AfterValidator(_apart)]
+    database: Annotated[str, Field(max_length=4096)] = ""
+    """The name of the server's database that the journal was in; empty: it was a file."""
+
+    def encoded(self) -> str:
+        """Return the content of `backup.json`; what an earlier Atoll does not know is left out where it is empty."""
+        return self.model_dump_json(indent=1, exclude=None if self.database else {"database"})
 
     @property
     def num_bytes(self) -> int:

@@ -6,24 +6,33 @@ import tarfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO
 
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.progress import OnBytes, not_told
 from atoll.server.backup.backup import CONTENTS, Backup, beside, copy_durably, naming
 from atoll.server.backup.contents import BackupFailed, Contents, Part, parse_contents
-from atoll.server.backup.required_files import damaged, needs_of
+from atoll.server.backup.journal_copy import move_into_schema
+from atoll.server.required.losses import lines_of, losses_of
+from atoll.server.required.needs import needs_of
 
 NO_TAR = (tarfile.TarError, ValueError, OverflowError)
 """Errors of reading a damaged tar file; the last two come from impossible sizes in a header."""
 
 
-def restore(source: Path, state: Path, *, on_bytes: OnBytes = not_told) -> Backup:
+def restore(source: Path, state: Path, *, database: str = "", on_bytes: OnBytes = not_told) -> Backup:
     """Restore a state directory from a backup; the directory appears after all of its files were checked.
 
+    Args:
+        source: the backup.
+        state: the directory, new or empty.
+        database: the URL of an empty schema in PostgreSQL for the journal; empty: it becomes a file.
+        on_bytes: as in `back_up`.
+
     Raises:
-        BackupFailed: `state` is not empty, or the backup is damaged.
-        OSError: a file cannot be read or written.
+        BackupFailed: `state` is not empty, the schema is not, or the backup is damaged.
+        OSError: a file cannot be read or written, or the database server does not answer.
     """
     target = Path(os.path.realpath(state))  # follows a link to an empty directory
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -34,12 +43,32 @@ def restore(source: Path, state: Path, *, on_bytes: OnBytes = not_told) -> Backu
         )
     with beside(target) as part:
         with naming(state):
-            contents = _unpack(source, part, on_bytes)
-        (part / "runs").mkdir(exist_ok=True)
-        needs = needs_of(part)
-        if faults := list(damaged(part, needs)):
-            raise BackupFailed(f"{source} is damaged: {'; '.join(faults[:5])}")
-    return Backup(contents.made_at, contents.has_keys, contents.num_bytes, needs)
+            made = _checked(source, part, on_bytes)
+        if database:
+            move_into_schema(part / "state.db", part, database)
+    return made
+
+
+def verify(source: Path, *, on_bytes: OnBytes = not_told) -> Backup:
+    """Check a backup as a restoration does, in a temporary folder, which needs room for its files.
+
+    Raises:
+        BackupFailed: the backup is damaged, or files that its journal relies on are missing.
+        OSError: a file cannot be read or written.
+    """
+    with TemporaryDirectory(prefix="atoll-backup-") as folder:
+        return _checked(source, Path(folder), on_bytes)
+
+
+def _checked(source: Path, part: Path, on_bytes: OnBytes) -> Backup:
+    """Unpack a backup, and check that journal and files fit to each other."""
+    contents = _unpack(source, part, on_bytes)
+    (part / "runs").mkdir(exist_ok=True)
+    needs = needs_of(part)
+    if losses := losses_of(part, needs, reads="all"):
+        lines = (line.replace(f"{part}{os.sep}", "") for line in lines_of(losses))
+        raise BackupFailed(f"{source} is damaged: {'; '.join(lines)}")
+    return Backup(contents.made_at, contents.has_keys, contents.num_bytes, needs, database=contents.database)
 
 
 def _unpack(source: Path, target: Path, on_bytes: OnBytes) -> Contents:

@@ -186,6 +186,11 @@ class AggregationConfig(BaseModel):
         given = {name: getattr(self, name) for name in RULE_FIELDS}
         return RULES.pick(self.rule, given, also={"malicious"} if self.mix_neighbours else frozenset())
 
+    @property
+    def has_own_rule(self) -> bool:
+        """The answer whether the rule is a user's own."""
+        return self._rule_kind() is None
+
     def _codec_kind(self) -> CodecKind | None:
         """Return the codec with its options; None: an installed package's."""
         return CODECS.pick(self.codec, {"topk_fraction": self.topk_fraction}, label=f"codec {self.codec}")

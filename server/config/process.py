@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import STRICT, Folder
 from atoll.protocol.wire.channel import Address, bracketed, is_wildcard, loopback_only, parse_address
 from atoll.server.config.database_url import DatabaseUrl
@@ -236,3 +237,6 @@ class HostFile(BaseModel):
 
     coordinator: CoordinatorConfig = CoordinatorConfig()
     """The coordinator's process."""
+
+    notify: NotifyConfig = NotifyConfig()
+    """A person who is told."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_va
 
 from atoll.parallel.task.flower_app import is_app
 from atoll.parallel.task.given import FROZEN, OPTION
+from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.reference import Reference
 from atoll.protocol.settings import STRICT, Plain
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
@@ -339,10 +340,13 @@ class RunConfig(BaseModel):
 
 
 class RunFile(RunConfig):
-    """The TOML file of a run: the run's keys, and the coordinator's table."""
+    """The TOML file of a run: the run's keys, and the coordinator's tables."""
 
     coordinator: CoordinatorConfig = CoordinatorConfig()
     """The coordinator's process."""
+
+    notify: NotifyConfig = NotifyConfig()
+    """A person whom the coordinator tells."""
 
     @property
     def run(self) -> RunConfig:

@@ -9,6 +9,9 @@ from atoll.aggregation.printable import count_of
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.config.run import RunConfig
 
+OF_THE_HOST = ("coordinator", "notify")
+"""The tables of a run's TOML that are the coordinator's."""
+
 CHANGEABLE = (
     "rounds",
     "pause",
@@ -47,7 +50,7 @@ def changed(config: RunConfig, overrides: Sequence[str], *, version: int) -> Run
         ConfigError: a value is not allowed, a key cannot change, or no round would follow.
     """
     text, foreign = effective(config), settings_of_the_host(overrides)
-    overrides = [override for override in overrides if _table_of(override) != "coordinator"]
+    overrides = [override for override in overrides if _table_of(override) not in OF_THE_HOST]
     try:
         new = load_text(RunConfig, text, overrides, name="the run")
     except ConfigError as error:  # the other changes are judged, too: all faults at once
@@ -58,15 +61,15 @@ def changed(config: RunConfig, overrides: Sequence[str], *, version: int) -> Run
 
 
 def settings_of_the_host(overrides: Sequence[str]) -> list[str]:
-    """List overrides of `coordinator.*`, which cannot change a running coordinator, as faults.
+    """List overrides of `coordinator.*` and `notify.*`, which cannot change a running coordinator, as faults.
 
-    A TOML may have the table, as the same file serves `atoll coordinator`.
+    A TOML may have the tables, as the same file serves `atoll coordinator`.
     """
     return [
         f"--set: {override.partition('=')[0].strip()}: is a setting of the coordinator, which is running already: pass "
         "it to `atoll coordinator`; --state selects the coordinator"
         for override in overrides
-        if _table_of(override) == "coordinator"
+        if _table_of(override) in OF_THE_HOST
     ]
 
 

@@ -98,6 +98,7 @@ Event = (
     | shared.UploadBegun
     | shared.UpdateReceived
     | shared.UpdateRefused
+    | shared.FilesLost
     | shared.TimePassed
     | shared.PauseRequested
     | shared.StopRequested

@@ -19,6 +19,9 @@ from atoll.server.exchanges.call import Call
 from atoll.server.exchanges.events import ExchangeAsked, Message
 from atoll.server.exchanges.rules import ExchangeRules
 
+FILES_LOST = "files_lost"
+"""The reason of a message whose content or reply was lost on the coordinator's disk."""
+
 ANSWERED = frozenset({Fate.REPORTED, Fate.FAILED, Fate.REFUSED, Fate.LOST})
 """The fates of a message that has a reply: one with content, or one that says why there is none."""
 
@@ -46,6 +49,11 @@ class Sent:
     def is_waiting(self) -> bool:
         """Return whether the message has not ended."""
         return self.fate is Fate.WAITING
+
+    def lose_reply(self, why: str) -> None:
+        """Note that the reply is lost, which nothing has read yet: the message ends without one."""
+        self.fate, self.reply, self.num_bytes = Fate.LOST, None, 0
+        self.reason, self.detail = FILES_LOST, why
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ from atoll.server.exchanges.events import (
     RepliesPulled,
     StartProgram,
 )
-from atoll.server.exchanges.exchange import Settled, end
+from atoll.server.exchanges.exchange import FILES_LOST, Settled, end
 from atoll.server.exchanges.repetition import Diverged, Forgotten, Held, Pull, Repetition
 from atoll.server.rounds.events import (
     ClientDisconnected,
@@ -49,6 +49,7 @@ from atoll.server.rounds.events import (
     ClientLost,
     CoordinatorStarted,
     EndRun,
+    FilesLost,
     PauseRequested,
     PauseRun,
     ResumeRequested,
@@ -293,6 +294,27 @@ class ExchangeMachine(Deliveries):
             self.ledger.pause_reason = event.reason
         return ()
 
+    def _files_lost(self, event: FilesLost, now: float) -> Effects:
+        """End the messages whose content or reply is lost; without a reply that the program has had, end the run."""
+        ledger, lost = self.ledger, {*event.updates}
+        if not ledger.is_open:
+            return ()
+        why = f"lost on the coordinator's disk: {event.detail}"
+        effects: list[Effect] = []
+        for exchange in [*ledger.open.values()]:
+            for sent in [*exchange.sent]:
+                is_had = not exchange.call.is_waiting and sent.number not in ledger.unpulled
+                if sent.reply in lost and not is_had:
+                    lost.discard(sent.reply)
+                    sent.lose_reply(why)
+                elif sent.is_waiting and sent.message.content in event.contents:
+                    effects += self._ended(sent.number, Fate.LOST, FILES_LOST, why, now)
+        if lost:
+            named = count_of(len(lost), "reply", "replies")
+            cause = f"{named} that the program has had {'is' if len(lost) == 1 else 'are'} {why}: it cannot be repeated"
+            effects += self._end(RunState.FAILED, cause)
+        return tuple(effects)
+
     def _pause_if_quiet(self) -> Effects:
         """Pause a run that is asked to, once no exchange is open."""
         ledger = self.ledger
@@ -350,6 +372,7 @@ HANDLERS: Mapping[type[Event], Callable[[ExchangeMachine, Any, float], Effects]]
     ClientDisconnected: ExchangeMachine._client_disconnected,
     ClientLost: ExchangeMachine._client_lost,
     ClientFailed: ExchangeMachine._client_failed,
+    FilesLost: ExchangeMachine._files_lost,
     UploadBegun: ExchangeMachine._upload_begun,
     UpdateReceived: ExchangeMachine._update_received,
     UpdateRefused: ExchangeMachine._update_refused,

@@ -30,7 +30,7 @@ from atoll.protocol.durable import DiskFull, QuotaFull, move_into, naming_full_d
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, Version
-from atoll.server.errors import StoreCorrupted
+from atoll.server.errors import StoreCorrupted, UpdateDamaged
 from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.files.incoming import Incoming
 from atoll.server.files.part_files import PartFiles, file_stem
@@ -79,7 +79,6 @@ class RunStore(VersionFolder):
         is_durable: bool = True,
     ) -> None:
         self.is_durable = is_durable
-        self._since_ns = time.time_ns()
         super().__init__(folder)
         self._updates, self._incoming = folder / "updates", folder / "incoming"
         self._disk, self._has_files_only = disk, has_files_only
@@ -89,6 +88,7 @@ class RunStore(VersionFolder):
             path.mkdir(parents=True, exist_ok=True)
             if path.is_symlink():
                 raise NotADirectoryError(f"{path} is a link: state is kept in the state directory itself")
+        self._before = frozenset(os.listdir(self._updates))  # those that this process has not received itself
         for path in (folder, folder.parent):
             sync_folder(path)
 
@@ -262,9 +262,15 @@ class RunStore(VersionFolder):
         What an earlier process has accepted is compared with its manifest: it may have been damaged since.
 
         Raises:
-            StoreCorrupted: its file is missing, damaged, or of another size.
+            UpdateDamaged: its file is missing, damaged, or of another size.
             ValueError: its codec, which was admitted, is no longer installed here as it was.
         """
+        try:
+            return self._stored(digest, meta, data, rank)
+        except StoreCorrupted as error:
+            raise UpdateDamaged(digest, str(error)) from error
+
+    def _stored(self, digest: Digest, meta: StoredUpdateMeta, data: bytes | None, rank: int) -> StoredUpdate:
         path = self.update_path(digest)
         if digest_of(meta.manifest) != digest:
             raise StoreCorrupted(f"{path}: its manifest has another digest")
@@ -287,7 +293,7 @@ class RunStore(VersionFolder):
         return StoredUpdate(path, manifest.pieces, meta.magnitudes, data=data)
 
     def _check(self, path: Path, pieces: tuple[Piece, ...], data: bytes | None = None) -> None:
-        if data is None and path.stat().st_mtime_ns >= self._since_ns:
+        if data is None and path.name not in self._before:
             return
         if inspect(path, pieces, data=data).wrong_digests:
             raise StoreCorrupted(f"{path}: its bytes are not those of its manifest; put it back from a backup")

@@ -20,17 +20,15 @@ from atoll.aggregation.fold.step import Anchor, Step
 from atoll.aggregation.fold.streaming import fold
 from atoll.aggregation.place import Place
 from atoll.aggregation.tensors.layout import Layout, Piece
-from atoll.aggregation.tensors.safetensors_file import parse_header, read_buffers
-from atoll.aggregation.updates.inspection import inspect
+from atoll.aggregation.tensors.safetensors_file import read_buffers
 from atoll.parallel.local_training.warm_start import Start
 from atoll.protocol import crash_points
 from atoll.protocol.durable import naming_full_disk
-from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
+from atoll.protocol.manifest import VersionManifest, digest_of
 from atoll.protocol.manifest_limits import check_model_travels
 from atoll.protocol.threads import begin_on_thread, on_thread
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.run import RunConfig
-from atoll.server.errors import StoreCorrupted
 from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.files.run_store import INCOMING_AGE_MAX_S, RunStore
 from atoll.server.files.versions import VersionFile, Versions
@@ -140,17 +138,6 @@ class Reducer(Versions):
         """Prepare a version, which is the global model from now on, for downloads."""
         self.version(version)
 
-    def recover(self, version: Version) -> None:
-        """Check every byte of the current version and of the optimizer's tensors beside it, after a restart.
-
-        Raises:
-            OSError: one of them is missing or damaged.
-        """
-        _check_whole(self.version(version).path, self.version(version).manifest.pieces)
-        for slot in self.method.slots if version else ():
-            manifest = parse_version(self.store.read_manifest(version, slot))
-            _check_whole(self.store.version_path(version, slot), manifest.pieces)
-
     def stop(self) -> None:
         """Interrupt a fold that is under way; it can be repeated."""
         self._is_stopping = True
@@ -188,13 +175,6 @@ class Reducer(Versions):
             keep_incoming=may_resume,
         )
         await on_thread(None, collect)  # ends before the process releases the state directory
-
-
-def _check_whole(path: Path, pieces: tuple[Piece, ...]) -> None:
-    _, data_start = parse_header(path)
-    if wrong := inspect(path, pieces, data_start=data_start).wrong_digests:
-        names = ", ".join(repr(piece.tensor) for piece in wrong[:5])
-        raise StoreCorrupted(f"{path} is damaged (tensors {names}): put it back from a backup")
 
 
 def fold_version(

@@ -66,6 +66,7 @@ class Attendance:
         self._config, self._runs, self._clock, self._ranks, self._spawn = config, runs, clock, ranks, spawn
         self._leases = Leases(config.lease)
         self._audit, self._places = audit, places
+        places.on_line.append(self._tell_holder)
         self.listeners: list[AttendanceListener] = []
         """Others than runs that learn of clients which join or are lost."""
 
@@ -88,7 +89,7 @@ class Attendance:
         self.heard(client_id)
         tasks = sorted({run.task for run in self._runs.values() if run.machine.ledger.state not in TERMINAL})
         self._welcome(connection, tasks)
-        logger.info("%s joined (%d connected)", client_id, len(self.hub))
+        logger.info("%s joined (%d connected)", client_id, len(self.hub), extra={"site": client_id})
         self._record(Action.CLIENT_JOIN, client_id)
         working_on: dict[RunId, list[RoundId]] = {}
         for work in hello.working_on:
@@ -102,7 +103,8 @@ class Attendance:
         for run_id in self._ended_for(connection, working_on):
             self._spawn(self._send_past_end(connection, self._runs[run_id]))
         if tasks and not connection.tasks & set(tasks):
-            logger.warning("%s allows none of the tasks of the runs here (%s)", client_id, ", ".join(tasks))
+            text = "%s allows none of the tasks of the runs here (%s)"
+            logger.warning(text, client_id, ", ".join(tasks), extra={"site": client_id})
 
     def _welcome(self, connection: Connection, tasks: list[str]) -> None:
         heartbeat, lease = self._config.heartbeat_interval, self._config.lease
@@ -171,6 +173,12 @@ class Attendance:
         for connection in self.hub:
             connection.send(pb.ServerMessage(ranks=self._ranks.addresses()))
 
+    def _tell_holder(self, kind: str, name: str, line: str) -> None:
+        """Tell the process that has the place of a name of the other one, which is told by its refusal."""
+        connection = self.hub.of(ClientId(name)) if kind == CLIENT else None
+        if connection is not None and connection.takes_notices:
+            connection.send(messages.notice(f"two agents use this site's name: {line}"))
+
     # ------------------------------------------------------------ leaving
 
     def heard(self, client_id: ClientId) -> None:
@@ -190,7 +198,8 @@ class Attendance:
         """Handle the end of a control stream; the client may reconnect until its lease expires."""
         if self.hub.remove(connection):
             self._places.leave(CLIENT, connection.client_id)
-            logger.info("%s disconnected (%d connected)", connection.client_id, len(self.hub))
+            about = {"site": connection.client_id}
+            logger.info("%s disconnected (%d connected)", connection.client_id, len(self.hub), extra=about)
             self._record(Action.CLIENT_LEAVE, connection.client_id)
             for run in self._open_with(connection.client_id):
                 run.post(ClientDisconnected(connection.client_id, connection.session))
@@ -206,7 +215,7 @@ class Attendance:
             self._leases.forget(client_id)
             self._places.leave(CLIENT, client_id, for_good=True)
             why = f" ({failure}: {detail})" if failure is not None else ""
-            logger.info("%s is lost: %s%s", client_id, reason, why)
+            logger.info("%s is lost: %s%s", client_id, reason, why, extra={"site": client_id})
             self._record(Action.CLIENT_LOST, client_id, reason)
             for listener in self.listeners:
                 listener.lost(client_id, reason)

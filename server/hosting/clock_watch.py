@@ -61,8 +61,8 @@ class ClockWatch:
         self._comparison = ClockComparison(Reading.take())
         self._sites: dict[ClientId, tuple[float, float]] = {}  # how far ahead [s], and when that was heard
         self._logged_at: dict[str, float] = {}
-        self.told: list[str] = []
-        """Sentences about clocks that differ now."""
+        self.told: dict[str, str] = {}
+        """Sentences about clocks that differ now, by the clock: `journal`, `machine`, `site NAME`."""
         self.on_jump: list[Callable[[float], None]] = []
         """Functions that learn of a jump, in seconds."""
         self.on_told: list[Callable[[bool], None]] = []
@@ -88,7 +88,7 @@ class ClockWatch:
             for listener in self.on_jump:
                 listener(by)
         self._tell(reading)
-        ClockNote(reading, self._signed(), self.told).write(self._folder)
+        ClockNote(reading, self._signed(), [*self.told.values()]).write(self._folder)
 
     # ------------------------------------------------------------ sites
 
@@ -118,23 +118,23 @@ class ClockWatch:
     # ------------------------------------------------------------ words
 
     def _tell(self, reading: Reading) -> None:
-        told = [sentence for sentence in (apart(self._monotone.now(), reading.true), *self._of_sites()) if sentence]
-        kinds = {_kind(sentence): sentence for sentence in told}
+        sentence = apart(self._monotone.now(), reading.true)
+        told = {**({"journal": sentence} if sentence else {}), **self._of_sites()}
         now = time.monotonic()
-        for kind, sentence in kinds.items():
-            if kind not in self._logged_at or now - self._logged_at[kind] >= AGAIN_S:
-                self._logged_at[kind] = now
+        for clock, sentence in told.items():
+            if clock not in self._logged_at or now - self._logged_at[clock] >= AGAIN_S:
+                self._logged_at[clock] = now
                 logger.warning("%s", sentence)
-        if self._logged_at.keys() - kinds.keys():
-            self._logged_at = {kind: at for kind, at in self._logged_at.items() if kind in kinds}
-            if not kinds:
+        if self._logged_at.keys() - told.keys():
+            self._logged_at = {clock: at for clock, at in self._logged_at.items() if clock in told}
+            if not told:
                 logger.info("the clocks agree again")
         if bool(told) is not bool(self.told):
             for listener in self.on_told:
                 listener(not told)
         self.told = told
 
-    def _of_sites(self) -> list[str]:
+    def _of_sites(self) -> dict[str, str]:
         """Return the sentences about sites whose clocks differ; when most do by the same, about this machine's."""
         heard = time.monotonic() - HEARD_S
         self._sites = {
@@ -147,16 +147,10 @@ class ClockWatch:
             if len(same) >= 2 and len(same) * 2 > len(by):
                 word = "ahead of" if side > 0 else "behind"
                 middle, count = span(same[len(same) // 2]), f"{len(same)} of {count_of(len(by), 'site')}"
-                return [
-                    f"the clocks of {count} are about {middle} {word} this machine's, which is probably wrong (NTP)"
-                ]
-        return [
-            f"the clock of site {name} is {span(ahead)} {'ahead of' if ahead > 0 else 'behind'} this machine's: the "
-            "site is not connected until they agree; set the wrong one (NTP)"
+                told = f"the clocks of {count} are about {middle} {word} this machine's, which is probably wrong (NTP)"
+                return {"machine": told}
+        return {
+            f"site {name}": f"the clock of site {name} is {span(ahead)} {'ahead of' if ahead > 0 else 'behind'} this "
+            "machine's: the site is not connected until they agree; set the wrong one (NTP)"
             for name, ahead in sorted(wrong.items())
-        ]
-
-
-def _kind(sentence: str) -> str:
-    """Return a sentence without its numbers, which change with each look."""
-    return "".join(letter for letter in sentence if not letter.isdigit())
+        }

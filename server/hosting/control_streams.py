@@ -37,6 +37,7 @@ class Connection:
     gives_statistics: bool = False  # its agent answers AskStatistics
     spreads_parts: bool = False  # its agent understands `Invite.spreads`
     takes_messages: bool = False  # its agent answers messages of a server program
+    takes_notices: bool = False  # its agent logs a Notice
     clock_offset: float | None = None  # its agent's clock less this machine's [s]; None: an older agent
     certificate_until: float | None = None  # [s since the epoch]; None: it has none
     since: float = 0.0  # [s since the epoch]
@@ -98,6 +99,10 @@ class Hub:
             older.close(f"replaced by a newer connection of {connection.client_id}, from {here}")
         self._connections[connection.client_id] = connection
         self._is_empty.clear()
+
+    def of(self, client_id: ClientId) -> Connection | None:
+        """Return the connection of a client; None when it is not connected."""
+        return self._connections.get(client_id)
 
     def holder(self, client_id: ClientId) -> Claimant | None:
         """Return the process whose stream is the client's; None when the client is not connected."""

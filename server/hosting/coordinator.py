@@ -18,9 +18,11 @@ from atoll.protocol.durable import DiskFull
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of
+from atoll.protocol.notices.teller import Notices
 from atoll.protocol.part_manifest import PartManifest
+from atoll.protocol.run_names import RunNotNamed, newest_named
 from atoll.protocol.threads import begin_on_thread, on_thread
-from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RejectReason, RoundId, RunId, RunState, Version
+from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RejectReason, RoundId, RunId, RunState
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import COORDINATOR, AuditLog
 from atoll.server.audit.rounds import entries_of
@@ -36,10 +38,10 @@ from atoll.server.hosting.clock_watch import ClockWatch
 from atoll.server.hosting.control_streams import Connection
 from atoll.server.hosting.fair_executor import FairExecutor
 from atoll.server.hosting.hosted_run import HostedRun, MessageRuns
-from atoll.server.hosting.keep import Keep
 from atoll.server.hosting.message_driver import MessageDriver
 from atoll.server.hosting.message_judge import MessageJudge
-from atoll.server.hosting.resuming import check_repeatable, check_resumable, of_another_moment, resumed_config, way_on
+from atoll.server.hosting.recovering import Replayed, check_has_model, check_losses, files_lost, losses_at_start
+from atoll.server.hosting.resuming import check_repeatable, check_resumable, resumed_config, way_on
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.run_factory import RunFactory, remove_files
 from atoll.server.hosting.run_parts import SharedParts
@@ -55,9 +57,12 @@ from atoll.server.names.places import Places
 from atoll.server.names.presence import Arriving, Presence
 from atoll.server.names.shown_file import ShownFile
 from atoll.server.ranks.registry import Ranks
+from atoll.server.required.keep import Keep
+from atoll.server.required.losses import Loss
 from atoll.server.rounds.events import (
     CoordinatorStarted,
     EndRun,
+    FilesLost,
     PauseRequested,
     PauseRun,
     ResumeRequested,
@@ -131,6 +136,9 @@ class Coordinator:
         self.admission = Admission(is_revoked, joined(self.runs))
         self.signer: Signer | None = None
         """The signer of messages to clients; None: the coordinator is `--insecure`, and nothing is signed."""
+        self.notices: Notices | None = None
+        """The notices to a person, from the end of `start` on."""
+        self._has_recovered = False
         self._adding = asyncio.Lock()
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         shared = self._shared_parts()
@@ -153,21 +161,39 @@ class Coordinator:
 
     # ------------------------------------------------------------ life
 
-    async def start(self) -> None:
-        """Recover every run from the journal and continue where the last process stopped."""
-        down_since = self.state.last_alive() or self.clock.now()
+    async def start(self, *, accept_losses: bool = False) -> None:
+        """Recover every run from the journal and continue where the last process stopped.
+
+        Args:
+            accept_losses: go on without files that the journal relies on and that are missing or damaged.
+
+        Raises:
+            OperatorError: there are such files, and `accept_losses` is not set.
+        """
+        alive = max(self.state.last_alive() or 0.0, self.journal.last_instant())
+        runs = [Replayed.of(self.journal, row) for row in self.journal.runs()]
+        losses = await on_thread(None, losses_at_start, self.state.path, self.journal, runs)
+        check_losses(losses, accept=accept_losses)
         self.audit.record(Action.COORDINATOR_START, str(self.state.path))
         for run_id in self.journal.deleted_runs():  # the last process may have ended before it removed their files
             await on_thread(None, remove_files, self.state, run_id)
-        for row in self.journal.runs():
-            await self._recover(row, min(down_since, self.clock.now()))
+        for loss in losses:
+            self._tell_of_loss(loss, is_accepted=accept_losses)
+        for run in runs:
+            lost = files_lost(losses, run.row.run_id) if accept_losses else None
+            await self._recover(run, min(run.down_since(alive), self.clock.now()), lost)
         self._start_next()
         self._rely_on(self.attendance.watch_leases())
         self._rely_on(self._show_presence())
         self._rely_on(self._stay_alive())
+        self._has_recovered = True
+        if self.notices is not None:
+            self._rely_on(self.notices.run())
 
     async def stop(self) -> None:
         """End everything. Decisions that are not on disk are lost; no client or caller has heard of them."""
+        if self.notices is not None and self._has_recovered:  # before, ended runs would seem to be deleted
+            await self.notices.close()
         for connection in self.attendance.hub:
             connection.close("the coordinator stops")
         if self.ranks is not None:
@@ -257,6 +283,17 @@ class Coordinator:
         """Room for one more run to start or resume."""
         return len(self.running) < self.config.max_runs
 
+    def named(self, run: str) -> RunId:
+        """Return the run with this id, or else the newest one with this name.
+
+        Raises:
+            UnknownRun: there is none.
+        """
+        try:
+            return RunId(newest_named(run, ((run_id, it.config.name) for run_id, it in self.runs.items())))
+        except RunNotNamed as error:
+            raise UnknownRun(str(error)) from None
+
     def state_of(self, run_id: RunId) -> RunState:
         """Return the state of a run."""
         return self.runs[run_id].machine.ledger.state
@@ -311,7 +348,7 @@ class Coordinator:
             raise
         self._host(row, RunMachine(config.rules), 0, evaluator, reducer)
         if warning := config.round.warning_of_staleness():
-            logger.warning("run %s: %s", run_id, warning)
+            logger.warning("run %s: %s", run_id, warning, extra={"run": run_id})
         return config
 
     async def has_settings(self, run_id: RunId, config: RunConfig) -> bool:
@@ -367,7 +404,7 @@ class Coordinator:
             config = await self._reconfigured(run, overrides)
             lines += moved_ends(before, config or before, version=version)
         for line in lines:
-            logger.info("run %s: %s", run_id, line)
+            logger.info("run %s: %s", run_id, line, extra={"run": run_id})
         is_pausing = run.machine.ledger.pause_reason is not None
         digests = {} if config is None else {"config": digest_of(config.model_dump_json().encode())}
         self.audit.record(Action.RUN_RESUME, run_id, digests=digests)
@@ -387,6 +424,7 @@ class Coordinator:
         """Return the changed settings that a run follows from its resume on; None: they stay."""
         config = resumed_config(run, overrides)
         self._factory.check_can_go_on(run.run_id, config or run.config)
+        check_has_model(self.state.path, run)
         if config is not None:
             parts = await self._factory.parts_of_changed(run.config, config, run.run_id)
             check_resumable(run, has_changes=True)  # it may have gone on while the task was loaded
@@ -413,46 +451,49 @@ class Coordinator:
             raise UnknownRun.among(run_id, self.runs)
         return self.runs[run_id]
 
-    async def _recover(self, row: RunRow, down_since: float) -> None:
+    def _tell_of_loss(self, loss: Loss, *, is_accepted: bool) -> None:
+        """Tell of a file that is missing: accepted by the operator, or of a run that has ended."""
+        logger.warning("%s%s", "accepted by --accept-losses: " if is_accepted else "", loss)
+        if is_accepted:
+            self.audit.record(Action.LOSS_ACCEPT, f"{loss.run_id} {loss.path.name}", f"{loss.fault}: {loss.cost}")
+
+    async def _recover(self, replayed: Replayed, down_since: float, lost: FilesLost | None) -> None:
         """Host a run of an earlier process again, and let it go on where that one has stopped."""
-        if row.config.is_of_messages:
-            run: HostedRun = self._listen(self._of_messages.recovered(row.config, row.run_id))
+        row, machine = replayed.row, replayed.machine
+        for fault in replayed.faults:
+            logger.warning(
+                "%s: an older snapshot is used instead, and nothing is lost", fault, extra={"run": row.run_id}
+            )
+        if isinstance(machine, RunMachine):
+            run: HostedRun = await self._recovered_rounds(row, machine, replayed.seq)
         else:
-            run = await self._recovered_rounds(row)
+            run = self._listen(self._of_messages.driver(row.config, row.run_id, machine, replayed.seq))
         ledger = run.machine.ledger
+        if ledger.is_open:
+            run.post(CoordinatorStarted(down_since, self.config.start_allowance))
+        if lost is not None:
+            run.post(lost)
         if ledger.state is RunState.QUEUED:
             self.queue.append(row.run_id)
         if ledger.is_open:
-            run.post(CoordinatorStarted(down_since, self.config.start_allowance))
             for client_id in ledger.membership.members:
                 self.attendance.expect(client_id)
-            logger.info("run %s is %s: %s", row.run_id, ledger.state, run.where)
+            logger.info("run %s is %s: %s", row.run_id, ledger.state, run.where, extra={"run": row.run_id})
             self.audit.record(Action.RUN_RECOVER, row.run_id, run.where, digests={"model": ledger.model_digest})
 
-    async def _recovered_rounds(self, row: RunRow) -> RunDriver:
-        """Rebuild a run's machine from its last snapshot and every event since."""
-        recovered = self.journal.load(row.run_id)
-        for fault in recovered.faults:
-            logger.warning("%s: an older snapshot is used instead, and nothing is lost", fault)
-        machine = recovered.replay(row.rules)
+    async def _recovered_rounds(self, row: RunRow, machine: RunMachine, seq: int) -> RunDriver:
+        """Rebuild a run of rounds around its machine, which has received every event."""
         if not (is_over := machine.ledger.state in TERMINAL):
             self._factory.check_can_go_on(row.run_id, row.config)
         reducer = self._factory.reducer(row.config, row.run_id, is_over=is_over)
         if not is_over:
             self._factory.check_has_codecs(row, machine)
-            await self._recover_version(row.run_id, reducer, machine.ledger.version)
         evaluator = self._factory.evaluator(row.config, row.run_id)
-        run = self._host(row, machine, recovered.seq, evaluator, reducer)
+        run = self._host(row, machine, seq, evaluator, reducer)
         if is_over:  # the last process may have ended before it collected the garbage
-            run.retention.round_ended(Keep.after(recovered.seq, machine, row.config.round))
+            run.retention.round_ended(Keep.after(seq, machine, row.config.round))
             await run.conclude()
         return run
-
-    async def _recover_version(self, run_id: RunId, reducer: Reducer, version: Version) -> None:
-        try:
-            await on_thread(self.compute.of(run_id), reducer.recover, version)
-        except FileNotFoundError as error:
-            raise of_another_moment(run_id, version, error.filename) from error
 
     def _host(self, row: RunRow, machine: RunMachine, seq: int, evaluator: Evaluator, reducer: Reducer) -> RunDriver:
         run = self._factory.driver(row, machine, seq, evaluator, reducer)

@@ -1,7 +1,5 @@
 """A run that a coordinator hosts: of rounds, or of messages; and the making of the drivers of the second kind."""
 
-import logging
-
 from atoll.aggregation.noise.key import key_of
 from atoll.aggregation.printable import count_of
 from atoll.protocol.identity.noise_secret import noise_secret, run_number
@@ -17,12 +15,9 @@ from atoll.server.hosting.control_streams import Connection
 from atoll.server.hosting.message_driver import MessageDriver
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.run_parts import SharedParts
-from atoll.server.journal.exchanges import replay_exchanges
 from atoll.server.journal.journal import RunRow
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.programs.contents import Contents
-
-logger = logging.getLogger(__name__)
 
 HostedRun = RunDriver | MessageDriver
 
@@ -63,19 +58,20 @@ class MessageRuns:
             OSError: its folders cannot be made, or the journal cannot be written.
         """
         self.check()
-        run = self._driver(config, run_id, ExchangeMachine(config.exchange_rules), 0)
+        run = self.driver(config, run_id, ExchangeMachine(config.exchange_rules), 0)
         row = RunRow.new(run_id, config, config.rules, self._shared.clock.now())
         await on_thread(self._shared.journal_thread, self._shared.journal.add_run, row)
         return run
 
-    def recovered(self, config: RunConfig, run_id: RunId) -> MessageDriver:
-        """Make the driver of a run of an earlier process, from its journal; raises StoreCorrupted."""
-        recovered = self._shared.journal.load_exchanges(run_id)
-        for fault in recovered.faults:
-            logger.warning("%s: an older snapshot is used instead, and nothing is lost", fault)
-        return self._driver(config, run_id, replay_exchanges(recovered, config.exchange_rules), recovered.seq)
+    def driver(self, config: RunConfig, run_id: RunId, machine: ExchangeMachine, seq: int) -> MessageDriver:
+        """Make the driver of a run.
 
-    def _driver(self, config: RunConfig, run_id: RunId, machine: ExchangeMachine, seq: int) -> MessageDriver:
+        Args:
+            config: its settings.
+            run_id: the run.
+            machine: its machine, new or replayed.
+            seq: the number of the last event that the machine has received.
+        """
         folder, limits = self._state.run(run_id), DiskLimits(self._config.disk_free_min, self._config.incoming_max)
         store = RunStore(folder, disk=limits, has_files_only=True)
         noise = key_of(noise_secret(self._state.path), "run", run_id)

@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar, cast
 
 from atoll.protocol import crash_points
 from atoll.protocol.durable import DiskFull
+from atoll.protocol.log_fields import context_about
 from atoll.protocol.threads import begin_on_thread
 from atoll.protocol.vocabulary import RunId
 from atoll.server.files.run_store import KeptUpdate
@@ -21,6 +22,7 @@ from atoll.server.hosting.machine_timer import MachineTimer
 from atoll.server.hosting.run_parts import SharedParts
 from atoll.server.journal.journal import Batch
 from atoll.server.rounds.events import TimePassed, UploadBegun
+from atoll.server.views.narration import LogLine
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +183,8 @@ class JournaledDriver(ABC, Generic[E, F]):
 
     def _carry_out(self, posted: _Posted[F]) -> None:
         for line in posted.decision.lines:
-            logger.info("%s: %s", self.run_id, line, extra={"run": self.run_id})
+            fields = line.fields if isinstance(line, LogLine) else {}
+            logger.info("%s: %s", self.run_id, line, extra={**fields, "run": self.run_id})
         for effect in posted.effects:
             self._act(effect)
         posted.done.set_result(posted.effects)
@@ -207,7 +210,7 @@ class JournaledDriver(ABC, Generic[E, F]):
     # ------------------------------------------------------------ long work
 
     def _spawn(self, work: "asyncio._CoroutineLike[None]") -> "asyncio.Task[None]":
-        task = self._loop.create_task(work)
+        task = self._loop.create_task(work, context=context_about(run=self.run_id))
         self._tasks.add(task)
         task.add_done_callback(self._finished)
         return task
@@ -216,5 +219,6 @@ class JournaledDriver(ABC, Generic[E, F]):
         """End the process after a mistake of ours: the next process recovers by replay."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("run %s ends this process after a mistake of ours", self.run_id, exc_info=error)
+            text, about = "run %s ends this process after a mistake of ours", {"run": self.run_id}
+            logger.critical(text, self.run_id, exc_info=error, extra=about)
             self._shared.crash(error)

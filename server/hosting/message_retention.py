@@ -108,7 +108,8 @@ class MessageRetention:
             try:
                 await self._collect(kept)
             except OSError as error:  # also a full disk: pruning writes before it frees
-                logger.error("run %s: garbage could not be collected and stays for now: %s", self._run_id, error)
+                text = "run %s: garbage could not be collected and stays for now: %s"
+                logger.error(text, self._run_id, error, extra={"run": self._run_id})
             await asyncio.sleep(INTERVAL_S)
 
     async def _collect(self, kept: Kept) -> None:

@@ -13,6 +13,9 @@ from atoll.server.rounds.events import AskEvaluation, Invite, Release, Sums
 NAME_MAX = 200
 """The maximum length of a name that a client gives: itself, its session, its stratum, a task, a metric [characters]."""
 
+NOTICE_MAX = 1000
+"""The maximum length of a notice for the operator of a site [characters]."""
+
 INLINE_MANIFEST_BYTES_MAX = 64 * 1024
 """The largest manifest that is inlined in an invitation, which saves the client a round trip."""
 
@@ -138,6 +141,11 @@ def run_ended(run_id: RunId, state: RunState, cause: str, num_open: int) -> pb.S
         num_open: the number of other runs that the client may still work for.
     """
     return pb.ServerMessage(run_ended=pb.RunEnded(run_id=run_id, state=state, cause=cause, num_open=num_open))
+
+
+def notice(text: str) -> pb.ServerMessage:
+    """Make a notice for the operator of a site."""
+    return pb.ServerMessage(notice=pb.Notice(text=text[:NOTICE_MAX]))
 
 
 def sums_of(statistics: Mapping[str, pb.Statistics]) -> Sums | None:

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.vocabulary import TERMINAL, RunId, RunState, Version
+from atoll.protocol.vocabulary import TERMINAL, RunState
 from atoll.server.config.run import RunConfig
 from atoll.server.config.run_changes import as_overrides, changed, may_go_on
-from atoll.server.errors import OperatorError, StoreCorrupted
+from atoll.server.errors import OperatorError
 from atoll.server.hosting.hosted_run import HostedRun
 from atoll.server.hosting.message_driver import MessageDriver
 from atoll.server.hosting.run_driver import RunDriver
@@ -58,12 +58,4 @@ def way_on(runs: Iterable[HostedRun], new: HostedRun) -> str:
         f"it begins from version 0; run {last.run_id} is {last.machine.ledger.state} at version "
         f"{last.machine.ledger.version}, and `atoll run resume {last.run_id} {as_overrides(last.config, new.config)}` "
         "would go on from there"
-    )
-
-
-def of_another_moment(run_id: RunId, version: Version, missing: str) -> StoreCorrupted:
-    """Return the error of a run whose journal names a version of which a file is missing."""
-    return StoreCorrupted(
-        f"run {run_id} is at version {version}, of which {missing} is missing: the files and the journal are from "
-        "different instants; restore both from one backup"
     )

@@ -16,9 +16,9 @@ from typing import Any
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.server.folding.reducer import Reducer
-from atoll.server.hosting.keep import Keep
 from atoll.server.journal.journal import Journal
 from atoll.server.journal.pruning import Stay
+from atoll.server.required.keep import Keep
 
 logger = logging.getLogger(__name__)
 
@@ -125,4 +125,5 @@ class Retention:
             )
             await on_thread(self._journal_thread, prune)
         except OSError as error:  # also a full disk: pruning writes before it frees
-            logger.error("run %s: garbage could not be collected and stays for now: %s", self._run_id, error)
+            text = "run %s: garbage could not be collected and stays for now: %s"
+            logger.error(text, self._run_id, error, extra={"run": self._run_id})

@@ -11,21 +11,23 @@ from atoll.parallel.task.randomness import training_seed
 from atoll.protocol import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.durable import DiskFull
+from atoll.protocol.log_fields import about
 from atoll.protocol.threads import on_daemon_thread, on_thread
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RoundId, RunState, Version
 from atoll.protocol.wire.allocator import MUCH_BYTES, give_back
 from atoll.server.config.run import RunConfig
+from atoll.server.errors import UpdateDamaged
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.folding.evaluator import EvaluationFailed, Evaluator, detail_of
 from atoll.server.hosting import messages
 from atoll.server.hosting.app_conclusion import conclude
 from atoll.server.hosting.event_rows import Decided, add_rows
 from atoll.server.hosting.journaled_driver import DISK_RETRY_S, Decision, JournaledDriver
-from atoll.server.hosting.keep import Keep
 from atoll.server.hosting.offered_codec import OfferedCodec
 from atoll.server.hosting.retention import Retention
 from atoll.server.hosting.run_parts import RunParts, SharedParts
 from atoll.server.journal.journal import Batch, EvaluationRow, SettingsChange
+from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import (
     Abandon,
     Aggregate,
@@ -42,6 +44,7 @@ from atoll.server.rounds.events import (
     EndRun,
     EvaluateModel,
     Event,
+    FilesLost,
     Invite,
     MetricsComputed,
     ModelEvaluated,
@@ -93,6 +96,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
         self._terms = messages.RunTerms.of(parts.run_id, parts.task, parts.config, parts.number)
         self._narrator = Narrator()
         self._is_watching_disk, self._bytes_wanted = False, 0
+        self._folding: Aggregate | None = None  # the fold that the open round awaits
         self._next_round: asyncio.TimerHandle | None = None
         self._measuring: set[asyncio.Task[None]] = set()  # tasks that compute metrics from their sums
         self._evaluations: asyncio.Queue[Version] = asyncio.Queue()
@@ -150,13 +154,13 @@ class RunDriver(JournaledDriver[Event, Effect]):
         self._spawn(self._watch_disk())
 
     async def _watch_disk(self) -> None:
-        """Wait until the disk has room, and tell the machine."""
-        while True:
+        """Wait until the disk has room, and tell the machine; a run that has ended waits for nothing."""
+        while self.machine.ledger.is_open:
             await asyncio.sleep(DISK_LOOK_S)
             if await on_thread(None, self.reducer.store.has_room, self._bytes_wanted):
+                self.post(DiskFree())
                 break
         self._is_watching_disk, self._bytes_wanted = False, 0
-        self.post(DiskFree())
 
     def start(self) -> None:
         """Start the tasks that write, act and evaluate."""
@@ -201,7 +205,10 @@ class RunDriver(JournaledDriver[Event, Effect]):
             case DrawCohort():
                 self._spawn(self._draw(effect))
             case Aggregate():
+                self._folding = effect
                 self._spawn(self._aggregate(effect))
+            case Abandon():
+                self._folding = None
             case EvaluateModel(version):
                 self._evaluations.put_nowait(version)
             case ComputeMetrics():
@@ -282,13 +289,20 @@ class RunDriver(JournaledDriver[Event, Effect]):
             is_ours = self.config.cohort.is_ours
             clients = drawn() if is_ours else await asyncio.wait_for(on_daemon_thread(drawn), SAMPLER_TIMEOUT_S)
         except Exception as error:
-            logger.error("the sampler failed in round %d", effect.round_id, exc_info=error)
+            with about(round=effect.round_id):
+                logger.error("the sampler failed in round %d", effect.round_id, exc_info=error)
             self.post(SamplerFailed(effect.round_id, detail_of(error)))
             return
         self.post(CohortDrawn(effect.round_id, clients))
 
     async def _aggregate(self, effect: Aggregate) -> None:
         """Fold a round on a thread. While the disk is full the round waits, and keeps every update."""
+        if effect is not self._folding:
+            return  # the round was closed anew, without an update that is lost
+        with about(round=effect.round_id):
+            await self._fold(effect)
+
+    async def _fold(self, effect: Aggregate) -> None:
         begun, open_round = time.perf_counter(), self.machine.round
         if open_round is not None and sum(update.num_bytes for update in open_round.held) >= MUCH_BYTES:
             await on_thread(None, give_back)
@@ -301,6 +315,11 @@ class RunDriver(JournaledDriver[Event, Effect]):
                 logger.error("round %d cannot be aggregated, it waits for space: %s", effect.round_id, error)
                 await asyncio.sleep(DISK_RETRY_S)
             except (ValueError, OSError) as error:
+                if effect is not self._folding:
+                    return
+                if isinstance(error, UpdateDamaged):
+                    self.post(FilesLost((error.digest,), detail=str(error)))
+                    return
                 logger.error("the aggregation of round %d failed", effect.round_id, exc_info=error)
                 self.post(AggregationFailed(effect.round_id, detail_of(error)))
                 return

@@ -26,7 +26,6 @@ from atoll.server.files.run_store import RunStore
 from atoll.server.folding.evaluator import TASK_TIMEOUT_S, EvaluationFailed, Evaluator, Reference
 from atoll.server.folding.reducer import Reducer
 from atoll.server.hosting.fair_executor import FairExecutor
-from atoll.server.hosting.keep import Keep
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.run_parts import RunParts, SharedParts
 from atoll.server.journal.codec import decode_meta
@@ -36,6 +35,7 @@ from atoll.server.journal.placement import num_ranks_of, state_of_rank, write_nu
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.ranks.registry import Ranks
 from atoll.server.ranks.sharded_reducer import ShardedReducer
+from atoll.server.required.keep import Keep
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from atoll.aggregation.folders import no_file
-from atoll.aggregation.printable import instead_of
 from atoll.parallel.local_training.warm_start import Start
+from atoll.protocol.run_names import RunNotNamed, newest_named
 from atoll.protocol.vocabulary import RunId, Version
 from atoll.server.config.model import BEST, ModelConfig, run_and_version
 from atoll.server.errors import OperatorError
@@ -37,11 +37,10 @@ def _file(path: str) -> Path:
 
 async def _file_of(name: str, wanted: str, runs: Mapping[RunId, RunDriver]) -> Path:
     """Return the file of a version of a run, by its id or the newest one of a name."""
-    found = [run for run_id, run in runs.items() if run_id == name]
-    found = found or [run for run in runs.values() if run.config.name == name]
-    if not found:
-        raise OperatorError(f"model.start: there is no run {name!r}{instead_of(name, list(runs))}")
-    run = found[-1]
+    try:
+        run = runs[RunId(newest_named(name, ((run_id, run.config.name) for run_id, run in runs.items())))]
+    except RunNotNamed as error:
+        raise OperatorError(f"model.start: {error}") from None
     ledger = run.machine.ledger
     if wanted == BEST and ledger.best is None:
         metric = run.config.model.best

@@ -113,7 +113,7 @@ class OwnCertificates:
     async def _keep(self, keeper: Keeper) -> None:
         rng = random.Random()
         try:
-            await keep_renewed(keeper, self._renew(keeper), rng=rng, may_end=False)
+            await keep_renewed(keeper, self._renew(keeper), rng=rng)
         except (MembershipEnded, OSError) as error:
             logger.error("the certificate of %s is no longer renewed: %s", keeper.identity, error)
 

@@ -69,11 +69,20 @@ def open_database(path: Path, url: str = "", *, read_only: bool = False) -> Data
     noted = binding_of(path) if not url else None
     if not url and noted is None:
         return SqliteDatabase(path / "state.db", read_only=read_only)
+    return open_server(url or (noted.url if noted else ""), path, read_only=read_only)
+
+
+def open_server(url: str, path: Path, *, read_only: bool = False) -> Database:
+    """Return a server's database for the directory `path`, not yet connected.
+
+    Raises:
+        StateUnusable: the driver is not installed.
+    """
     try:
         from atoll.server.journal.postgres import PostgresDatabase
     except ImportError as error:
         raise StateUnusable(f"PostgreSQL needs its driver: pip install 'atoll[postgres]' ({error})") from error
-    return PostgresDatabase(url or (noted.url if noted else ""), state=str(path), read_only=read_only)
+    return PostgresDatabase(url, state=str(path), read_only=read_only)
 
 
 def bind(connection: Connection, path: Path, name: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import cache
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection, Row, delete, func, select, update
 
@@ -32,6 +32,8 @@ from atoll.server.journal.statements import SELECT_UPDATES, statements
 from atoll.server.rounds.events import Sums
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_rules import RunRules
+
+T = TypeVar("T")
 
 UPDATES_AT_ONCE = 500
 """Largest number of updates in one query."""
@@ -238,6 +240,10 @@ class Journal:
         key = f"{_FIRST}{run_id}"
         text = self._database.read(lambda connection: connection.scalar(select(META.c.value).where(META.c.key == key)))
         return None if text is None else _config(text)
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Return the result of `work`, which changes nothing, in one transaction; raises as `commit`."""
+        return self._database.read(work)
 
     def next_number(self, name: str) -> int:
         """Return the number for the next run of this name, whose id no run has ever had, deleted ones included."""

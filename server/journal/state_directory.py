@@ -8,6 +8,7 @@ alive                                 the last time at which it was alive
 clock.json                            the true clock at that time, see `journal/clock_note`
 conflicts.json                        the names that two processes use at this moment, see `names/places`
 presence.json                         who is connected at this moment, and what arrives, see `names/presence`
+notices.json                          what a person was told, and what lasts, see `protocol/notices/teller`
 statistics/<number>.json              statistics of the sites' data, see `server/statistics/results`
 runs/<run_id>/versions|updates|incoming   see `run_store`
 """

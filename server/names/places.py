@@ -37,6 +37,8 @@ class Places:
             ),
             RANK: NameConflicts(RANK, "stop one of the two, or start it as another rank"),
         }
+        self.on_line: list[Callable[[str, str, str], None]] = []
+        """Functions that learn of a line about a conflict: the kind, the name and the line."""
         path = folder / FILE if folder is not None else None
         self._shown = ShownFile(path, "the names that are used twice", absent=[])
 
@@ -52,7 +54,9 @@ class Places:
         """
         entry = self._kinds[kind].enter(name, claimant, holder, heard_at=heard_at, now=self.now())
         if entry.line:
-            logger.warning("%s", entry.line)
+            logger.warning("%s", entry.line, extra={"site": name} if kind == CLIENT else {})
+            for listener in self.on_line:
+                listener(kind, name, entry.line)
         self._show()
         return entry.refusal
 

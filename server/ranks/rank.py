@@ -31,6 +31,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import crash_points
 from atoll.protocol.durable import DiskFull, naming_full_disk
+from atoll.protocol.log_fields import about
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import off_loop, on_thread
@@ -236,6 +237,10 @@ class Rank:
 
     async def fold(self, order: pb.Fold, encoded_plan: bytes, stop: threading.Event) -> pb.RankMessage:
         """Fold a round with the other ranks; return the answer, success or failure, for the coordinator."""
+        with about(run=order.run_id, round=order.round_id):
+            return await self._fold(order, encoded_plan, stop)
+
+    async def _fold(self, order: pb.Fold, encoded_plan: bytes, stop: threading.Event) -> pb.RankMessage:
         begun = time.perf_counter()
         run_id = RunId(order.run_id)
         try:
@@ -314,7 +319,8 @@ class Rank:
             try:
                 await on_thread(None, collect)
             except OSError as error:
-                logger.error("run %s: garbage could not be collected and stays for now: %s", run_id, error)
+                text = "run %s: garbage could not be collected and stays for now: %s"
+                logger.error(text, run_id, error, extra={"run": run_id})
 
 
 @dataclass(frozen=True, slots=True)

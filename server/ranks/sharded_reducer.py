@@ -107,10 +107,6 @@ class ShardedReducer(Reducer):
                 await asyncio.sleep(AGAIN_S)
         return file.path
 
-    def recover(self, version: Version) -> None:
-        """Check that the current version is known; each rank checks its own shard before its first use."""
-        self.version(version)
-
     async def collect_garbage(
         self, live: Container[Digest], *, pinned_versions: set[Version], current: Version, oldest_base: Version | None
     ) -> None:

@@ -61,8 +61,9 @@ class Invitations:
         return {c for r in of_version for c, row in r.clients.items() if row.digest and not row.unused_because}
 
     def may_still_count(self, record: RoundRecord) -> bool:
-        """Return whether an update for this round is at most `max_staleness` versions old now."""
-        return self._ledger.version - record.base_version <= self._policy.max_staleness
+        """Return whether an update for this round is at most `max_staleness` versions old now, from a known version."""
+        is_young = self._ledger.version - record.base_version <= self._policy.max_staleness
+        return is_young and record.base_version not in self._ledger.lost
 
     # ------------------------------------------------------------ open invitations
 

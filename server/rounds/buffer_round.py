@@ -12,7 +12,7 @@ Sources: Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregati
 et al., "Asynchronous Federated Optimization", arXiv:1903.03934, whose buffer holds one update.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Digest, Phase, RoundId, Version
 from atoll.server.rounds.async_invitations import Invitations
@@ -139,7 +139,8 @@ class Buffer(OpenRound):
     def _could_ask_again(self) -> bool:
         """Return whether an available client was invited without an update: the next round may invite it again."""
         rows = self.record.clients.items()
-        return any(row.digest is None and self.membership.is_available(client_id) for client_id, row in rows)
+        lacking = (client_id for client_id, row in rows if row.digest is None or row.is_lost)
+        return any(map(self.membership.is_available, lacking))
 
     # ------------------------------------------------------------ the end
 
@@ -158,12 +159,19 @@ class Buffer(OpenRound):
             return self._close(close, now)
         is_in_vain = not self.has_begun or self.record.waiting_since is not None
         reason = AbandonReason.TOO_FEW_CLIENTS if is_in_vain else abandon
-        if self._may_wait_for_approvals((update.client_id for update in self.updates), now):
+        if self._lost and len(self.updates) + len(self._lost) >= self.record.quorum:
+            reason = AbandonReason.FILES_LOST
+        elif self._may_wait_for_approvals((update.client_id for update in self.updates), now):
             reason = AbandonReason.AWAITS_APPROVAL
         elif not is_in_vain and self._lacks_only_the_away(update.client_id for update in self.updates):
             reason = AbandonReason.AWAITS_CLIENTS
         counts = f"{len(self.updates)} accepted, quorum {self.record.quorum}"
         return self._abandon(reason, now, counts + self.record.why_below_quorum)
+
+    def _let_go(self, digests: Container[Digest]) -> int:
+        self.updates = [update for update in self.updates if update.digest not in digests]
+        self.record.buffer = [row for row in self.record.buffer if row.digest not in digests]
+        return len(self.updates)
 
     def _close(self, reason: CloseReason, now: float) -> Effects:
         record = self.record

@@ -11,7 +11,7 @@ a test) delivers events together with the time, and carries out the effects.
     COLLECTING --quorum out of reach, deadline below the quorum----------> ABANDONED; but a quorum that silent clients
                  can still make, and no other cohort, waits for the deadline
     AGGREGATING --Aggregated---------------------------------------------> COMMITTED
-    AGGREGATING --AggregationFailed--------------------------------------> ABANDONED
+    AGGREGATING --AggregationFailed, FilesLost below the quorum----------> ABANDONED
     SELECTING, COLLECTING --stop-----------------------------------------> ABANDONED
 
 Source: Bonawitz et al., "Towards Federated Learning at Scale: System Design", MLSys 2019, section 2.2 (Selection,
@@ -19,7 +19,7 @@ Configuration, Reporting). The rules for late updates are those of `StragglerPol
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from atoll.aggregation.fold.weights import weight_cap
@@ -354,9 +354,24 @@ class Round(OpenRound):
         on_time = reason is CloseReason.ALL_ANSWERED
         return self._below_quorum(AbandonReason.QUORUM_OUT_OF_REACH if on_time else AbandonReason.BELOW_QUORUM, now)
 
+    def _let_go(self, digests: Container[Digest]) -> int:
+        for held in (self.late, self._reported):
+            for client_id in [c for c, update in held.items() if update.digest in digests]:
+                del held[client_id]
+        if len(self._reported) < self.record.quorum and self.phase is Phase.COLLECTING:
+            self.record.linger_by = None
+        if self.phase is Phase.AGGREGATING:
+            self._take_late()
+        return self._reachable()
+
+    def _settled_without(self, now: float) -> Effects:
+        return self._settle(now) if self.phase is Phase.COLLECTING else ()
+
     def _below_quorum(self, reason: AbandonReason, now: float) -> Effects:
         awaited = self._waiting if reason is AbandonReason.QUORUM_OUT_OF_REACH else ()  # else they are late
-        if self._may_wait_for_approvals((*self._reported, *self.late, *self._waiting), now):
+        if self._lost and self._reachable((*awaited, *self._lost)) >= self.record.quorum:
+            reason = AbandonReason.FILES_LOST
+        elif self._may_wait_for_approvals((*self._reported, *self.late, *self._waiting), now):
             reason = AbandonReason.AWAITS_APPROVAL
         elif self._lacks_only_the_away((*self._reported, *self.late, *awaited)):
             reason = AbandonReason.AWAITS_CLIENTS
@@ -368,17 +383,21 @@ class Round(OpenRound):
         in_time = reason in (CloseReason.ENOUGH, CloseReason.LINGER_OVER)
         releases = self._release(Fate.RELEASED if in_time else Fate.STRAGGLER, ReleaseReason.ROUND_CLOSED, now)
         record.phase, record.closed_at, record.close_reason = Phase.AGGREGATING, now, reason
-        for client_id, update in sorted(self.late.items()):
-            if client_id in self._reported:
-                record.superseded.append(update.digest)
-            else:
-                record.carried.append(self._as_stale(update))
+        self._take_late()
+        return (*releases, self._aggregate())
+
+    def _take_late(self) -> None:
+        """Record which late updates count in this round, and the weights that are capped."""
+        record = self.record
+        late = sorted(self.late.items())
+        record.superseded = [update.digest for client_id, update in late if client_id in self._reported]
+        record.carried = [self._as_stale(update) for client_id, update in late if client_id not in self._reported]
+        record.weight_cap, record.capped = None, {}
         if self._max_share < 1:
             weights = {c.client_id: c.num_examples * c.scale for c in self._aggregate().contributions}
             if (cap := weight_cap([*weights.values()], self._max_share)) is not None:
                 record.weight_cap = cap
                 record.capped = {client_id: weight for client_id, weight in weights.items() if weight > cap}
-        return (*releases, self._aggregate())
 
     def _aggregate(self) -> Aggregate:
         """Return the aggregation as a function of the round's state alone, so that it can be repeated after a crash."""

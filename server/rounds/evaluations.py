@@ -134,7 +134,7 @@ class Evaluations(Intake, ABC):
         best, ledger = self.rules.best, self.ledger
         if best is None or (value := value_in(best, event.values, event.source)) is None:
             return
-        if ledger.best is None or best.is_better(value, ledger.best.value):
+        if event.version not in ledger.lost and (ledger.best is None or best.is_better(value, ledger.best.value)):
             ledger.best = MeasuredVersion(event.version, value)
 
     def _note_progress(self, event: MetricsComputed) -> None:

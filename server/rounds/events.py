@@ -222,6 +222,23 @@ class DiskFree:
 
 
 @value
+class FilesLost:
+    """The loss of files on the coordinator's disk: no decision relies on them any more.
+
+    Attributes:
+        updates: accepted updates that wait for a commit.
+        versions: versions of the model; without the current one, or the first, the run ends.
+        contents: of a run of messages, the contents of messages that nodes have not answered yet.
+        detail: what is missing.
+    """
+
+    updates: tuple[Digest, ...] = ()
+    versions: tuple[Version, ...] = ()
+    contents: tuple[Digest, ...] = ()
+    detail: str = ""
+
+
+@value
 class TimePassed:
     """The arrival of the machine's deadline."""
 
@@ -268,6 +285,7 @@ Event = (
     | MetricsComputed
     | DiskShort
     | DiskFree
+    | FilesLost
     | TimePassed
     | StopRequested
     | PauseRequested

@@ -48,6 +48,7 @@ class Ledger:
     short_of: str = ""  # what does not fit
     short_look: float = 0.0  # the next line of the log about it
     early_stop: str = ""  # the cause of an early stop, until a resume
+    lost: list[Version] = field(default_factory=list)  # versions whose files are lost, until a resume
 
     @property
     def is_open(self) -> bool:

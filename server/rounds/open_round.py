@@ -9,7 +9,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, Fate, Phase, RoundId, Version
 from atoll.server.rounds.events import Abandon, Aggregate, Commit, Effect, Update
@@ -44,6 +44,7 @@ class OpenRound(ABC):
         )
         self._is_drawing = False
         self._extended = 0.0
+        self._lost: list[ClientId] = []  # the client of each accepted update that was lost in this round
 
     # ------------------------------------------------------------ time
 
@@ -119,6 +120,32 @@ class OpenRound(ABC):
         """Return whether the `counted` clients would make the quorum with those that time or a person brings back."""
         away = {*self.record.away()} if self._wait is not None else set()
         return bool(away) and len(away.union(counted)) >= self.record.quorum
+
+    def lose(self, digests: Container[Digest], now: float) -> Effects:
+        """Let accepted updates go whose files are lost; a fold under way begins anew with the others."""
+        lost = [update for update in self.held if update.digest in digests]
+        if not lost:
+            return ()
+        self._lost += [update.client_id for update in lost]
+        num_left = self._let_go(digests)
+        if self.phase is not Phase.AGGREGATING:
+            return self._settled_without(now)
+        if num_left < self.record.quorum:
+            detail = f"{num_left} accepted, quorum {self.record.quorum}{self.record.why_below_quorum}"
+            return self.end_without_files(detail, now)
+        return (self._aggregate(),)
+
+    def end_without_files(self, detail: str, now: float) -> Effects:
+        """Abandon the round for want of files that are lost."""
+        return self._abandon(AbandonReason.FILES_LOST, now, detail)
+
+    @abstractmethod
+    def _let_go(self, digests: Container[Digest]) -> int:
+        """Remove accepted updates from those that count; return the number that counts towards the quorum then."""
+
+    def _settled_without(self, now: float) -> Effects:
+        """Close or abandon a round that still collects, if no further answer can change that."""
+        return ()
 
     @abstractmethod
     def look_for_clients(self, now: float) -> Effects:

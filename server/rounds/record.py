@@ -23,6 +23,9 @@ from atoll.protocol.vocabulary import (
 from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.server.rounds.policy import Mode
 
+UPDATE_LOST = "update_lost"
+"""The reason of a client's fate whose accepted update was lost on the coordinator's disk."""
+
 REASONS_MAX = 3
 """Number of reasons in the detail of a round that has missed its quorum."""
 
@@ -53,6 +56,16 @@ class ClientRecord:
     rest: float = 0.0  # seconds for which the client is not invited after this failure
     mesh: MeshUse | None = None  # of a client that is a mesh of ranks
     steps: int = 0  # of the optimizer; 0: not known
+    is_lost: bool = False  # the accepted update is gone from the coordinator's disk; it counts if it comes once more
+
+    def has(self, digest: Digest) -> bool:
+        """Return whether the update with this digest is accepted, and not lost since."""
+        return self.digest == digest and not self.is_lost
+
+    def lose(self, why: str, now: float) -> None:
+        """Note that the accepted update is lost."""
+        self.is_lost, self.unused_because = True, why
+        self.fate, self.fate_at, self.reason, self.detail = Fate.FAILED, now, UPDATE_LOST, why
 
 
 @dataclass(slots=True)

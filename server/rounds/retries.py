@@ -9,7 +9,12 @@ from atoll.protocol.backoff import delay
 from atoll.protocol.vocabulary import AbandonReason, ClientId, RoundId
 from atoll.server.rounds.policy import StragglerPolicy
 
-COSTS_NO_RETRY = (AbandonReason.PAUSE_REQUESTED, AbandonReason.AWAITS_APPROVAL, AbandonReason.AWAITS_CLIENTS)
+COSTS_NO_RETRY = (
+    AbandonReason.PAUSE_REQUESTED,
+    AbandonReason.AWAITS_APPROVAL,
+    AbandonReason.AWAITS_CLIENTS,
+    AbandonReason.FILES_LOST,
+)
 """Reasons of an abandonment that is no failure of the round."""
 
 

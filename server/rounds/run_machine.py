@@ -5,6 +5,7 @@ journal replays it: the same events at the same times give the same effects.
 
     QUEUED --RunStarted--> RUNNING --rounds committed, evaluations in--> FINISHED, or earlier by an early stop
                                    --abandoned once more than `retry`--> FAILED, or PAUSED (`on_failure`)
+                                   --FilesLost without a model---------> FAILED
                                    --StopRequested---------------------> STOPPED
                                    --PauseRequested, the round over----> PAUSED --StopRequested--> STOPPED
     FAILED, STOPPED, PAUSED --ResumeRequested--> RUNNING, or QUEUED until there is room, and ResumeRequested comes again
@@ -21,6 +22,7 @@ from atoll.aggregation.printable import count_of
 from atoll.protocol.vocabulary import (
     TERMINAL,
     AbandonReason,
+    Digest,
     Fate,
     Phase,
     ReleaseReason,
@@ -35,6 +37,7 @@ from atoll.server.rounds.events import (
     Abandon,
     Aggregated,
     AggregationFailed,
+    AmendRecord,
     ClientDisconnected,
     ClientEvaluated,
     ClientFailed,
@@ -49,6 +52,7 @@ from atoll.server.rounds.events import (
     EndRun,
     EvaluateModel,
     Event,
+    FilesLost,
     MetricsComputed,
     ModelEvaluated,
     OpenNextRound,
@@ -179,6 +183,43 @@ class RunMachine(Evaluations):
 
     def _disk_free(self, event: DiskFree, now: float) -> Effects:
         return self._stood_still_until(now)
+
+    def _files_lost(self, event: FilesLost, now: float) -> Effects:
+        """Go on without accepted updates and versions whose files are lost; without a model the run ends."""
+        ledger, digests = self.ledger, frozenset(event.updates)
+        ledger.lost = sorted({*ledger.lost, *event.versions})
+        if ledger.best is not None and ledger.best.version in ledger.lost:
+            ledger.best = None
+        effects = self._lose_updates(digests, event.detail, now)
+        if self._has_no_model:
+            detail = f"a version of the model that no round can do without is lost: {event.detail}"
+            return (*effects, *(self.round.end_without_files(detail, now) if self.round else self._end_if_open(detail)))
+        if self.round is not None:
+            effects += self.round.lose(digests, now)
+        if event.versions and ledger.training:
+            effects += self.invitations.release_stale(next(self.newest_first()), now)
+        return effects
+
+    @property
+    def _has_no_model(self) -> bool:
+        """Return whether the current version is lost, or the first one, which every fold reads."""
+        return bool({Version(0), self.ledger.version}.intersection(self.ledger.lost))
+
+    def _end_if_open(self, cause: str) -> Effects:
+        return () if self.ledger.state in TERMINAL else self._end(RunState.FAILED, cause)
+
+    def _lose_updates(self, digests: frozenset[Digest], why: str, now: float) -> Effects:
+        """Record, for each of these updates that waits for a commit, that it is lost; those of the round stay there."""
+        ledger, effects = self.ledger, list[Effect]()
+        held = [*ledger.carried.values(), *ledger.waiting, *(self.round.held if self.round is not None else ())]
+        for update in [update for update in held if update.digest in digests]:
+            if (record := self.record_of(update.round_id)) is None:
+                continue
+            record.clients[update.client_id].lose(f"lost after it was accepted: {why}", now)
+            effects += [AmendRecord(update.round_id)] if self._open(update.round_id) is None else []
+        ledger.carried = {c: update for c, update in ledger.carried.items() if update.digest not in digests}
+        ledger.waiting = [update for update in ledger.waiting if update.digest not in digests]
+        return tuple(effects)
 
     def _stood_still_until(self, now: float) -> Effects:
         """Let time pass again, and move each deadline by the time that the disk was short of room."""
@@ -326,6 +367,8 @@ class RunMachine(Evaluations):
         ledger.past[record.round_id] = record
         if stopped:
             return (*effects, *self._end(RunState.STOPPED, record.detail))
+        if self._has_no_model:
+            return (*effects, *self._end(RunState.FAILED, record.detail))
         return (*effects, *self._retry_or_give_up(record, now))
 
     def _retry_or_give_up(self, record: RoundRecord, now: float) -> Effects:
@@ -417,7 +460,7 @@ class RunMachine(Evaluations):
             ledger.rules = event.rules
             self._follow(event.rules)
         ledger.membership.wake()
-        ledger.resumes_itself = False
+        ledger.resumes_itself, ledger.lost = False, []
         if ledger.state in TERMINAL:
             ledger.failures, ledger.progress, ledger.early_stop = 0, None, ""  # patience begins anew
             ledger.membership.everyone_disconnected()  # the driver reports the connected clients again now
@@ -465,6 +508,7 @@ HANDLERS: Mapping[type[Event], Callable[[RunMachine, Any, float], Effects]] = {
     MetricsComputed: RunMachine._metrics_computed,
     DiskShort: RunMachine._disk_short,
     DiskFree: RunMachine._disk_free,
+    FilesLost: RunMachine._files_lost,
     StopRequested: RunMachine._stop,
     PauseRequested: RunMachine._pause,
     ResumeRequested: RunMachine._resume,

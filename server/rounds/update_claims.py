@@ -55,6 +55,7 @@ def work_scale(work: float, policy: StragglerPolicy) -> float:
 def note_accepted(client: ClientRecord, update: Update) -> None:
     """Write an accepted update's claims into the client's record."""
     client.digest, client.num_examples, client.work = update.digest, update.num_examples, update.work
+    client.is_lost, client.unused_because = False, ""
     client.num_bytes, client.plain_bytes = update.num_bytes, update.plain_bytes
     client.mesh, client.steps = update.mesh, update.steps
     client.download_seconds, client.train_seconds = update.download_seconds, update.train_seconds

@@ -76,7 +76,7 @@ class Intake:
         """Return why an update can be refused without its bytes and without an event; None when it cannot."""
         record = self.record_of(update.round_id)
         client = record.clients.get(update.client_id) if record else None
-        if client is not None and client.digest == update.digest:
+        if client is not None and client.has(update.digest):
             return None
         return self._fault_before_the_round(update, record, client)
 
@@ -84,7 +84,7 @@ class Intake:
         """Return whether this same update was accepted before, so that only its answer was lost."""
         record = self.record_of(update.round_id)
         client = record.clients.get(update.client_id) if record else None
-        return client is not None and client.digest == update.digest
+        return client is not None and client.has(update.digest)
 
     def is_hopeless(self, update: Update) -> bool:
         """Return whether the update's claims lead to a refusal, so that its bytes need not be sent."""
@@ -104,7 +104,7 @@ class Intake:
         update = event.update
         record = self.record_of(update.round_id)
         client = record.clients.get(update.client_id) if record else None
-        if record is not None and client is not None and client.digest == update.digest:
+        if record is not None and client is not None and client.has(update.digest):
             return (Accept(update.client_id, update.round_id, update.digest, client.fate is Fate.CARRIED),)
         if fault := self._fault_before_the_round(update, record, client):
             return (Reject(update.client_id, update.round_id, update.digest, *fault),)
@@ -129,7 +129,7 @@ class Intake:
             return RejectReason.TOO_LATE, f"round {round_id} ended long ago"
         if client is None:
             return RejectReason.NOT_INVITED, f"{update.client_id} was not invited to round {round_id}"
-        if client.digest is not None:
+        if client.digest is not None and not client.is_lost:
             return RejectReason.ALREADY_REPORTED, f"another update of yours was accepted in round {round_id}"
         if client.fate is Fate.REFUSED:
             return RejectReason.ALREADY_REPORTED, f"your update of round {round_id} was refused: {client.reason}"
@@ -298,6 +298,8 @@ class Intake:
         if (staleness := base - update.base_version) > policy.max_staleness:
             age = count_of(staleness, "version")
             return RejectReason.TOO_STALE, f"{age} old, max_staleness is {policy.max_staleness}"
+        if update.base_version in ledger.lost:
+            return RejectReason.TOO_STALE, f"version {update.base_version}, from which it was trained, is lost"
         if self.invitations.has_counted(update.client_id, update.base_version):
             return RejectReason.ALREADY_REPORTED, f"another update of yours counts for version {update.base_version}"
         return None

@@ -121,7 +121,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         except (grpc.aio.AioRpcError, grpc.aio.AbortError) as error:
             logger.debug("the stream of %s broke: %s", client_id, error)
         except Exception:
-            logger.exception("a message of %s could not be handled", client_id)
+            logger.exception("a message of %s could not be handled", client_id, extra={"site": client_id})
         connection.close("the client ended its stream")
 
     async def _take(self, message: pb.ClientMessage, connection: Connection) -> None:
@@ -141,6 +141,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 attendance.lost([client_id], LossReason.LEFT, failure, detail)
             case "heartbeat":
                 connection.note_clock(message.heartbeat.clock, time.time())
+                if why := self._coordinator.clock_refusal(connection):  # its clock was set meanwhile: it is told
+                    self._coordinator.attendance.hub.dismiss(client_id, why)
             case _:
                 pass
 
@@ -148,7 +150,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         run = self._coordinator.runs.get(RunId(failed.run_id))
         if run is None or failed.reason not in set(FailureReason):
             what = (client_id, failed.reason[:NAME_MAX], failed.run_id[:NAME_MAX])
-            logger.warning("%s reported a failure %r of run %r: ignored", *what)
+            logger.warning("%s reported a failure %r of run %r: ignored", *what, extra={"site": client_id})
             return
         if not run.is_news(client_id, RoundId(failed.round_id)):
             return
@@ -280,8 +282,8 @@ class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
         return await self._change(context, request.run_id, lambda c, run: c.resume_run(run, [*request.overrides]))
 
     async def DeleteRun(self, request: pb.DeleteRunRequest, context: Context) -> pb.RunReply:
-        """Delete a run that has ended."""
-        return await self._change(context, request.run_id, lambda c, run: c.delete_run(run))
+        """Delete a run that has ended; only by its id, as this cannot be undone."""
+        return await self._change(context, request.run_id, lambda c, _: c.delete_run(RunId(request.run_id)))
 
     async def ListRanks(self, request: pb.ListRanksRequest, context: Context) -> pb.ListRanksReply:
         """List the aggregation ranks, and the bytes that each has received."""
@@ -294,14 +296,14 @@ class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
     ) -> pb.RunReply:
         await self.check_database(context)
         try:
-            message = await change(self._coordinator, RunId(run_id))
+            found = self._coordinator.named(run_id)
+            message = await change(self._coordinator, found)
         except UnknownRun as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         except OperatorError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        is_here = run_id in self._coordinator.runs
-        state = self._coordinator.state_of(RunId(run_id)) if is_here else "deleted"
-        return pb.RunReply(run_id=run_id, state=state, message=message)
+        state = self._coordinator.state_of(found) if found in self._coordinator.runs else "deleted"
+        return pb.RunReply(run_id=found, state=state, message=message)
 
 
 def _no_version(run_id: str, digest: str) -> str:
@@ -338,5 +340,5 @@ def _connection(hello: pb.Hello, address: str) -> Connection:
     software = printable(hello.software[:SOFTWARE_MAX])
     name, tasks = ClientId(hello.client_id), frozenset(hello.tasks)
     claimant = Claimant(address, hello.process, hello.folder)
-    can = hello.gives_statistics, hello.spreads_parts, hello.takes_messages
+    can = hello.gives_statistics, hello.spreads_parts, hello.takes_messages, hello.takes_notices
     return Connection(name, hello.session, tasks, profile, codecs, software, claimant, *can)

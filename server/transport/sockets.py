@@ -5,6 +5,7 @@ gRPC has no call that ends a connection, but notices that its socket was shut do
 
 import os
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -12,6 +13,9 @@ FOLDER = "/proc/self/fd"
 
 Place = tuple[str, int]
 """An address and a port."""
+
+_LEFT = frozenset({7, 8, 9, 11})
+"""States of a connection whose peer has ended it: closed, close-wait, last-ack, closing (`tcp_states.h`)."""
 
 
 def open_sockets() -> Iterator[tuple[int, str]]:
@@ -41,6 +45,17 @@ def places_of(number: int) -> tuple[Place, Place] | None:
     """
     with socket.socket(fileno=os.dup(number)) as copy:
         return _places(copy)
+
+
+def has_peer_left(number: int) -> bool:
+    """Return whether the peer of a TCP connection has ended it, although its bytes are not read yet.
+
+    Raises:
+        OSError: the socket is closed, or not of TCP.
+    """
+    with socket.socket(fileno=os.dup(number)) as copy:
+        (state,) = struct.unpack("B", copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1))
+        return state in _LEFT
 
 
 def shut_down_if(number: int, is_doomed: Callable[[Place, Place], bool]) -> bool:

@@ -1,44 +1,34 @@
 """The log of connections that end without a proven identity: gRPC refuses them in silence.
 
 gRPC's Python learns of no failed handshake, but a port is asked for its certificate at the begin of each. At that
-moment the new connection is among the open sockets. It is unproven if no call has come over it a while later.
+moment the new connection is among the open sockets. `handshakes` judges it a while later.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from atoll.protocol.bounded_mapping import BoundedMapping
 from atoll.protocol.identity.clock_hint import instant
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.handshake_fault import own_fault
 from atoll.protocol.wire.channel import PROOF_S
 from atoll.server.transport.call_limits import place_of
-from atoll.server.transport.sockets import Place, open_sockets, places_of
-from atoll.server.transport.token_bucket import Bucket
+from atoll.server.transport.handshakes import FailedHandshake, Handshakes, Report
+from atoll.server.transport.sockets import Place, has_peer_left, open_sockets, places_of
 
 logger = logging.getLogger(__name__)
 
-WAIT_S = PROOF_S + 1.0
-"""Time from the begin of a handshake to the first call of its connection [s]; a member dials in order to call."""
-
-AGAIN_S = 600.0
-"""The least time between two lines about one host [s]."""
-
-LINES_PER_S, LINES_BURST = 0.1, 10
-"""Lines about all hosts: the rate [1/s] and the burst. Strangers must not fill the disk."""
+LOOK_S = 1.0
+"""The interval between two looks while a connection waits for its judgement [s]."""
 
 LOOKING_SHARE = 0.02
 """The largest share of the time for looks at all open sockets, of which there may be thousands."""
 
-HOSTS_MAX, CONNECTIONS_MAX = 1000, 10_000
-"""Hosts whose last line is remembered, and connections that are watched; further ones are not logged."""
-
 
 class Unproven:
-    """The connections to one port that have made no call yet.
+    """The connections to one port that have made no call yet, and the lines about those that never made one.
 
     Args:
         own: returns the credential that the port shows.
@@ -48,66 +38,82 @@ class Unproven:
     def __init__(self, own: Callable[[], Credential], wall: Callable[[], float] = time.time) -> None:
         self._own, self._wall, self.port = own, wall, 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: set[Place] = set()
-        self._known: frozenset[str] = frozenset()
-        self._told: BoundedMapping[str, float] = BoundedMapping(HOSTS_MAX)
-        self._lines = Bucket(LINES_PER_S, LINES_BURST)
-        self._look_at = 0.0
+        self._handshakes = Handshakes(time.monotonic())
+        self._known: Mapping[str, tuple[Place, bool] | None] = {}
+        self._num_begun = self._num_counted = 0
+        self._look_at, self._is_ticking = 0.0, False
 
     def watch(self, port: int) -> None:
         """Watch the connections to a port from now on; called on the event loop."""
         self.port, self._loop = port, asyncio.get_running_loop()
 
     def begun(self) -> None:
-        """Look for the connection whose handshake begins; called on a thread of gRPC."""
-        begun = time.monotonic()
-        if self._loop is None or begun < self._look_at:
+        """Look for the connection whose handshake begins; called on a thread of gRPC, one at a time."""
+        self._num_begun += 1
+        if self._loop is None:
             return
         with suppress(OSError, RuntimeError):  # no /proc, or the loop is closed
-            found = self._new_connections()
-            self._look_at = time.monotonic() + (time.monotonic() - begun) / LOOKING_SHARE
-            self._loop.call_soon_threadsafe(self._note, found)
+            if time.monotonic() >= self._look_at:
+                self._loop.call_soon_threadsafe(self._note, self._connections(), self._num_begun)
+            elif not self._is_ticking:
+                self._loop.call_soon_threadsafe(self._begin_ticking)
 
     def proven(self, peer: str) -> None:
         """Note a call of a member over the connection of a peer, named as gRPC does."""
-        if self._waiting and (place := place_of(peer)) is not None:
-            self._waiting.discard(place)
+        if (place := place_of(peer)) is not None:
+            self._handshakes.proven(place, time.monotonic())
 
-    def _new_connections(self) -> list[Place]:
-        found, names, before = [], [], self._known
+    def _connections(self) -> dict[Place, bool]:
+        """Return the open connections of the port, and whether the peer of one had left when it was first seen."""
+        begun, before = time.monotonic(), self._known
+        found: dict[str, tuple[Place, bool] | None] = {}
         for number, name in open_sockets():
-            names.append(name)
-            if name not in before:
-                with suppress(OSError):  # closed meanwhile, or not connected
-                    places = places_of(number)
-                    if places is not None and places[0][1] == self.port:
-                        found.append(places[1])
-        self._known = frozenset(names)
-        return found
+            if name in before:
+                found[name] = before[name]
+                continue
+            with suppress(OSError):  # closed meanwhile, or not connected
+                places = places_of(number)
+                is_mine = places is not None and places[0][1] == self.port
+                found[name] = (places[1], has_peer_left(number)) if places is not None and is_mine else None
+        self._known, self._look_at = found, time.monotonic() + (time.monotonic() - begun) / LOOKING_SHARE
+        return dict(filter(None, found.values()))
 
-    def _note(self, found: Collection[Place]) -> None:
-        if found and len(self._waiting) < CONNECTIONS_MAX:
-            self._waiting.update(found)
-            asyncio.get_running_loop().call_later(WAIT_S, self._settle, found)
+    def _note(self, is_open: Mapping[Place, bool], num_begun: int) -> None:
+        now = time.monotonic()
+        if num_begun > self._num_counted:
+            self._handshakes.begun(num_begun - self._num_counted, now)
+            self._num_counted = num_begun
+        self._handshakes.look(is_open, now)
+        for report in self._handshakes.due(now):
+            self.tell(report)
+        self._begin_ticking()
 
-    def _settle(self, found: Collection[Place]) -> None:
-        for place in found:
-            if place in self._waiting:
-                self._waiting.discard(place)
-                self.tell(place, time.monotonic())
+    def _begin_ticking(self) -> None:
+        if not self._is_ticking:
+            self._is_ticking = True
+            asyncio.get_running_loop().call_later(LOOK_S, self._tick)
 
-    def tell(self, place: Place, now: float) -> None:
-        """Log an unproven connection, unless its host was in the log a short while ago.
+    def _tick(self) -> None:
+        self._is_ticking = False
+        num_begun = self._num_begun  # before the look: it may see more
+        if num_begun > self._num_counted or self._handshakes.is_watching:
+            with suppress(OSError):
+                if time.monotonic() >= self._look_at:
+                    self._note(self._connections(), num_begun)
+            self._begin_ticking()
 
-        Args:
-            place: address and port of the peer.
-            now: a monotonic clock [s].
-        """
-        host, port = place
-        if now < self._told.get(host, now) or not self._lines.take(now):
-            return
-        self._told[host] = now + AGAIN_S
-        logger.warning("a connection from %s port %d has proven no identity: %s", host, port, self._cause())
+    def tell(self, report: Report) -> None:
+        """Log the connections of one class."""
+        match report.kind:
+            case FailedHandshake.LATE:
+                text = "%s ended before this process answered, as it was starting or busy, or just before a member of "
+                logger.info(text + "the same host was proven: no alarm", report.subject)
+            case FailedHandshake.SILENT:
+                text = "%s proved no identity within %g s: a stranger that says nothing, or a line that is too slow"
+                logger.warning(text, report.subject, PROOF_S)
+            case FailedHandshake.REFUSED:
+                has = "has" if report.total == 1 else "have"
+                logger.warning("%s %s proven no identity: %s", report.subject, has, self._cause())
 
     def _cause(self) -> str:
         now = self._wall()

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Table, func, select
 
-from atoll.aggregation.printable import instead_of
 from atoll.protocol.identity.names import Role
+from atoll.protocol.notices.book_file import notices_shown
+from atoll.protocol.run_names import RunNotNamed, newest_named
 from atoll.protocol.vocabulary import RoundId, RunId
 from atoll.server.errors import StateUnusable
 from atoll.server.identity.register import Member, members_in
@@ -76,6 +77,10 @@ class History:
         """Return the sentences about clocks that differ now, see `hosting/clock_watch`; without a coordinator none."""
         note = None if self.coordinator() is None else ClockNote.read(self.path)
         return [] if note is None else note.told
+
+    def notices(self) -> list[str]:
+        """Return what a person has to know now, see `hosting/notices`; without a coordinator nothing."""
+        return [] if self.coordinator() is None else notices_shown(self.path)
 
     def presence(self) -> Presence | None:
         """Return who is connected at this moment; without a coordinator no client is, None: that is not known here."""
@@ -193,13 +198,11 @@ class History:
 
 def _run(connection: Connection, name: str) -> RunRow:
     rows = run_rows(connection)
-    for row in rows:
-        if row.run_id == name:
-            return row
-    for row in reversed(rows):
-        if row.name == name:
-            return row
-    raise LookupError(f"there is no run {name!r}{instead_of(name, [row.run_id for row in rows])}")
+    try:
+        found = newest_named(name, ((row.run_id, row.name) for row in rows))
+    except RunNotNamed as error:
+        raise LookupError(str(error)) from None  # this very type is told across processes
+    return next(row for row in rows if row.run_id == found)
 
 
 def _machine(connection: Connection, run_id: RunId) -> RunMachine:

@@ -1,6 +1,6 @@
 """The log of a run for a person: one line for each noteworthy event or effect. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from atoll.aggregation.printable import conclusion, count_of
 from atoll.parallel.task.metrics import LEFT_OUT
@@ -24,6 +24,7 @@ from atoll.server.rounds.events import (
     Effect,
     EndRun,
     Event,
+    FilesLost,
     Invite,
     MetricsComputed,
     PauseRun,
@@ -31,6 +32,7 @@ from atoll.server.rounds.events import (
     Release,
     ResumeRequested,
     TimePassed,
+    UpdateReceived,
     UpdateRefused,
 )
 from atoll.server.rounds.record import RoundRecord
@@ -42,6 +44,19 @@ LINE_MAX = 200
 
 WAITS_MAX = 100
 """Lines about the wait of one round that are remembered, so that none is repeated."""
+
+
+class LogLine(str):
+    """A line of a run's log, with the round and the client that it is about, if it is about one."""
+
+    fields: Mapping[str, object]
+
+    def __new__(cls, text: str, about: object = None) -> "LogLine":
+        """Make the line about an event, an effect or a record: the round and the client that it names, if it does."""
+        line = super().__new__(cls, text)
+        named = about.update if isinstance(about, UpdateReceived) else about
+        line.fields = {"round": getattr(named, "round_id", None), "site": getattr(named, "client_id", None)}
+        return line
 
 
 class Narrator:
@@ -61,31 +76,32 @@ class Narrator:
 
     def _new_wait(self, machine: RunMachine, event: Event) -> tuple[str, ...]:
         lacks = wait_of(machine) if isinstance(event, TimePassed | DiskShort) else None
+        record = machine.round.record if machine.round is not None else None
         if lacks is not None and lacks.cause == DISK:
-            return (lacks.sentence(),)
+            return (LogLine(lacks.sentence(), record),)
         wait = wait_for_clients(machine)
         if wait and lacks is not None:
-            return (f"{wait}; {lacks.sentence()}",)  # each hour
+            return (LogLine(f"{wait}; {lacks.sentence()}", record),)  # each hour
         if not wait or len(self._waits) >= WAITS_MAX:
             self._waits.clear()
         if not wait or wait in self._waits:
             return ()
         self._waits.add(wait)
-        return (wait,)
+        return (LogLine(wait, record),)
 
 
 def narrate(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> Iterator[str]:
     """Yield the lines for one event and its effects, after the machine has applied it."""
-    yield from _of_event(machine, event)
+    yield from (LogLine(line, event) for line in _of_event(machine, event))
     yield from _of_evaluation(machine, event, effects)
     invited = [e for e in effects if isinstance(e, Invite)]
     if invited:
         record = machine.record_of(invited[0].round_id)
         assert record is not None
-        yield _invited(record, invited, machine.ledger.now)
+        yield LogLine(_invited(record, invited, machine.ledger.now), record)
     for effect in effects:
         if (line := _of_effect(machine, effect)) is not None:
-            yield line
+            yield LogLine(line, effect)
 
 
 def wait_for_clients(machine: RunMachine) -> str:
@@ -129,6 +145,10 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
             yield f"round {round_id}: {client_id} was refused: {reason}{_after_colon(detail)}"
         case DiskFree():
             yield "the coordinator's disk has room again: the run goes on, with its deadlines later by the wait"
+        case FilesLost(updates, versions, detail=detail):
+            lost = [count_of(len(updates), "accepted update")] * bool(updates)
+            lost += [f"version {', '.join(map(str, versions))}"] * bool(versions)
+            yield f"lost on the coordinator's disk: {' and '.join(lost)}: {detail[:LINE_MAX]}"
         case ClientLost(client_id, reason):
             yield f"{client_id} is lost: {reason}"
         case MetricsComputed(version, source) if machine.rules.best is not None and machine.rules.best.source == source:

@@ -185,6 +185,7 @@ def _facts(history: History, row: RunRow) -> Document:
         "created_at": row.created_at,
         "ended_at": row.ended_at,
         "clocks": history.clocks(),
+        "notices": history.notices(),
     }
 
 

@@ -24,7 +24,7 @@ from atoll.parallel.worker.process import RunTerms
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, RunState, Version
 from atoll.server.config.run import RunConfig
-from atoll.server.hosting.keep import Keep
+from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import (
     Abandon,
     Aggregate,

@@ -36,7 +36,7 @@ from atoll.server.files.versions import VersionFile, Versions, version_file
 from atoll.server.folding.method import Method
 from atoll.server.folding.plan import plan_of, shares_of, trained_of, weights_and_factors
 from atoll.server.folding.reducer import fold_version
-from atoll.server.hosting.keep import Keep
+from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import Aggregate
 from atoll.simulations.federation.updates import IN_MEMORY_MAX, Updates
 

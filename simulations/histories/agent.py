@@ -206,8 +206,11 @@ class SimulatedAgent:
         return judged
 
     def _refuse(self, connection: network.Connection, event: Event, refused: Refused) -> None:
-        """Report a request that is refused; one with another clock hangs up, and connects when the clocks agree."""
+        """Report a request that is refused; after one of another time, compare the clocks anew instead."""
         self.world.remark(self.client_id, f"refuses {type(event).__name__}: {refused.reason}: {refused.detail}")
+        if refused.reason is FailureReason.CLOCK_SKEW:
+            connection.cut()
+            return
         match event:
             case Asked(Invitation() as invitation):
                 report: Effect = ReportFailure(invitation.run_id, invitation.round_id, refused.reason, refused.detail)
@@ -216,8 +219,6 @@ class SimulatedAgent:
                 connection.to_coordinator(
                     ReportEvaluation(request.run_id, request.version, None, refused.detail, refused.reason)
                 )
-        if refused.reason is FailureReason.CLOCK_SKEW:
-            connection.cut()
 
     def approved(self) -> None:
         """Report that the site's operator has approved the run; an agent that is not connected will say hello."""

@@ -72,11 +72,13 @@ def _ends(history: History, referee: Referee) -> Iterator[str]:
 def _durability(history: History, referee: Referee) -> Iterator[str]:
     """Check invariant 2: an acknowledged update is on disk, and every later life of the coordinator knows it."""
     for acknowledged in history.acknowledged:
+        if acknowledged.digest in referee.run.lost_on_disk:
+            continue  # its operator has accepted that; another one may have come since
         accepted = referee.run.accepted.get((acknowledged.client_id, acknowledged.round_id))
         if accepted is None or accepted.update.digest != acknowledged.digest:
             yield f"acknowledged, but not on disk: {acknowledged}"
     for restart in history.restarts:
-        for forgotten in restart.forgotten:
+        for forgotten in (one for one in restart.forgotten if one.digest not in referee.run.lost_on_disk):
             yield f"forgotten by the coordinator that started at {restart.at}: {forgotten}"
 
 

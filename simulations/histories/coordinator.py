@@ -10,6 +10,7 @@ from atoll.client.session import events as client
 from atoll.protocol.identity.statement import SKEW_S
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RunState
 from atoll.server.clock import JUMP_S, ClockComparison, MonotoneClock, Reading, fault_at_start, next_instant
+from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import (
     Abandon,
     Accept,
@@ -28,6 +29,7 @@ from atoll.server.rounds.events import (
     EndRun,
     EvaluateModel,
     Event,
+    FilesLost,
     Invite,
     MetricsComputed,
     ModelEvaluated,
@@ -112,6 +114,7 @@ class SimulatedCoordinator:
         self._seq = len(self.disk.entries)
         self._posted: list[Posted] = []
         self._is_writing = False
+        self._folding: Aggregate | None = None
         self._duties = 0  # draws, folds, evaluations and pauses of this process that have not ended
 
     @property
@@ -157,12 +160,25 @@ class SimulatedCoordinator:
         )
         if self.machine.ledger.is_open:
             self.post(CoordinatorStarted(self._alive_at))
+            self._lose_files()
             for client_id in self.machine.ledger.membership.members:
                 self.streams.heard_from(client_id)
             if self.machine.ledger.state is RunState.PAUSED:
                 self.world.run_paused()
         else:
             world.run_ended()
+
+    def _lose_files(self) -> None:
+        """Go on without accepted updates that were lost in the crash; which, is drawn apart from the world."""
+        held = sorted(Keep.after(0, self.running, self.running.rules.policy).updates)
+        if not held or not self.world.happens("lost_files"):
+            return
+        rng = random.Random(f"lost {self.world.scenario.rules.seed} {len(self.disk.entries)}")
+        lost = rng.sample(held, rng.randint(1, len(held)))
+        self.world.remark("coordinator", f"{', '.join(lost)} are lost on its disk")
+        for digest in lost:
+            self.parts.lost(digest)
+        self.post(FilesLost(tuple(sorted(lost)), detail="the file is missing"))
 
     def _knows(self, acknowledged: Acknowledged) -> bool:
         assert self.machine is not None
@@ -379,6 +395,7 @@ class SimulatedCoordinator:
             case DrawCohort():
                 self._later(self.world.scenario.draw, lambda: self._draw(effect))
             case Aggregate():
+                self._folding = effect
                 self._later(self.world.scenario.fold, lambda: self._fold(effect))
             case OpenNextRound(not_before):
                 self._later(self.world.scenario.pause, self._open_next_round, at_least=not_before - now)
@@ -394,6 +411,8 @@ class SimulatedCoordinator:
 
     def _measure(self, effect: Effect) -> None:
         match effect:
+            case Abandon():
+                self._folding = None
             case EvaluateModel(version):
                 sums = self.world.scenario.sums_of(version)
                 self._later(1.0, lambda: self.post(ModelEvaluated(version, sums)))
@@ -424,6 +443,8 @@ class SimulatedCoordinator:
         self.post(CohortDrawn(effect.round_id, self.world.drawn(effect)))
 
     def _fold(self, effect: Aggregate) -> None:
+        if effect is not self._folding:
+            return  # the round goes on without an update that is lost, as the run driver lets it
         if self._is_disk_full:
             self._later(DISK_RETRY_S, lambda: self._fold(effect))
             return

@@ -78,6 +78,8 @@ class Faults:
     full_disk: Seconds = 15.0
     damaged_snapshots: float = 0.0
     """Damage to the newest snapshot in a crash."""
+    lost_files: float = 0.0
+    """Loss of accepted updates on the coordinator's disk in a crash, which its operator accepts."""
     spool_full: float = 0.0
     """Lack of room for a finished update in an agent's spool."""
     spool_damaged: float = 0.0
@@ -125,8 +127,8 @@ TRANSFERS = (
     "slow_line",
 )
 AGENT_DIES = ("agent_crash_gap", "agent_crash_at_step", "leave_gap", "half_open", "worker_crashes", "worker_hangs")
-DISKS = ("slow_writes", "full_disk_gap", "damaged_snapshots", "spool_full", "spool_damaged")
 CLOCKS = ("clock_jumps", "clock_gap", "suspend_gap", "lag")
+DISKS = ("slow_writes", "full_disk_gap", "damaged_snapshots", "lost_files", "spool_full", "spool_damaged")
 PRESETS: Mapping[str, frozenset[str]] = {
     "none": frozenset(),
     "network": frozenset((*CUTS, *MESSAGES, *TRANSFERS)),
@@ -210,4 +212,5 @@ def _random_faults(rng: random.Random) -> Faults:
         clock_gap=maybe(0.25, 60.0, 300.0, 2000.0),
         clock_wrong=rng.choice([30.0, 300.0, 3000.0]),
         slow_line=maybe(0.2, 0.3, 1.0),
+        lost_files=maybe(0.4, 0.5, 1.0),
     )

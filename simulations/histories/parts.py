@@ -40,6 +40,11 @@ class KeptParts:
         """Forget what is not on disk."""
         self._gatherings, self._partial = {}, {}
 
+    def lost(self, digest: Digest) -> None:
+        """Forget the parts of an update that are lost on the disk."""
+        self.kept.pop(digest, None)
+        self.world.history.part_steps.append(PartStep(self.world.now, ClientId(""), digest, "is lost"))
+
     def begin(self, update: Update, index: int, *, is_bad: bool) -> bool | None:
         """Begin the stream of a part; return whether its bytes are wanted, None when the update is refused.
 
@@ -239,6 +244,8 @@ def faults_of_parts(history: History) -> Iterator[str]:
             judged.add(step.digest)
         elif step.what.startswith("pushes out "):
             kept.pop(Digest(step.what.removeprefix("pushes out ")), None)
+        elif step.what == "is lost":
+            kept.pop(step.digest, None)
     yield from _accepted(history)
 
 

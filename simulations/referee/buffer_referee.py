@@ -5,9 +5,9 @@ which follow from the fates of all invitations.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId
+from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Digest, Fate, RejectReason, RoundId
 from atoll.server.rounds import events as e
 from atoll.server.rounds.run_rules import RunRules
 from atoll.simulations.referee.run_facts import BufferFacts, RoundFacts, RunFacts
@@ -127,12 +127,26 @@ class BufferReferee:
         elif not buffer.is_drawing:
             self._fill_places(buffer, makes_quorum, len(training), now)
 
+    def lost(self, round_: RoundFacts, digests: Collection[Digest]) -> None:
+        """Go on without updates that are lost: fold the others, or abandon a closed buffer below its quorum."""
+        buffer = _buffer(round_)
+        lost = [update.client_id for update in buffer.filled if update.digest in digests]
+        buffer.lost += lost
+        buffer.filled = [update for update in buffer.filled if update.digest not in digests]
+        if lost and buffer.is_aggregating:
+            if len(buffer.filled) < self.policy.quorum_count:
+                self.abandon(buffer, AbandonReason.FILES_LOST)
+            else:
+                self.aggregate(buffer)
+
     def _below_quorum(self, round_: BufferFacts, reason: AbandonReason, now: float) -> None:
         """Abandon the buffer; not as a failure if its quorum is out of reach only for want of approvals."""
         counted = [update.client_id for update in round_.filled]
         in_vain = round_.waiting_since is not None or (not round_.filled and not round_.fates)
         reason = AbandonReason.TOO_FEW_CLIENTS if in_vain else reason
-        if self.run.may_wait_for_approvals(counted, now, self.policy):
+        if round_.lost and len(round_.filled) + len(round_.lost) >= self.policy.quorum_count:
+            reason = AbandonReason.FILES_LOST
+        elif self.run.may_wait_for_approvals(counted, now, self.policy):
             reason = AbandonReason.AWAITS_APPROVAL
         elif not in_vain and self.run.lacks_only_the_away(round_, counted, self.wait):
             reason = AbandonReason.AWAITS_CLIENTS
@@ -151,7 +165,7 @@ class BufferReferee:
         elif num_training == 0 and makes_quorum:
             self._close(round_, CloseReason.ALL_ANSWERED)
         elif num_training == 0:
-            accepted = {c for c, r in self.run.accepted if r == round_.round_id}
+            accepted = {c for (c, r), a in self.run.accepted.items() if r == round_.round_id and not a.is_lost}
             available = self.run.available
             if any(c in available and c not in accepted for c in round_.fates):
                 self._below_quorum(round_, AbandonReason.QUORUM_OUT_OF_REACH, now)

@@ -9,6 +9,7 @@ from atoll.protocol.vocabulary import (
     TROUBLES,
     AbandonReason,
     ClientId,
+    Digest,
     FailureReason,
     Fate,
     LossReason,
@@ -32,6 +33,7 @@ NO_FAILURES = (
     AbandonReason.PAUSE_REQUESTED,
     AbandonReason.AWAITS_APPROVAL,
     AbandonReason.AWAITS_CLIENTS,
+    AbandonReason.FILES_LOST,
 )
 """Reasons of abandoned rounds that use up no retry."""
 
@@ -209,12 +211,20 @@ class Referee:
                 self.short_since = self.now
             case e.DiskFree():
                 self._time_runs_again(self.now)
+            case e.FilesLost(updates):
+                self._lose({*updates})
             case e.StopRequested():
                 self._stop()
             case e.PauseRequested():
                 self._pause()
             case e.ResumeRequested(wait):
                 self._resume(wait=wait)
+
+    def _lose(self, digests: set[Digest]) -> None:
+        self.run.lose(digests)
+        if self.run.round is not None:
+            self._rounds.lost(self.run.round, digests)
+            self._hand_over()
 
     def _joined(self, event: e.ClientJoined) -> None:
         run, client_id = self.run, event.client_id

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable
 
-from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId
+from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Digest, Fate, RejectReason, RoundId
 from atoll.server.rounds import events as e
 from atoll.server.rounds.policy import FIRST_WAIT_S
 from atoll.server.rounds.run_rules import RunRules
@@ -209,6 +209,20 @@ class RoundReferee:
             if policy.linger == 0:
                 self._close(round_, CloseReason.LINGER_OVER)
 
+    def lost(self, round_: RoundFacts, digests: Collection[Digest]) -> None:
+        """Go on without updates that are lost: fold the others, or abandon a closed round below its quorum."""
+        lost = [u.client_id for u in (*round_.late.values(), *round_.reported.values()) if u.digest in digests]
+        round_.lost += lost
+        round_.late = {c: u for c, u in round_.late.items() if u.digest not in digests}
+        round_.reported = {c: u for c, u in round_.reported.items() if u.digest not in digests}
+        if lost and round_.is_aggregating:
+            if _within_reach(round_) < self.policy.quorum_count:
+                self.abandon(round_, AbandonReason.FILES_LOST)
+            else:
+                self.aggregate(round_)
+        elif lost and len(round_.reported) < self.policy.quorum_count:
+            round_.linger_by = None
+
     def _waits_for_silent(self, round_: RoundFacts) -> bool:
         """Return whether only the clients that are lost by silence can make the quorum before the deadline."""
         quorum = self.policy.quorum_count
@@ -230,7 +244,9 @@ class RoundReferee:
         """Abandon the round; not as a failure if its quorum is out of reach only for want of approvals."""
         counted = (*round_.reported, *round_.late, *round_.with_fate(Fate.WAITING))
         in_time = counted if reason is AbandonReason.QUORUM_OUT_OF_REACH else (*round_.reported, *round_.late)
-        if self.run.may_wait_for_approvals(counted, now, self.policy):
+        if round_.lost and len({*in_time, *round_.lost}) >= self.policy.quorum_count:
+            reason = AbandonReason.FILES_LOST
+        elif self.run.may_wait_for_approvals(counted, now, self.policy):
             reason = AbandonReason.AWAITS_APPROVAL
         elif self.run.lacks_only_the_away(round_, in_time, self.wait):
             reason = AbandonReason.AWAITS_CLIENTS

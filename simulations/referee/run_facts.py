@@ -10,6 +10,7 @@ from atoll.protocol.vocabulary import (
     AbandonReason,
     ClientId,
     CloseReason,
+    Digest,
     Fate,
     RejectReason,
     RoundId,
@@ -31,6 +32,7 @@ class Accepted:
     was_late: bool
     used_in: list[RoundId] = field(default_factory=list)
     is_left: bool = False  # it is settled that no model will contain it
+    is_lost: bool = False  # on the coordinator's disk; it counts if it comes once more
 
 
 @dataclass(slots=True)
@@ -59,6 +61,7 @@ class RoundFacts:
     abandon_reason: AbandonReason | None = None
     is_committed: bool = False
     waiting_since: float | None = None  # the beginning of a wait for clients
+    lost: list[ClientId] = field(default_factory=list)  # the client of each update that was lost on the disk meanwhile
     is_forgotten: bool = False  # the coordinator no longer remembers its clients
 
     @property
@@ -152,6 +155,7 @@ class RunFacts:
     rounds: dict[RoundId, RoundFacts] = field(default_factory=dict)
     accepted: dict[tuple[ClientId, RoundId], Accepted] = field(default_factory=dict)
     carried: dict[ClientId, Update] = field(default_factory=dict)
+    lost_on_disk: set[Digest] = field(default_factory=set)
     waiting: list[Update] = field(default_factory=list)  # for the next buffers of an asynchronous run
     sampler_view: SamplerView = field(default_factory=SamplerView)
 
@@ -246,6 +250,17 @@ class RunFacts:
     def leave(self, update: Update) -> None:
         """Record that no model will contain the update."""
         self.accepted[update.client_id, update.round_id].is_left = True
+
+    def lose(self, digests: set[Digest]) -> None:
+        """Record that updates which wait for a commit are lost on the disk."""
+        self.lost_on_disk |= digests
+        for (client_id, round_id), accepted in self.accepted.items():
+            if accepted.update.digest in digests and not accepted.used_in and not accepted.is_left:
+                accepted.is_left = accepted.is_lost = True
+                self.rounds[round_id].fates[client_id] = Fate.FAILED
+                self.rounds[round_id].gone_for_now -= {client_id}
+        self.carried = {c: update for c, update in self.carried.items() if update.digest not in digests}
+        self.waiting = [update for update in self.waiting if update.digest not in digests]
 
     def adaptive_seconds(self, clients: Iterable[ClientId], policy: StragglerPolicy) -> float:
         """Compute the adaptive deadline of a cohort from its clients' measured durations [s]."""

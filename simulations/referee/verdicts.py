@@ -25,6 +25,7 @@ def verdict_on(update: Update, run: RunFacts, rules: RunRules) -> tuple[Verdict,
     """Return the verdict, and the reason if it is not an acceptance."""
     round_ = run.rounds.get(update.round_id)
     before = run.accepted.get((update.client_id, update.round_id))
+    before = None if before is not None and before.is_lost else before
     is_forgotten = round_ is not None and round_.is_forgotten
     if not is_forgotten and before is not None and before.update.digest == update.digest:
         return Verdict.AGAIN, None

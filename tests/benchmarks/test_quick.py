@@ -195,3 +195,13 @@ def test_two_models_are_trained_by_both_engines_and_auto_takes_one():
     assert set(values) == {f"{name}, 20 clients: auto, times the faster engine" for name in ("mlp", "gru")}
     assert min(values.values()) >= 1
     assert document["ours"]["gru, 20 clients"]["times"] > 1
+
+
+@pytest.mark.long
+def test_what_a_small_federation_takes_is_what_the_page_of_sizes_says():
+    """The rows of the page: `python -m benchmarks.sizing`."""
+    document = measure("sizing", "--quick")
+    assert [bar for bar in document["bars"] if not bar["ok"]] == []
+    [row] = document["ours"]["rows"]
+    assert row["up_bytes_of_a_round"] > row["model_bytes"] < row["down_bytes_of_a_round"]
+    assert 0 < row["site_disk_bytes"] < row["coordinator_disk_bytes"]

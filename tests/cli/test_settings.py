@@ -4,10 +4,13 @@ import os
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+import atoll
 from atoll import Local, __version__
+from atoll.protocol.build import build_of
 from tests.cli.invoking import invoke, said, shown
 from tests.waiting import BOUND_S
 
@@ -40,7 +43,8 @@ def test_one_section_is_printed_alone() -> None:
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    assert said("--version") == f"atoll {__version__}\n"
+    """And its build is that of the sources, wherever they lie."""
+    assert said("--version") == f"atoll {__version__} build {build_of(Path(atoll.__file__).parent)}\n"
 
 
 @pytest.mark.parametrize("command", ["", "run", "round", "client", "model", "run start", "model export"])

@@ -82,7 +82,8 @@ async def test_metrics_only_answers_evaluations_and_trains_nothing(tmp_path):
 
 
 @live
-async def test_a_run_waits_for_approval_and_the_coordinator_hears_when_it_has_come(tmp_path):
+async def test_a_run_waits_for_approval_and_the_coordinator_hears_when_it_has_come(tmp_path, caplog):
+    """The site's log and the coordinator's have the command that approves the run."""
     async with (
         lagoon() as coordinator,
         agent(coordinator, tmp_path / "a", policy=policy(tmp_path, 'approval = "each_run"\n')),
@@ -92,10 +93,16 @@ async def test_a_run_waits_for_approval_and_the_coordinator_hears_when_it_has_co
         failed = await coordinator.heard("failed")
         assert (failed.reason, failed.waits) == ("awaits_approval", True)
         [run] = PolicyHistory(tmp_path / "a").runs()
-        assert failed.detail == f"approval: run 'run-1' waits for approval here, terms {run.fingerprint}"
+        command = f"`atoll site approve run-1 --terms {run.fingerprint}`"
+        assert failed.detail == f"approval: its site's operator approves it with {command}"
+        assert (
+            f"run run-1 waits for approval: its site's operator approves it with {command}, here with " in caplog.text
+        )
+        assert f"--state {tmp_path / 'a'}" in caplog.text
         asked = pb.Evaluate(run_id="run-1", task="tiny:task", version=1, model_digest=version.digest, time_left_s=30)
         await coordinator.push(evaluate=asked)
         assert (await coordinator.heard("evaluated")).reason == "awaits_approval"
+        assert caplog.text.count("waits for approval") == 1, "one line for its terms"
         PolicyHistory(tmp_path / "a").decided("run-1", Standing.APPROVED, 1.0)
         await coordinator.heard("ready")
         await coordinator.invite(version, round_id=2)

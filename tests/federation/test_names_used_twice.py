@@ -16,6 +16,7 @@ from tests.federation.test_ranks import rows_of
 ADDRESS = r"127\.0\.0\.1:\d+"
 FAST = {"coordinator__lease": 3.0, "round__cohort_size": 3, "round__quorum": 3, "round__deadline": 100}
 TWICE = re.compile(rf"client a is used twice: the process at {ADDRESS} has the place, and the one at {ADDRESS} asks")
+TOLD = re.compile(f"the coordinator says: two agents use this site's name: {TWICE.pattern}")
 TAKEN = re.compile(rf"another agent uses this site's name: .*{ADDRESS}.*; trying again in")
 
 
@@ -47,6 +48,7 @@ def test_a_second_agent_of_a_name_is_refused_and_both_addresses_are_told(tmp_pat
         it.coordinator(rounds=3, **FAST)
         used_twice(it)
         assert TAKEN.search(it.log("double"))
+        it.wait_for(lambda: TOLD.search(it.log("a")))
         assert clients(it)["a"]["connected"]
         assert TWICE.search(clients(it)["a"]["name_conflict"])
         seen = it.show("run", "show", "trouble-1")

@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from atoll.server.backup.backup import back_up
-from atoll.server.backup.required_files import damaged, needs_of
 from atoll.server.backup.restore import restore
+from atoll.server.required.losses import losses_in
+from atoll.server.required.needs import needs_of
 from tests.federation.processes import ATOLL, TASK, federation
 
 PLAIN = """
@@ -70,7 +71,7 @@ def test_a_backup_of_a_run_under_way_is_whole_and_the_run_goes_on_from_it_elsewh
         back_up(it.state, tmp_path / "backup.tar")
         assert (tmp_path / "backup.tar").stat().st_mode & 0o077 == 0
         for number in range(3):
-            assert list(damaged(tmp_path / f"backup{number}", needs_of(tmp_path / f"backup{number}"))) == []
+            assert losses_in(tmp_path / f"backup{number}") == []
         [before] = needs_of(tmp_path / "backup2")
         it.wait_for(lambda: len(versions(it, "trouble-1")) > before.version + 3)  # the sites are ahead of the backup
         for name in it.running:
@@ -106,4 +107,4 @@ def test_a_backup_holds_what_lies_at_the_ranks_that_the_coordinator_has_started(
         assert list((tmp_path / "backup").glob("aggregators/*/identity/**/key.pem"))
         assert {path.name for path in (tmp_path / "bare").rglob("*.pem")} == {"public.pem"}
         restore(tmp_path / "backup", tmp_path / "new")
-        assert list(damaged(tmp_path / "new", needs_of(tmp_path / "new"))) == []
+        assert losses_in(tmp_path / "new") == []

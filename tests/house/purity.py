@@ -35,6 +35,8 @@ PURE: dict[str, frozenset[str]] = {
     "client/session": NOTHING,
     "client/session/rollback_rules.py": frozenset({"atoll.protocol.identity.clock_hint"}),  # the instants in words
     "protocol/audit/recovery.py": frozenset({"atoll.protocol.audit.chain", "mmap", "re"}),  # handed a file's bytes
+    "protocol/notices/book.py": frozenset({"atoll.protocol.notices.notice"}),
+    "protocol/notices/notice.py": NOTHING,
     "protocol/identity/names.py": frozenset({"re"}),
     "aggregation/printable.py": frozenset({"difflib"}),
     "protocol/wire/mesh_use.py": NOTHING,
@@ -46,6 +48,7 @@ PURE: dict[str, frozenset[str]] = {
     "server/following/follower.py": frozenset({"atoll.server.views.sentences"}),  # pure, but for `json`
     "server/following/items.py": NOTHING,
     "server/views/narration.py": NOTHING,
+    "server/views/notices.py": frozenset({"atoll.protocol.identity.clock_hint", "atoll.server.identity.register"}),
     "server/backup/contents.py": frozenset({"pydantic", "re"}),
     "server/exchanges": NOTHING,
     "server/identity/rules.py": NOTHING,

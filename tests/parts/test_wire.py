@@ -16,8 +16,8 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.vocabulary import RejectReason
 from atoll.server.backup.backup import back_up
-from atoll.server.backup.required_files import damaged, lacking, needs_of
 from atoll.server.backup.restore import restore
+from atoll.server.required.losses import losses_in
 from benchmarks.dividing import KINDS, boxes_of, divide
 from tests.client.fake_coordinator import until
 from tests.wire.live_coordinator import running
@@ -318,20 +318,20 @@ async def test_a_backup_has_every_part_and_names_what_is_missing_or_damaged(tmp_
         assert reply.verdict.accepted
         back_up(state, tmp_path / "backup")
     restore(tmp_path / "backup", tmp_path / "new")
-    needs = needs_of(tmp_path / "new")
-    assert list(damaged(tmp_path / "new", needs)) == []
+    assert losses_in(tmp_path / "new") == []
     updates = tmp_path / "new" / "runs" / "tiny-1" / "updates"
     assert files(tmp_path / "new", "updates") == [f"000{k}.{kind}" for k in range(3) for kind in ("bin", "json")]
     [data] = updates.glob("*.0001.bin")
     data.write_bytes(bytes(data.stat().st_size))
-    [fault] = damaged(tmp_path / "new", needs)
-    assert "0001.bin: its bytes are not those of its manifest" in fault
+    [loss] = losses_in(tmp_path / "new")
+    assert (loss.path, loss.fault) == (data, "is damaged (tensor 'w' does not have the SHA-256 of its manifest)")
     data.write_bytes(b"")
-    [fault] = damaged(tmp_path / "new", needs)
-    assert "0001.bin" in fault
+    [loss] = losses_in(tmp_path / "new")
+    assert loss.fault.startswith("has 0 bytes, not ")
+    assert loss.cost.startswith("it is the accepted update of a in round 1")
     [findings] = updates.glob("*.0002.json")
     findings.unlink()
-    assert lacking(tmp_path / "new", needs) == [findings]
+    assert {loss.path: loss.fault for loss in losses_in(tmp_path / "new")}[findings] == "is missing"
     async with running(state, rounds=2) as it, it.client("b") as b:
         _, verdict = await report(b, 3.0)
         assert verdict.accepted

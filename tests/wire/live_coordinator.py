@@ -21,7 +21,7 @@ from atoll.protocol.settings import load_text
 from atoll.protocol.wire.channel import PROTOCOL
 from atoll.protocol.wire.stream import first_status
 from atoll.server.config.run import RunFile
-from atoll.server.process import host
+from atoll.server.process import Accepted, host
 from benchmarks.members import equip
 from tests.waiting import BOUND_S
 
@@ -78,12 +78,18 @@ def settings(state, **overrides):
 
 
 @asynccontextmanager
-async def running(state, **overrides) -> AsyncIterator[Live]:
+async def running(state, *, accept_losses=False, **overrides) -> AsyncIterator[Live]:
     """A coordinator that hosts the tiny task until the block ends."""
     config = settings(state, **overrides)
     ready = asyncio.get_running_loop().create_future()
     process = asyncio.ensure_future(
-        host(config.coordinator, config.run, stay=True, on_ready=lambda c, a: ready.set_result(Live(c, a)))
+        host(
+            config.coordinator,
+            config.run,
+            stay=True,
+            accepts=Accepted(losses=accept_losses),
+            on_ready=lambda c, a: ready.set_result(Live(c, a)),
+        )
     )
     done, _ = await asyncio.wait([process, ready], return_when=asyncio.FIRST_COMPLETED)
     if process in done:

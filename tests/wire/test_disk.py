@@ -8,7 +8,8 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from atoll.server.errors import StateInUse
+from atoll.server.errors import OperatorError, StateInUse
+from atoll.server.hosting.recovering import WAY_OUT
 from tests.cli.invoking import refused
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live, report
@@ -133,7 +134,7 @@ async def test_damaged_current_version_is_found_at_the_start_and_named(tmp_path)
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1
     path.write_bytes(damaged)
-    with pytest.raises(OSError, match=r"000000.safetensors.*'w'.*backup"):
+    with pytest.raises(OperatorError, match=r"(?s)000000.safetensors is damaged \(tensor 'w'.*backup"):
         async with running(tmp_path / "state"):
             pass
 
@@ -144,9 +145,11 @@ def test_files_of_another_moment_than_the_journal_are_an_operators_mistake(tmp_p
     one_round(state)
     gone = state / "runs" / "tiny-1" / "versions" / file
     gone.unlink()
-    assert refused("coordinator", "--state", state, "--insecure", "--set", "coordinator.listen=127.0.0.1:0") == [
-        f"run tiny-1 is at version 1, of which {gone} is missing: the files and the journal are from different "
-        "instants; restore both from one backup"
+    said = refused("coordinator", "--state", state, "--insecure", "--set", "coordinator.listen=127.0.0.1:0")
+    assert said == [
+        f"run tiny-1: {gone} is missing: it is the global model: the run fails; `atoll model export --version` still "
+        "exports the others",
+        WAY_OUT,
     ]
 
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import shutil
+import subprocess
+import sys
 from contextlib import asynccontextmanager
 
 import numpy as np
 
 from atoll.client.config import AgentConfig
-from atoll.client.disk.seen_store import Memory
+from atoll.client.policy.history import PolicyHistory
 from atoll.client.process import run_agent
 from atoll.protocol.identity.names import Identity, Role
 from benchmarks.members import equip
@@ -55,7 +57,7 @@ def fates(it):
 
 
 @live
-async def test_it_is_refused_until_the_sites_operator_accepts_it(tmp_path):
+async def test_it_is_refused_until_the_sites_operator_accepts_it_beside_the_running_agent(tmp_path):
     state, folder, backup = tmp_path / "state", tmp_path / "agent", tmp_path / "backup"
     async with running(state, **SETTINGS) as it, at_work(it, folder, Some(1)):
         await committed(it, 1)
@@ -69,6 +71,11 @@ async def test_it_is_refused_until_the_sites_operator_accepts_it(tmp_path):
             await until(lambda: "rollback" in fates(it).values())
             assert it.run.machine.ledger.version == 1
             assert runner.orders == []
-        assert Memory(folder / "seen").forget(it.run.run_id)
-        async with at_work(it, folder, Some(1)):
+            name = str(it.run.run_id).rpartition("-")[0]
+            command = [sys.executable, "-m", "atoll", "site", "accept-rollback", name, "--state", str(folder)]
+            said = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+            assert said.returncode == 0, said.stderr
+            assert f"version of run {it.run.run_id} are accepted as its newest" in said.stdout
+            assert "has not taken" not in said.stderr
             await committed(it, 2)
+            assert PolicyHistory(folder).accepted_rollbacks() == []

@@ -9,9 +9,9 @@ import pytest
 from atoll.protocol.vocabulary import RunState
 from atoll.server.files import incoming
 from atoll.server.files.incoming import SMALL_BYTES
-from atoll.server.hosting.keep import Keep
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.process import host
+from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import ClientJoined, CohortDrawn, Profile, RoundDue, RunStarted, Update, UpdateReceived
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine

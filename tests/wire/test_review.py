@@ -14,8 +14,8 @@ from atoll.protocol.vocabulary import RunId, RunState, Version
 from atoll.server.files import incoming
 from atoll.server.files.incoming import SMALL_BYTES
 from atoll.server.hosting import run_driver as driver_module
-from atoll.server.hosting.keep import Keep
 from atoll.server.process import host
+from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import UpdateReceived
 from atoll.server.views.history import History
 from atoll.server.views.views import unmeasured

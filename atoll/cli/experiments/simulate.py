@@ -381,7 +381,7 @@ def _of_a_coordinator_alone(overrides: list[str]) -> list[str]:
     from atoll.simulations.federation.config import OF_A_COORDINATOR
 
     keys = [override.partition("=")[0].strip() for override in overrides]
-    unused = [key for key in keys if key.startswith("coordinator.") and key not in OF_A_COORDINATOR]
+    unused = [key for key in keys if key.startswith(("coordinator.", "notify.")) and key not in OF_A_COORDINATOR]
     return [f"{key}: {NO_COORDINATOR}: leave it out" for key in unused]
 
 

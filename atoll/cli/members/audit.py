@@ -1,6 +1,7 @@
 """`atoll audit ...`: verify, show and export a coordinator's audit log."""
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -58,6 +59,15 @@ Since = Annotated[
     typer.Option("--since", metavar="TIME", help="First instant, such as 2026-01-31T12:00Z; UTC without a time zone."),
 ]
 Until = Annotated[str, typer.Option("--until", metavar="TIME", help="End of the period, exclusive; as --since.")]
+Archives = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--archive", metavar="DIR", help="The archive with the lines before, as `audit archive` made it; repeatable."
+    ),
+]
+Into = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="The archive: a new folder, or the one of the last archive.")
+]
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="FILE", help="The new file to write; by default standard output.")
 ]
@@ -68,18 +78,20 @@ def verify(
     files: Files = None,
     key: Key = None,
     known: Known = [],  # noqa: B006 - typer's way to say "none given"; never changed
+    archives: Archives = None,
     state: options.State = options.STATE,
     json: options.Json = False,
 ) -> None:
     """Verify a log: find every line that was changed, removed, reordered or repeated, and every wrong signature.
 
-    Exit code 0: no fault; 1: faults. A log that was cut off at its end, or rewritten by a holder of its key, fails only
-    against a checkpoint that was stored elsewhere: name it with --checkpoint.
+    A log whose older lines were archived is verified from there on, and says what it relies on; with --archive, all
+    of it is. Exit code 0: no fault; 1: faults. A log that was cut off at its end, or rewritten by a holder of its key,
+    fails only against a checkpoint that was stored elsewhere: name it with --checkpoint.
     """
     from atoll.server.audit.reading import verify as verify_source
 
     expected = _checkpoints(known)
-    with _source(files, key, state) as opened, _reading(opened) as source:
+    with _source(files, key, state, archives) as opened, _reading(opened) as source:
         found = verify_source(source, expected)
     if json:
         repairs = {"mended": [_event(line) for line in found.mended], "cut_files": [path.name for path in source.cut]}
@@ -97,13 +109,14 @@ def show(
     last: Last = 20,
     action: ActionIs = "",
     actor: Actor = "",
+    archives: Archives = None,
     state: options.State = options.STATE,
     json: options.Json = False,
 ) -> None:
     """Show the newest events, and the newest checkpoint, to store elsewhere. `atoll audit verify` checks them."""
     from atoll.server.audit.reading import last_checkpoint, last_events
 
-    with _source(files, None, state) as opened, _reading(opened) as source:
+    with _source(files, None, state, archives) as opened, _reading(opened) as source:
         lines = last_events(source, last, action=action, actor=actor)
         if not lines and action:
             _check_action(action)
@@ -123,13 +136,14 @@ def export(
     since: Since = "",
     until: Until = "",
     out: Out = None,
+    archives: Archives = None,
     state: options.State = options.STATE,
 ) -> None:
     """Export the log or a period of it, unchanged: JSON lines, times in RFC 3339. `atoll audit verify` reads it."""
     from atoll.server.audit.reading import between
 
     begin, end = _period(since, until)
-    with _source(files, None, state) as source:
+    with _source(files, None, state, archives) as source:
         if out is None:
             for line in between(source, begin, end):
                 sys.stdout.buffer.write(line)
@@ -139,8 +153,52 @@ def export(
             file.writelines(between(shown, begin, end))
 
 
+@app.command()
+def archive(out: Into, state: options.State = options.STATE, json: options.Json = False) -> None:
+    """Move all lines of the log into an archive, also while the coordinator runs; the log continues behind them.
+
+    The archive keeps its proof: its last line is a checkpoint, whose hash the log's next line names. `atoll audit
+    verify --archive DIR` verifies across. Keep the archive as long as the log must be kept.
+    """
+    from atoll.protocol.audit.files import audit_folder
+
+    if is_elsewhere(state):
+        raise CommandError("the log is archived on the coordinator's machine: run this there, with --state")
+    as_archived(audit_folder(state), out, "coordinator", json=json)
+
+
+def as_archived(folder: Path, out: Path, writer: str, *, json: bool) -> None:
+    """Archive the lines of a log, and print what was moved.
+
+    Raises:
+        CommandError: there is no log, or the archive cannot be written.
+    """
+    from atoll.cli.local_audit import os_user
+    from atoll.protocol.audit.files import AuditFiles, log_files
+
+    if not log_files(folder):
+        raise CommandError(f"there is no log in {folder}: name another state directory with --state")
+    try:
+        with waiting_for(f"the lock of {folder}", "until its holder has written"):
+            files = AuditFiles(folder, time.time, writer=writer)
+            try:
+                done = files.archive(out, actor=os_user(), role="local")
+            finally:
+                files.close()
+    except OSError as error:
+        raise CommandError(f"nothing is archived: {error}") from error
+    if json:
+        lines = {"first": done.first, "last": done.last, "bytes": done.num_bytes} if done is not None else {}
+        as_json({"out": str(out), "files": [] if done is None else [path.name for path in done.files], **lines})
+        return
+    if done is None:
+        say("nothing to archive: no line was written since the last archive")
+        return
+    say(f"lines {done.first} to {done.last} ({printable_size(done.num_bytes)}) are in {out}; the log continues behind")
+
+
 @contextmanager
-def _source(files: list[Path] | None, key: Path | None, state: Path) -> "Iterator[Source]":
+def _source(files: list[Path] | None, key: Path | None, state: Path, archives: list[Path] | None) -> "Iterator[Source]":
     """Open the log to read: the named files, that of the state directory, or a copy from the joined coordinator."""
     from atoll.cli.runs import admin
     from atoll.protocol.audit.files import audit_folder
@@ -158,6 +216,7 @@ def _source(files: list[Path] | None, key: Path | None, state: Path) -> "Iterato
         else:
             with waiting_for(f"the lock of the audit log {audit_folder(state)}", "until its holder has written"):
                 source = Source.of_state(state)
+        source = source.behind(archives) if archives else source
         yield source.with_key(key) if key is not None else source
 
 
@@ -242,6 +301,7 @@ def _summary(found: "Verifier") -> dict[str, Any]:
         "checkpoint": str(newest.checkpoint) if newest is not None else None,
         "checkpoint_time": newest.time if newest is not None else None,
         "key": found.key,
+        "relies_on": None if found.archived is None else found.archived.prev,
     }
 
 
@@ -258,7 +318,10 @@ def _say_verdict(found: "Verifier", cut: Sequence[Path]) -> None:
     what = _summary(found)
     lines = "" if found.first is None else f", lines {what['first']} to {what['last']}"
     say(f"{count_of(what['events'], 'event')} and {count_of(what['checkpoints'], 'checkpoint')}{lines}")
-    if what["first"]:
+    if (archived := found.archived) is not None:
+        moved = f"lines 0 to {archived.seq - 1} were archived at {archived.time}, the last with hash {archived.prev}"
+        say(f"{moved}: with --archive DIR they are verified, too")
+    elif what["first"]:
         say(f"a log begins at line 0, these files at line {what['first']}")
     if what["checkpoint"]:
         say(f"last checkpoint {what['checkpoint']} of {what['checkpoint_time']}, signed by {what['key']}")

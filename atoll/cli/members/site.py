@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, clock, note, say, table
 from atoll.cli.waiting import waiting_for
+from atoll.protocol.run_names import RunNotNamed, only_named
 
 if TYPE_CHECKING:
     from atoll.client.policy.decide import Standing
@@ -35,6 +36,9 @@ Terms = Annotated[
         "--terms", metavar="TERMS", help="Approve only these terms, as in the last column of `atoll site list`."
     ),
 ]
+
+TAKEN_S = 10.0
+"""Seconds that a command waits for a running agent to take what it asks for."""
 
 SHOWN_MAX = 80
 """Characters of the operator's terms that a message quotes."""
@@ -96,7 +100,7 @@ def forget(run: options.RunArgument, state: State = None, json: options.Json = F
     from atoll.cli.local_audit import record_at_site
 
     with _history(state) as history:
-        _known(history, run)
+        run = _known(history, run)
         history.forget(run)
     record_at_site(history.path.parent, "site.forgotten", run, "")
     if json:
@@ -110,29 +114,66 @@ def accept_rollback(run: options.RunArgument, state: State = None, json: options
     """Accept a rollback of a run, once: to an older round or version than this site has seen, or to another model.
 
     An agent refuses a rollback, as it may be a replay of old messages. It also follows when the coordinator's state was
-    restored from a backup, or when a new coordinator uses the id of an old run: ask its operator first. Stop the agent
-    before this command.
+    restored from a backup, or when a new coordinator uses the id of an old run: ask its operator first. A running agent
+    takes it within a second, and asks for its next round.
     """
+    from atoll.cli.local_audit import record_at_site
+    from atoll.client.disk.seen_store import runs_in
+
+    folder = _folder(state)
+    try:
+        known = runs_in(folder / "seen")
+        run = only_named(run, ((run_id, run_id.rpartition("-")[0]) for run_id in known))
+    except RunNotNamed as error:
+        several = any(run_id.rpartition("-")[0] == run for run_id in known)
+        fault = str(error) if several else f"this site has seen nothing of run {run!r}{instead_of(run, known)}"
+        raise CommandError(fault) from None
+    record_at_site(folder, "site.rollback", run, "")
+    is_taken = _forgotten_by_the_agent(folder, run)
+    if json:
+        as_json({"run": run, "seen": None, "taken": is_taken})
+        return
+    say(f"the next round and version of run {run} are accepted as its newest")
+    if not is_taken:
+        note(f"the agent has not taken this within {TAKEN_S:g} s, and does when it runs: see its log")
+
+
+def _forgotten_by_the_agent(folder: Path, run: str) -> bool:
+    """Forget what a site has seen of a run, in the place of its agent or through it; return whether it is done."""
     from atoll.client.disk.seen_store import Memory
     from atoll.client.disk.state_directory import StateDirectory
+    from atoll.client.policy.history import PolicyHistory
     from atoll.protocol.settings import ConfigError
     from atoll.protocol.vocabulary import RunId
 
-    try:
-        directory = StateDirectory(_folder(state))
-    except ConfigError as error:
-        raise CommandError(*error.faults, "stop the agent first, and start it again afterwards") from None
-    try:
-        memory = Memory(directory.seen)
-        if not memory.forget(RunId(run)):
-            known = sorted(filter(None, memory.runs()))
-            raise CommandError(f"this site has seen nothing of run {run!r}{instead_of(run, known)}")
-    finally:
-        directory.close()
-    if json:
-        as_json({"run": run, "seen": None})
-        return
-    say(f"the next round and version of run {run} are accepted as its newest")
+    with suppress(ConfigError), closing(StateDirectory(folder)) as directory:  # no agent runs
+        Memory(directory.seen).forget(RunId(run))
+        return True
+    with closing(PolicyHistory(folder)) as history:
+        history.accept_rollback(run, time.time())
+        with waiting_for("the running agent", f"up to {TAKEN_S:g} s"):
+            until = time.monotonic() + TAKEN_S
+            while run in history.accepted_rollbacks() and time.monotonic() < until:
+                time.sleep(TAKEN_S / 100)
+        return run not in history.accepted_rollbacks()
+
+
+@app.command()
+def archive(
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="The archive: a new folder, or the one of the last archive.")
+    ],
+    state: State = None,
+    json: options.Json = False,
+) -> None:
+    """Move the log of a site's decisions into an archive, also while the agent runs; the log continues behind it.
+
+    The archive keeps its proof: `atoll audit verify --archive DIR STATE/decisions/audit-*.jsonl` verifies across.
+    """
+    from atoll.cli.members.audit import as_archived
+    from atoll.client.policy.decisions import NAME
+
+    as_archived(_folder(state) / NAME, out, "agent", json=json)
 
 
 def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, fingerprint: str = "") -> None:
@@ -141,7 +182,7 @@ def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, f
     from atoll.client.policy.history import OtherTerms
 
     with _history(state) as history:
-        _known(history, run)
+        run = _known(history, run)
         try:
             terms = history.decided(run, standing, time.time(), fingerprint=fingerprint)
         except OtherTerms:
@@ -166,10 +207,19 @@ def _codec(algorithm: str, codec: str) -> str:
     return (codec or "plain") if algorithm else "-"
 
 
-def _known(history: "PolicyHistory", run: str) -> None:
+def _known(history: "PolicyHistory", run: str) -> str:
+    """Return the id of a run that has asked, which is named by its id or, if only one has that name, by its name.
+
+    Raises:
+        CommandError: no such run has asked here, or several have.
+    """
     known = [terms.run_id for terms in history.runs()]
-    if run not in known:
-        raise CommandError(f"run {run!r} has not asked here{instead_of(run, known)}")
+    try:
+        return only_named(run, ((run_id, run_id.rpartition("-")[0]) for run_id in known))
+    except RunNotNamed as error:
+        several = any(run_id.rpartition("-")[0] == run for run_id in known)
+        fault = str(error) if several else f"run {run!r} has not asked here{instead_of(run, known)}"
+        raise CommandError(fault) from None
 
 
 @contextmanager

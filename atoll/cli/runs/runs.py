@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import count_of, instead_of
+from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, best_text, clock, metrics_text, note, say, shortened, table
@@ -13,6 +13,7 @@ from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.runs.sites import show_sites
 from atoll.cli.runs.statistics import statistics
 from atoll.cli.runs.views import read_view
+from atoll.protocol.run_names import RunNotNamed, only_named
 
 if TYPE_CHECKING:
     from atoll.protocol.atoll_pb2 import RunReply
@@ -153,9 +154,10 @@ def delete(
     """Delete an ended run with its records and all versions of its model. Its id is never used again."""
     from atoll.cli.runs import admin
 
-    known = [row["run"] for row in read_view("runs", state)]
-    if run not in known:
-        raise CommandError(f"there is no run {run!r}{instead_of(run, known)}")
+    try:
+        run = only_named(run, ((row["run"], row["name"]) for row in read_view("runs", state)))
+    except RunNotNamed as error:
+        raise CommandError(str(error)) from None
     if not yes:
         where = "the joined coordinator" if is_elsewhere(state) else state
         typer.confirm(f"delete {run} with all versions of its model from {where}?", abort=True, err=True)
@@ -186,7 +188,8 @@ def list_runs(
         ],
         empty=f"{state} has no run yet; start one: atoll run start RUN.toml",
     )
-    for sentence in dict.fromkeys(sentence for row in rows for sentence in row.get("clocks", [])):
+    said = (sentence for row in rows for sentence in (*row.get("clocks", ()), *row.get("notices", ())))
+    for sentence in dict.fromkeys(said):
         note(sentence)
 
 

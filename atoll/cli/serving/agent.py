@@ -136,6 +136,7 @@ def _checked(
     from atoll.cli.serving.agent_check import faults_at_the_site
     from atoll.client.config import AgentConfig
     from atoll.client.process import tasks_by_name
+    from atoll.protocol.notices.settings import faults_of_machine
     from atoll.protocol.settings import ConfigError, load
 
     faults = [fault for reference in references if (fault := missing_file(reference)) is not None]
@@ -146,7 +147,7 @@ def _checked(
         faults += error.faults
     of_python = [] if settings is None else _faults_of_python(settings.python)
     if settings is not None:
-        faults += [*_faults_of_policy(settings.policy), *of_python]
+        faults += [*_faults_of_policy(settings.policy), *of_python, *faults_of_machine(settings.notify)]
     try:
         named = tasks_by_name(references)
     except ConfigError as error:

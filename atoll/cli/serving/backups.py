@@ -1,18 +1,37 @@
-"""`atoll backup` and `atoll restore`: copy a coordinator's state directory, and make one from the copy."""
+"""`atoll backup` and `atoll restore`: copy a coordinator's state directory, check the copy, and make one from it."""
 
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atoll.aggregation.printable import printable_size
 from atoll.cli import options
-from atoll.cli.faults import CommandError
+from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, clock, note, say
 from atoll.cli.waiting import waiting_for
 
 if TYPE_CHECKING:
     from atoll.server.backup.backup import Backup
+
+MAKE = "make"
+
+
+class _Backup(Commands):
+    """The commands of `atoll backup`, of which `make` need not be named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Take `atoll backup STATE FILE` for `atoll backup make STATE FILE`."""
+        is_named = not args or args[0] in self.commands or args[0] in ctx.help_option_names
+        return super().parse_args(ctx, args if is_named else [MAKE, *args])
+
+
+app = typer.Typer(
+    cls=_Backup,
+    no_args_is_help=True,
+    help="Back up a coordinator's state directory (`atoll backup STATE FILE`), or verify a backup.",
+)
 
 From = Annotated[Path, typer.Argument(metavar="STATE", help="The coordinator's state directory; it may be in use.")]
 Out = Annotated[
@@ -20,6 +39,22 @@ Out = Annotated[
 ]
 Source = Annotated[Path, typer.Argument(metavar="FILE.tar | DIR", help="The backup to read.")]
 To = Annotated[Path, typer.Argument(metavar="STATE", help="The state directory to make: new, or empty.")]
+Database = Annotated[
+    str,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        help="The URL of a journal in PostgreSQL, where the directory's own is not the right one any more.",
+    ),
+]
+NewDatabase = Annotated[
+    str,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        help="Put the journal into this PostgreSQL database, whose schema is empty; without it it becomes a file.",
+    ),
+]
 WithoutKeys = Annotated[
     bool, typer.Option("--without-keys", help="Leave out the authority, all certificates, and the audit log's key.")
 ]
@@ -28,11 +63,14 @@ NAMED = 5
 """The number of files left out that are listed by name."""
 
 
-def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: options.Json = False) -> None:
-    """Back up a state directory, also while its coordinator runs.
+@app.command(MAKE)
+def backup(
+    state: From, out: Out, without_keys: WithoutKeys = False, database: Database = "", json: options.Json = False
+) -> None:
+    """Back up a state directory, also while its coordinator runs; `atoll backup STATE FILE` is the same.
 
-    A backup is a snapshot of the journal with every file that it refers to. Without --without-keys it contains the
-    coordinator's private keys: protect it as you protect them.
+    A backup is a snapshot of the journal, also of one in PostgreSQL, with every file that it refers to. Without
+    --without-keys it contains the coordinator's private keys: protect it as you protect them.
     """
     from atoll.cli.local_audit import recorded
     from atoll.cli.temporary import size_of, writing_to
@@ -44,9 +82,9 @@ def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: optio
         copying = waiting_for(f"the backup of {state}", "its files are copied and checked")
         writing = writing_to("FILE.tar | DIR", out, size_of(state), spared=(BackupFailed,))
         with recorded(state, Action.STATE_BACKUP, str(out.absolute())), copying as wait, writing:
-            made = back_up(state, out, keys=not without_keys, on_bytes=wait.advance)
+            made = back_up(state, out, keys=not without_keys, database=database, on_bytes=wait.advance)
     except BackupFailed as error:
-        raise CommandError(str(error)) from error
+        raise CommandError(*str(error).splitlines()) from error
     if json:
         as_json({"backup": out, **_contents(made), "left_out": made.strangers})
         return
@@ -57,7 +95,30 @@ def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: optio
         note(f"left out, as no files of the coordinator: {', '.join(made.strangers[:NAMED])}{more}")
 
 
-def restore(source: Source, state: To, json: options.Json = False) -> None:
+@app.command()
+def verify(source: Source, json: options.Json = False) -> None:
+    """Check a backup: every file against its digest, and the journal with the files that it relies on.
+
+    It is unpacked for that into a temporary folder (TMPDIR), which needs room for its files, and starts nothing.
+    """
+    from atoll.cli.temporary import size_of, writing_to
+    from atoll.server.backup.contents import BackupFailed
+    from atoll.server.backup.restore import verify as verify_backup
+
+    try:
+        copying = waiting_for(f"the files of {source}", "they are unpacked and checked")
+        with copying as wait, writing_to("TMPDIR", Path(gettempdir()), size_of(source), spared=(BackupFailed,)):
+            made = verify_backup(source, on_bytes=wait.advance)
+    except BackupFailed as error:
+        raise CommandError(*str(error).splitlines()) from error
+    if json:
+        as_json({"backup": source, **_contents(made)})
+        return
+    say(f"{source} is whole, as of {clock(made.made_at)} ({printable_size(made.num_bytes)})")
+    _list_runs(made)
+
+
+def restore(source: Source, state: To, database: NewDatabase = "", json: options.Json = False) -> None:
     """Make a state directory from a backup, after checking every file against its digest and the journal.
 
     Everything after the backup is lost: updates and rounds, and also invitations and revocations, which you must
@@ -72,7 +133,7 @@ def restore(source: Source, state: To, json: options.Json = False) -> None:
     try:
         copying = waiting_for(f"the files of {source}", "they are copied and checked")
         with copying as wait, writing_to("STATE", state, size_of(source), spared=(BackupFailed,)):
-            made = restore_from(source, state, on_bytes=wait.advance)
+            made = restore_from(source, state, database=database, on_bytes=wait.advance)
     except BackupFailed as error:
         raise CommandError(str(error)) from error
     record_local_action(state, Action.STATE_RESTORE, str(source.absolute()))
@@ -82,6 +143,10 @@ def restore(source: Source, state: To, json: options.Json = False) -> None:
     say(f"{state} is as of {clock(made.made_at)}")
     _list_runs(made)
     note("everything later is lost, revocations too: repeat `atoll client revoke` for each member revoked since")
+    if made.database and not database:
+        note(
+            f"the journal was in {made.database}, and is in {state / 'state.db'} now; --database puts it into a server"
+        )
     if not made.has_keys:
         note("the backup has no keys: put identity/ in place, or every client must enrol again")
         note(f"also put audit/key.pem in place, or move {state}/audit away to begin a new log (docs/backup.md)")

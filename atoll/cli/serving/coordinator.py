@@ -64,6 +64,14 @@ AcceptClock = Annotated[
         "right now. The audit log keeps it.",
     ),
 ]
+AcceptLosses = Annotated[
+    bool,
+    typer.Option(
+        "--accept-losses",
+        help="Start although files are missing or damaged that the journal relies on: accepted updates end as lost, "
+        "and a run without its model fails. The audit log keeps it.",
+    ),
+]
 Stay = Annotated[bool, typer.Option("--stay", help="Do not end with the last run; `atoll run start` adds more.")]
 
 
@@ -77,6 +85,7 @@ def coordinator(
     again: Again = False,
     stay: Stay = False,
     accept_clock: AcceptClock = False,
+    accept_losses: AcceptLosses = False,
     check: options.Check = False,
     json: options.CheckJson = False,
     log_form: options.Log = "text",
@@ -89,11 +98,14 @@ def coordinator(
     """
     if_stopped("before it listened")
     from atoll.cli.files import load_host, overriding
+    from atoll.protocol.notices.settings import faults_of_machine
     from atoll.server.config.run import RunFile
 
     options.json_only_with(check, json)
     given = {"state": state, "database": database, "aggregators": aggregators, "insecure": insecure}
     file = load_host(what, overriding(overrides, **{f"coordinator__{name}": value for name, value in given.items()}))
+    if faults := faults_of_machine(file.notify):
+        raise CommandError(*faults)
     if check:
         _check(file, json)
         return
@@ -101,19 +113,40 @@ def coordinator(
 
     log.configure("coordinator", form=log_form)
     run = file.run if isinstance(file, RunFile) else None
-    raise typer.Exit(_host(file, again=again, stay=stay or run is None, accept_clock=accept_clock))
+    accepted = {"clock": accept_clock, "losses": accept_losses}
+    raise typer.Exit(_host(file, accepted, again=again, stay=stay or run is None))
 
 
 def _check(file: "HostFile | RunFile", json: bool) -> None:
-    """Check the settings and, for a run, its task, and print the effective settings."""
+    """Check the settings, the files that the journal relies on and a run's task, and print the effective settings."""
     from atoll.cli.files import check_folder
     from atoll.protocol.settings import effective
     from atoll.server.config.run import RunFile
 
     check_folder("coordinator.state", file.coordinator.state)
+    _check_files(file.coordinator.state, file.coordinator.database or "")
     if isinstance(file, RunFile):
         _check_task(file)
     say_settings(effective(file), json=json)
+
+
+def _check_files(state: Path, database: str) -> None:
+    """Read every file that the journal of a state directory relies on; no process of it needs to be stopped.
+
+    Raises:
+        CommandError: an open run lacks some; of a run that has ended they are noted.
+    """
+    from atoll.server.journal.binding import has_state
+    from atoll.server.required.losses import lines_of, losses_in
+
+    if not has_state(state):
+        return
+    with waiting_for(f"the files of {state}", "each is compared with its digest"):
+        losses = losses_in(state, database)
+    for line in lines_of(loss for loss in losses if not loss.is_open):
+        note(line)
+    if found := [loss for loss in losses if loss.is_open]:
+        raise CommandError(*lines_of(found))
 
 
 def _check_task(file: "RunFile") -> None:
@@ -147,7 +180,7 @@ def _check_task(file: "RunFile") -> None:
         raise CommandError(*faults)
 
 
-def _host(file: "HostFile | RunFile", *, again: bool, stay: bool, accept_clock: bool) -> int:
+def _host(file: "HostFile | RunFile", accepted: dict[str, bool], *, again: bool, stay: bool) -> int:
     import asyncio
 
     with loading():
@@ -155,7 +188,7 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool, accept_clock: 
         from atoll.protocol import service_manager
         from atoll.server.config.run import RunFile
         from atoll.server.errors import OperatorError
-        from atoll.server.process import host
+        from atoll.server.process import Accepted, host
 
     starting = ExitStack()
 
@@ -177,8 +210,17 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool, accept_clock: 
     )
     try:
         with writing_to("coordinator.state", where):
-            given: dict[str, bool] = {"again": again, "stay": stay, "accept_clock": accept_clock}
-            return asyncio.run(host(file.coordinator, run, **given, on_ready=ready, on_end=end_in_time))
+            hosting = host(
+                file.coordinator,
+                run,
+                again=again,
+                stay=stay,
+                accepts=Accepted(**accepted),
+                notify=file.notify,
+                on_ready=ready,
+                on_end=end_in_time,
+            )
+            return asyncio.run(hosting)
     except OperatorError as error:
         raise CommandError(*without_frames(str(error))) from error
     finally:

@@ -50,6 +50,28 @@ def test_a_changed_line_is_named_and_the_exit_code_is_1(state: Path) -> None:
     assert "FAULTY: 1 fault" in result.stdout
 
 
+def test_lines_are_archived_and_verified_with_and_without_the_archive(state: Path, tmp_path: Path) -> None:
+    done = shown("audit", "archive", "--out", tmp_path / "old", "--state", state)
+    assert (done["first"], done["last"], len(done["files"])) == (0, 19, 4)
+    once_more(state)
+    code, found = verdict("--state", state)
+    assert (code, found["first"], found["events"]) == (0, 20, 2)
+    text = said("audit", "verify", "--state", state)
+    assert "lines 0 to 19 were archived at 20" in text
+    assert f"the last with hash {found['relies_on']}" in text
+    assert "sound from line 20 on" in text
+    code, found = verdict("--archive", tmp_path / "old", "--state", state)
+    assert (code, found["first"], found["events"], found["relies_on"]) == (0, 0, 12, None)
+    assert "sound: nothing is changed" in said("audit", "verify", "--archive", tmp_path / "old", "--state", state)
+    events = shown("audit", "show", "--archive", tmp_path / "old", "--last", 12, "--state", state)["events"]
+    assert [event["action"] for event in events[-2:]] == ["audit.archive", "run.stop"]
+    (tmp_path / "empty").mkdir()
+    assert "is no archive" in refused("audit", "verify", "--archive", tmp_path / "empty", "--state", state)[0]
+    again = said("audit", "archive", "--out", tmp_path / "old", "--state", state)
+    assert again.startswith("lines 20 to 2")
+    assert "there is no log in" in refused("audit", "archive", "--out", tmp_path / "x", "--state", tmp_path / "none")[0]
+
+
 def once_more(state: Path) -> None:
     """Append an event from a further process."""
     files = AuditFiles(audit_folder(state), lambda: NOON + 86400, file_bytes=1500)

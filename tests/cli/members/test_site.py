@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from atoll.cli.members import site
 from atoll.client.disk.seen_store import Memory
 from atoll.client.disk.state_directory import StateDirectory
-from atoll.client.policy.decide import Kind, PolicyRequest
+from atoll.client.policy.decide import ALLOWED, Kind, PolicyRequest
+from atoll.client.policy.decisions import DecisionLog
 from atoll.client.policy.file import PolicyFile
 from atoll.client.policy.history import PolicyHistory
 from atoll.client.session.rollback_rules import Seen
@@ -136,17 +138,37 @@ def test_every_commented_line_of_the_new_project_s_policy_is_valid(tmp_path: Pat
     assert (policy.time_zone, policy.hours.begin, policy.hours.end) == ("Europe/Berlin", "20:00", "06:00")
 
 
-def test_a_run_may_go_back_once_when_its_site_says_so(state: Path) -> None:
+def test_a_run_may_go_back_once_when_its_site_says_so(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = StateDirectory(state)
     memory = Memory(held.seen)
     for run_id in ("digits-1", "digits-2"):
         memory.note(RunId(run_id), Seen(7, RoundId(3)))
     memory.save()
     command = ("site", "accept-rollback", "digits-1", "--state", state)
-    assert "in use by another agent" in refused(*command)[0]
+    monkeypatch.setattr(site, "TAKEN_S", 0.1)  # it holds its directory, and is stopped
+    waits = invoke(*command)
+    assert waits.exit_code == 0
+    assert "the agent has not taken this within 0.1 s" in waits.stderr
+    with closing(PolicyHistory(state)) as history:
+        assert history.accepted_rollbacks() == ["digits-1"]
     held.close()
     assert said(*command) == "the next round and version of run digits-1 are accepted as its newest\n"
     assert refused(*command) == [
         "this site has seen nothing of run 'digits-1': did you mean digits-2? (known: digits-2)"
     ]
     assert Memory(held.seen).runs() == {"digits-2": Seen(7, RoundId(3))}
+
+
+def test_a_site_s_decisions_are_archived_beside_its_agent(state: Path, tmp_path: Path) -> None:
+    log = DecisionLog(state, lambda: 1_777_896_000.0)
+    log.write(ASKS, ALLOWED)
+    said_of_it = said("site", "archive", "--out", tmp_path / "old", "--state", state)
+    assert said_of_it.startswith("lines 0 to 1 (")
+    log.write(replace(ASKS, number=2), ALLOWED)
+    log.close()
+    files = sorted((state / "decisions").glob("audit-*.jsonl"))
+    across = json.loads(invoke("audit", "verify", "--archive", tmp_path / "old", *files, "--json").stdout)
+    assert (across["first"], across["events"], across["num_faults"]) == (0, 3, 0)
+    alone = json.loads(invoke("audit", "verify", *files, "--json").stdout)
+    assert (alone["first"], alone["num_faults"]) == (2, 0)
+    assert alone["relies_on"]

@@ -51,6 +51,7 @@ def test_runs_are_listed_in_their_order(it: Federation) -> None:
             "ended_at",
             "exchanges",
             "clocks",
+            "notices",
             "wait",
         ),
     }

@@ -67,13 +67,13 @@ def test_damage_is_named_and_not_passed_over(tmp_path, line):
 
 
 def test_a_long_file_is_written_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(seen_store, "LINES_MIN", 3)
-    monkeypatch.setattr(seen_store, "LINES_PER_RUN", 2)
     path = tmp_path / "seen"
     this = Memory(path)
     for number in range(5):
         this.note("r-1", Seen(number + 1))
         this.save()
+    monkeypatch.setattr(seen_store, "LINES_MIN", 3)
+    monkeypatch.setattr(seen_store, "LINES_PER_RUN", 2)
     again = Memory(path)
     assert path.read_bytes().count(b"\n") == 1
     again.note("r-2", OLD)
@@ -90,3 +90,29 @@ def test_the_operator_may_have_a_run_forgotten(tmp_path):
     assert this.forget("r-1")
     assert not this.forget("r-1")
     assert Memory(path).runs() == {"r-2": OLD}
+
+
+def test_the_file_is_compacted_while_the_agent_runs(tmp_path):
+    path, line = tmp_path / "seen", 186
+    this = Memory(path)
+    this.note("r-2", OLD)
+    for number in range(3 * seen_store.LINES_MIN):
+        this.note("r-1", Seen(number, 1 + number, 0, 0, "a" * 64))
+        this.save()
+        assert path.stat().st_size <= (seen_store.LINES_MIN + 1) * line
+    assert Memory(path).runs() == {"r-1": Seen(number, 1 + number, 0, 0, "a" * 64), "r-2": OLD}
+
+
+def test_a_run_that_is_forgotten_beside_a_running_agent_is_gone_and_others_stay(tmp_path):
+    path = tmp_path / "seen"
+    this = Memory(path)
+    this.note("r-1", OLD)
+    this.note("r-2", OLD)
+    this.save()
+    this.note("r-2", NEW)
+    assert this.forget("r-1")
+    assert not this.forget("r-1")
+    assert Memory(path).runs() == {"r-2": NEW}
+    this.note("r-1", NEW)
+    this.save()
+    assert Memory(path).runs() == {"r-1": NEW, "r-2": NEW}

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import socket
 import time
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from atoll.protocol.identity.enrolling import Place, Unreachable, enrol
 from atoll.protocol.identity.join_code import JoinCode
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role, aggregator
-from atoll.server.transport import unproven
+from atoll.server.transport import handshakes
 from atoll.server.transport.listener import MutualListener
 from tests.cli.federation import ATOLL, TINY
 from tests.waiting import BOUND_S
@@ -138,18 +139,18 @@ async def test_the_certificate_of_the_server_is_not_valid_by_this_clock(tmp_path
 @live
 async def test_a_member_whose_own_certificate_is_not_valid_yet_says_so(tmp_path, who, monkeypatch, caplog):
     """And the port logs the address of the peer, of whose certificate gRPC tells it nothing."""
-    monkeypatch.setattr(unproven, "WAIT_S", 0.5)
+    monkeypatch.setattr(handshakes, "WAIT_S", 0.5)
     authority = Authority.of()
     async with serving(tmp_path / "coordinator", authority) as address:
         command, environment, mine = starts(who, tmp_path, authority, address, EARLY)
         async with process(tmp_path, *command, **environment) as log:
             line = await said(log, TWO_CLOCKS)
             async with asyncio.timeout(BOUND_S):
-                while "has proven no identity" not in caplog.text:
+                while "proven no identity" not in caplog.text:
                     await asyncio.sleep(0.05)
     assert f"this machine's own certificate, of {mine.identity}, is valid from" in line
     assert sound(line, mine.certificate_pem)
-    assert "a connection from 127.0.0.1 port " in caplog.text
+    assert re.search(r"a connection from 127.0.0.1 port \d+ has|\d connections \(127.0.0.1: \d\) have", caplog.text)
     assert f"by this machine's clock, which shows {time.strftime('%Y-%m-%d', time.gmtime())}" in caplog.text
 
 
@@ -205,7 +206,7 @@ async def test_who_enrols_at_a_server_outside_of_its_time_says_so(tmp_path, days
 
 @live
 async def test_a_port_that_is_outside_of_its_own_time_logs_just_that(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(unproven, "WAIT_S", 0.5)
+    monkeypatch.setattr(handshakes, "WAIT_S", 0.5)
     authority = Authority.of()
     async with serving(tmp_path / "coordinator", authority, EARLY) as address:
         command, environment, _ = starts("agent", tmp_path, authority, address, NOW)
@@ -217,14 +218,16 @@ async def test_a_port_that_is_outside_of_its_own_time_logs_just_that(tmp_path, m
 
 
 @live
-async def test_who_has_called_is_not_logged_and_who_has_only_connected_is(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(unproven, "WAIT_S", 0.5)
+async def test_who_has_called_is_not_logged_and_who_is_refused_is(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(handshakes, "WAIT_S", 0.5)
     async with running(tmp_path / "state", coordinator__insecure=False) as it, it.admin() as admin:
         await admin.ListRanks(pb.ListRanksRequest())
         host, _, port = it.address.rpartition(":")
-        with socket.create_connection((host, int(port))) as stranger:
+        with socket.create_connection((host, int(port)), source_address=("127.0.0.2", 0)) as stranger:
+            place = f"from 127.0.0.2 port {stranger.getsockname()[1]}"
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 8)
             async with asyncio.timeout(BOUND_S):
                 while "has proven no identity" not in caplog.text:
                     await asyncio.sleep(0.05)
-            assert f"port {stranger.getsockname()[1]} has proven no identity" in caplog.text
-    assert caplog.text.count("has proven no identity") == 1
+    assert f"a connection {place} has proven no identity" in caplog.text
+    assert caplog.text.count("proven no identity") == 1

@@ -38,6 +38,7 @@ from atoll.server.rounds.events import (
     ClientLost,
     CoordinatorStarted,
     EndRun,
+    FilesLost,
     PauseRequested,
     PauseRun,
     Reject,
@@ -162,6 +163,35 @@ def test_pushed_messages_are_pulled_once_in_the_order_asked() -> None:
     run.reply(NORTH, 1)
     assert run.post(RepliesPulled(3, both)) == (AnswerMessages(3, both),)
     assert run.post(RepliesPulled(4, both)) == (AnswerMessages(4, ()),)
+
+
+# ---------------------------------------------------------------- files that are lost
+
+
+def test_a_lost_content_or_unread_reply_ends_its_message_and_the_program_is_told() -> None:
+    run = Run()
+    run.post(asked(message(NORTH, "x"), message(SOUTH, "y")))
+    run.reply(NORTH, 1)
+    run.post(CoordinatorStarted(run.now), after=10.0)
+    effects = run.post(FilesLost((Digest("r"),), contents=(Digest("y"),), detail="both are missing"))
+    assert [effect for effect in effects if isinstance(effect, EndRun)] == []
+    assert run.machine.ledger.settled[1].answered == (1, 2)
+    exchange = run.machine.exchange(1)
+    assert exchange is not None
+    assert [(one.fate, one.reason, one.reply) for one in exchange.sent] == [("lost", "files_lost", None)] * 2
+
+
+@pytest.mark.parametrize("is_pushed", [False, True])
+def test_without_a_reply_that_the_program_has_had_the_run_fails_and_says_why(is_pushed: bool) -> None:
+    run = Run()
+    run.post(asked(message(NORTH), *([message(SOUTH)] if is_pushed else []), is_waiting=not is_pushed))
+    run.reply(NORTH, 1)
+    if is_pushed:
+        run.post(RepliesPulled(2, (RoundId(1),)))
+    effects = run.post(FilesLost((Digest("r"),), detail="r.bin is missing"))
+    [end] = [effect for effect in effects if isinstance(effect, EndRun)]
+    assert end.state is RunState.FAILED
+    assert "r.bin is missing" in end.cause
 
 
 # ---------------------------------------------------------------- a program that begins again

@@ -354,6 +354,11 @@ async def test_an_authority_that_is_away_is_asked_again_until_time_is_over(tmp_p
         tries += 1
         raise NotRenewed("nobody answers")
 
+    keeper = Keeper(tmp_path / "me")
+
+    async def check() -> None:
+        keeper.check()
+
     with pytest.raises(MembershipEnded, match="has expired"):
-        await keep_renewed(Keeper(tmp_path / "me"), away, rng=random.Random(1))
+        await keep_renewed(keeper, away, rng=random.Random(1), check=check)
     assert 1 <= tries <= 8

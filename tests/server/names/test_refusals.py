@@ -1,8 +1,11 @@
 """A name that two processes use at once, as clients of bare messages see it; older ones send no ids."""
 
+import asyncio
+
 import grpc
 import pytest
 
+from atoll.protocol import atoll_pb2 as pb
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import live, report
 
@@ -50,3 +53,23 @@ def test_a_newer_stream_has_the_place_and_the_replaced_one_learns_its_address(tm
 async def test_ids_of_any_length_are_no_names(tmp_path):
     async with running(tmp_path / "state") as it, it.client("a", process="x" * 1000) as a:
         assert (await a.ending).code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@live
+async def test_the_process_with_the_place_is_told_of_the_other_one_if_its_agent_logs_notices(tmp_path):
+    for takes_notices in (False, True):
+        async with running(tmp_path / f"state{takes_notices}") as it:
+            async with it.client("a", takes_notices=takes_notices, **FIRST) as a, it.client("b"):
+                await a.next("welcome")
+                for _ in range(2):
+                    async with it.client("a", session="s2", **SECOND) as second:
+                        await second.ending
+                    await a.control.write(pb.ClientMessage(heartbeat=pb.Heartbeat()))
+                    await asyncio.sleep(0.1)
+                if takes_notices:
+                    notice = await a.next("notice")
+                    assert notice.text.startswith(
+                        "two agents use this site's name: client a is used twice: the process"
+                    )
+                else:
+                    await report(a)

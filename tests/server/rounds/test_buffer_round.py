@@ -17,8 +17,8 @@ from atoll.protocol.vocabulary import (
     RoundId,
     RunState,
 )
-from atoll.server.hosting.keep import Keep
 from atoll.server.journal.codec import decode_ledger, encode_ledger
+from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import (
     Abandon,
     Aggregate,

@@ -6,8 +6,8 @@ import pytest
 
 from atoll.protocol.vocabulary import ClientId, RunState, Version
 from atoll.server.config.run import UNEVALUATED_MAX, RunConfig
-from atoll.server.hosting.keep import Keep
 from atoll.server.journal.codec import decode_ledger, encode_ledger
+from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import (
     ClientEvaluated,
     ComputeMetrics,

@@ -1,38 +1,45 @@
-"""The lines about connections that end without a proven identity: one a host, few in all."""
+"""The lines about connections that end without a proven identity."""
+
+import logging
 
 import pytest
 
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.server.identity.authority import Authority
-from atoll.server.transport.unproven import AGAIN_S, HOSTS_MAX, LINES_BURST, LINES_PER_S, Unproven
+from atoll.server.transport.handshakes import FailedHandshake, Report
+from atoll.server.transport.unproven import Unproven
+
+ONE = {"192.0.2.1": 1}
 
 
 @pytest.fixture
-def port(tmp_path):
-    own = Authority.create(tmp_path / "ca", "test").credential(COORDINATOR)
-    return Unproven(lambda: own, lambda: own.leaf.issued_at)
+def own(tmp_path):
+    return Authority.create(tmp_path / "ca", "test").credential(COORDINATOR)
 
 
-def lines(caplog):
-    return caplog.text.count("has proven no identity")
+def report(kind, hosts=ONE, seconds=0.0):
+    return Report(kind, hosts, 0, ("192.0.2.1", 4711), seconds)
 
 
-def test_a_host_is_named_once_in_a_while(port, caplog):
-    for now in (0.0, 1.0, AGAIN_S - 1.0, AGAIN_S):
-        port.tell(("192.0.2.1", 4711), now)
-    assert lines(caplog) == 2
+def test_a_refused_connection_is_a_warning_that_names_this_machines_clock(own, caplog):
+    Unproven(lambda: own, lambda: own.leaf.issued_at).tell(report(FailedHandshake.REFUSED))
     assert "a connection from 192.0.2.1 port 4711 has proven no identity: it did not accept" in caplog.text
 
 
-def test_strangers_with_many_addresses_do_not_fill_the_log(port, caplog):
-    for number in range(HOSTS_MAX + 100):
-        port.tell((f"192.0.{number // 256}.{number % 256}", 1), 0.0)
-    assert lines(caplog) == LINES_BURST
-    port.tell(("198.51.100.1", 1), 1.0 / LINES_PER_S)
-    assert lines(caplog) == LINES_BURST + 1
+def test_the_line_about_many_names_the_hosts_with_most(own, caplog):
+    hosts = {f"192.0.2.{number}": number + 1 for number in range(9)}
+    Unproven(lambda: own, lambda: own.leaf.issued_at).tell(report(FailedHandshake.REFUSED, hosts, 600.0))
+    assert "45 connections in 10 min 0 s (192.0.2.8: 9, 192.0.2.7: 8, " in caplog.text
+    assert "192.0.2.4: 5, and 4 more hosts) have proven no identity" in caplog.text
 
 
-def test_an_own_certificate_that_is_not_valid_is_the_cause(tmp_path, caplog):
-    own = Authority.create(tmp_path / "ca", "test").credential(COORDINATOR)
-    Unproven(lambda: own, lambda: own.leaf.expires_at + 1.0).tell(("192.0.2.1", 1), 0.0)
+def test_a_late_connection_is_no_warning(own, caplog):
+    caplog.set_level(logging.INFO)
+    Unproven(lambda: own, lambda: own.leaf.issued_at).tell(report(FailedHandshake.LATE))
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+    assert "no alarm" in caplog.text
+
+
+def test_an_own_certificate_that_is_not_valid_is_the_cause(own, caplog):
+    Unproven(lambda: own, lambda: own.leaf.expires_at + 1.0).tell(report(FailedHandshake.REFUSED))
     assert "this machine's own certificate, of coordinator main, is valid from" in caplog.text

@@ -38,7 +38,7 @@ def four_unavailable() -> Drive:
     drive.join("abcd")
     drive.do(RoundDue())
     drive.draw("abcd")
-    detail = "approval: run 'r' waits for approval here, terms 3f2a"
+    detail = "approval: its site's operator approves it with `atoll site approve r --terms 3f2a`"
     drive.do(failed("a", FailureReason.DISK_FULL, "no space left"))
     for client in "bc":
         drive.do(failed(client, FailureReason.AWAITS_APPROVAL, detail))
@@ -52,7 +52,7 @@ def test_a_round_without_available_clients_names_them_and_their_reasons():
     assert wait_for_clients(drive.machine) == (
         "round 2 waits for clients: 4 connected, none available, 4 wanted (quorum 4): "
         "a left alone for a while after disk_full; "
-        "b, c awaiting approval (approval: run 'r' waits for approval here, terms 3f2a); "
+        "b, c awaiting approval (approval: its site's operator approves it with `atoll site approve r --terms 3f2a`); "
         "d declining (policy_refused) (tasks: not allowed here)"
     )
     assert what_a_run_waits_for(drive.machine) == wait_for_clients(drive.machine)

@@ -182,12 +182,11 @@ def test_a_clock_set_forward_extends_a_round_by_at_most_the_policys_bound() -> N
 
 
 def test_clocks_that_go_wrong_are_told_and_the_rounds_commit_once_they_are_right() -> None:
-    history = world_with(rounds=60, clock_gap=100.0, clock_wrong=200.0)
+    history = world_with(rounds=60, clock_gap=300.0, clock_wrong=100.0)
     assert remarks(history, "notices that its clock was set by")
     assert remarks(history, "its clock stands still")
-    assert sum(record.phase is Phase.COMMITTED for record in history.records.values()) == 60
-    refused = {row.reason for record in history.records.values() for row in record.clients.values() if row.reason}
-    assert FailureReason.CLOCK_SKEW in refused
+    assert remarks(history, "refuses Asked: clock_skew")
+    assert all(record.phase is Phase.COMMITTED for record in history.records.values())
 
 
 def test_a_start_with_a_wrong_clock_waits_for_the_operator() -> None:

@@ -1,0 +1,65 @@
+"""The archive of a log: a folder of its older files, unchanged, with the public key that verifies them.
+
+The last archived line is a checkpoint. The log continues with an event that names the hash of that line, and with a
+checkpoint over it: without the key nothing can pass removed lines off as archived.
+"""
+
+import filecmp
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.aggregation.folders import sync_folder
+
+
+class ArchiveRefused(OSError):
+    """A folder that cannot take an archive; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """The lines that were archived."""
+
+    first: int
+    last: int
+    files: tuple[Path, ...]
+    """Their files in the archive."""
+    num_bytes: int
+
+
+def copy_into(out: Path, files: Sequence[Path], key: Path) -> list[Path]:
+    """Copy files of a log, with its public key, into an archive, durably.
+
+    A copy that is there already stays; one that a crash has left, before more was written to its file, is replaced.
+
+    Raises:
+        ArchiveRefused: the folder is of another log, or has other files of these names.
+        OSError: it cannot be written.
+    """
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = [(path, out / path.name) for path in (key, *files)]
+    for path, copy in found:
+        if copy.exists() and not _begins_as(path, copy):
+            what = "holds the archive of another log" if path == key else f"has another {copy.name} already"
+            raise ArchiveRefused(f"{out} {what}: name another folder")
+    for path, copy in found:
+        if copy.exists() and copy.stat().st_size == path.stat().st_size:
+            continue
+        part = copy.with_name(f"{copy.name}.part")
+        shutil.copy2(path, part)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(part, copy)
+    sync_folder(out)
+    return [copy for _, copy in found[1:]]
+
+
+def _begins_as(path: Path, copy: Path) -> bool:
+    """Return whether a file begins with all bytes of its copy."""
+    size = copy.stat().st_size
+    if path.stat().st_size == size:
+        return filecmp.cmp(path, copy, shallow=False)
+    with path.open("rb") as file:
+        return file.read(size) == copy.read_bytes()

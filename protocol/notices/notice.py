@@ -1,0 +1,89 @@
+"""A notice: a condition, its subject, and one sentence that names what is wrong, where, and what to do. Pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+FEW = 3
+"""Largest number of notices of one condition that are told one by one; more at once are one message."""
+
+NAMES_MAX = 20
+"""Largest number of subjects that a message of several notices names; the others are counted."""
+
+
+class Condition(StrEnum):
+    """The conditions of which a person is told."""
+
+    RUN_FAILED = "run_failed"
+    RUN_PAUSED = "run_paused"
+    RUN_STOPPED = "run_stopped"
+    RUN_FINISHED = "run_finished"
+    AWAY = "away"
+    """A site, or at an agent the coordinator, is away for longer than `notify.away`."""
+    APPROVAL = "approval"
+    DISK = "disk"
+    CERTIFICATE = "certificate"
+    CLOCK = "clock"
+    AUDIT = "audit"
+    VERSION = "version"
+    TEST = "test"
+    """The test of `atoll notify`."""
+
+
+CERTIFICATE_LEFT = 1 / 4
+"""Part of its lifetime that a certificate has left when it is told: its renewal, at a third, has failed for long."""
+
+ENDS = frozenset(
+    {Condition.RUN_FAILED, Condition.RUN_PAUSED, Condition.RUN_STOPPED, Condition.RUN_FINISHED},
+)
+"""Conditions of a run that begin with its state and are told once, however long the state lasts."""
+
+_LEVELS = {
+    Condition.RUN_FAILED: "error",
+    Condition.RUN_FINISHED: "info",
+    Condition.RUN_STOPPED: "info",
+    Condition.VERSION: "info",
+    Condition.TEST: "info",
+    Condition.AUDIT: "error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One condition of one subject. It has names, times and sizes alone: neither metrics nor labels nor weights."""
+
+    condition: Condition
+    subject: str
+    """The run, site, file or clock that it concerns."""
+    sentence: str
+    run: str = ""
+    hold: float = 0.0
+    """Time for which the condition must last before it is told [s]."""
+    is_logged: bool = False
+    """The log has the sentence already."""
+    is_once: bool = False
+    """Told once, however long the condition lasts; those of `ENDS` are anyway."""
+
+    @property
+    def key(self) -> str:
+        """Key of the condition and the subject: a message an hour at most."""
+        return f"{self.condition} {self.subject}"
+
+    @property
+    def level(self) -> str:
+        """Level of its line in the log: `info`, `warning` or `error`."""
+        return _LEVELS.get(self.condition, "warning")
+
+
+def merged(notices: list[Notice]) -> Notice:
+    """Return several notices of one condition as one: the first sentence, and the other subjects by name."""
+    first, *others = notices
+    if not others:
+        return first
+    names = [each.subject for each in others[:NAMES_MAX]]
+    more = f" and {len(others) - NAMES_MAX} more" if len(others) > NAMES_MAX else ""
+    return Notice(
+        first.condition,
+        f"{first.subject} and {len(others)} more",
+        f"{first.sentence}; the same of {', '.join(names)}{more}",
+        is_logged=first.is_logged,
+    )

@@ -1,0 +1,187 @@
+"""The settings of notices: one way by which a person is told, and the limits from which on."""
+
+import os
+import re
+import shlex
+import shutil
+import stat
+from pathlib import Path
+from typing import Annotated, NamedTuple
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from atoll.aggregation.folders import in_words
+from atoll.protocol.settings import STRICT, Folder
+
+Away = Annotated[float, Field(ge=1, le=366 * 86400, allow_inf_nan=False)]
+
+PASSWORD_BYTES_MAX = 4096
+
+_MAIL = re.compile(r"[^\s<>,;:\"@\\]+@[A-Za-z0-9.-]+", re.ASCII)
+"""A mail address without quotes, comments and further ones."""
+
+
+class MailServer(NamedTuple):
+    """The mail server of `notify.smtp`."""
+
+    is_tls: bool
+    """TLS from the first byte; else STARTTLS where the server offers it, and always before a password."""
+    host: str
+    port: int
+    user: str
+
+
+class NotifyConfig(BaseModel):
+    """The way by which a person is told of what needs one: a command, a URL or a mail; without one the log has it."""
+
+    model_config = STRICT
+
+    command: str = ""
+    """Command that is told, with its arguments, without a shell: the message is JSON on its standard input, and its
+    parts are in ATOLL_CONDITION, ATOLL_SUBJECT and ATOLL_MESSAGE. Another exit code than 0 is a failure."""
+
+    url: str = ""
+    """Address that is told, `https://...` or `http://...`: the message is JSON, sent by POST. Only its host is logged,
+    as the path of a webhook is often a secret."""
+
+    mail: str = ""
+    """Mail address that is told, over `smtp`; also the sender, unless the user of `smtp` is an address."""
+
+    smtp: str = "smtp://localhost"
+    """Mail server: `smtp://HOST:PORT`, `smtps://HOST:PORT` (TLS from the first byte), with a password
+    `smtp://USER@HOST:PORT`, where USER may be an address with `%40` for its @."""
+
+    password_file: Folder | None = None
+    """File of the password of `smtp`'s user, readable by its owner only (mode 0600); absent: it has none."""
+
+    away: Away = 3600.0
+    """Seconds that a site, or at an agent the coordinator, is away before it is told."""
+
+    disk: int = Field(default=2**30, ge=0, le=2**60)
+    """Bytes free on the disk of the state directory below which it is told; 0: never."""
+
+    @property
+    def way(self) -> str:
+        """The way in words, without what may be secret; empty: there is none."""
+        if self.command:
+            return f"the command {shlex.split(self.command)[0]}"
+        if self.url:
+            found = urlsplit(self.url)
+            return f"{found.scheme}://{found.hostname}"
+        return f"mail to {self.mail} over {self.server.host}:{self.server.port}" if self.mail else ""
+
+    @property
+    def server(self) -> MailServer:
+        """The mail server."""
+        return _server(self.smtp)
+
+    @field_validator("command")
+    @classmethod
+    def _command_has_words(cls, command: str) -> str:
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise ValueError(f"{error}; allowed: a program and its arguments, quoted as in a shell") from None
+        if command and not words:
+            raise ValueError("allowed: a program and its arguments")
+        return command
+
+    @field_validator("url")
+    @classmethod
+    def _url_has_a_host(cls, url: str) -> str:
+        if not url:
+            return url
+        found = _split(url)
+        if found is None or found.scheme not in ("http", "https") or not found.hostname:
+            raise ValueError("allowed: https://HOST/PATH or http://HOST/PATH")
+        if found.username is not None or found.password is not None:
+            raise ValueError("a user or password in a URL is not sent; allowed: https://HOST/PATH, or a command")
+        return url
+
+    @field_validator("mail")
+    @classmethod
+    def _mail_is_an_address(cls, mail: str) -> str:
+        if mail and not _MAIL.fullmatch(mail):
+            raise ValueError("allowed: one mail address, such as oncall@example.org")
+        return mail
+
+    @field_validator("smtp")
+    @classmethod
+    def _smtp_is_a_server(cls, smtp: str) -> str:
+        found = _split(smtp)
+        if found is not None and found.password is not None:
+            raise ValueError("the password does not belong here: put it into a file and name it in password_file")
+        if found is None or found.scheme not in ("smtp", "smtps") or not found.hostname or found.path.strip("/"):
+            raise ValueError("allowed: smtp://HOST:PORT, smtps://HOST:PORT, either with USER@")
+        return smtp
+
+    @model_validator(mode="after")
+    def _has_one_way(self) -> "NotifyConfig":
+        ways = [name for name in ("command", "url", "mail") if getattr(self, name)]
+        faults = []
+        if len(ways) > 1:
+            faults.append(f"{' and '.join(ways)}: allowed: one of command, url and mail; a command can tell several")
+        for name in ("smtp", "password_file"):
+            if not self.mail and getattr(self, name) != type(self).model_fields[name].default:
+                faults.append(f"{name} has no effect without mail: name the address in mail, or leave {name} out")
+        if self.password_file is not None and self.mail and not self.server.user:
+            faults.append("password_file has no effect without a user: name one in smtp, smtp://USER@HOST:PORT")
+        if self.server.user and self.password_file is None:
+            faults.append(f"smtp has the user {self.server.user}: name the file of the password in password_file")
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+
+def faults_of_machine(config: NotifyConfig) -> list[str]:
+    """List what this machine lacks for a way of telling: the command, or the file of the password."""
+    faults = []
+    if config.command and shutil.which(name := shlex.split(config.command)[0]) is None:
+        faults.append(f"notify.command: there is no program {name!r} here that this user may run: install it")
+    if config.password_file is not None:
+        try:
+            read_password(config.password_file)
+        except ValueError as error:
+            faults.append(f"notify.password_file: {error}")
+    return faults
+
+
+def read_password(path: Path) -> str:
+    """Read the password in a file, for one use.
+
+    Raises:
+        ValueError: the file cannot be read, others may read it, or it holds no password; the text says which.
+    """
+    try:
+        with path.open("rb") as file:
+            mode, content = stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read(PASSWORD_BYTES_MAX + 1)
+    except OSError as error:
+        raise ValueError(in_words(error)) from None
+    if mode & 0o077:
+        raise ValueError(f"{path} may be read by others (mode {mode:03o}): chmod 600 {path}")
+    try:
+        password = content.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8: allowed: the password in the first line, and nothing else") from None
+    if not password or "\n" in password or len(content) > PASSWORD_BYTES_MAX:
+        raise ValueError(f"{path} has no password: allowed: the password in the first line, and nothing else")
+    return password
+
+
+def _server(text: str) -> MailServer:
+    found = urlsplit(text)
+    is_tls = found.scheme == "smtps"
+    port = found.port or (465 if is_tls else 587 if found.username else 25)
+    return MailServer(is_tls, found.hostname or "", port, unquote(found.username or ""))
+
+
+def _split(text: str) -> SplitResult | None:
+    """Return the parts of a URL; None: it is none."""
+    if not text.isprintable() or " " in text:
+        return None
+    try:
+        found = urlsplit(text)
+        return found if found.port is None or found.port > 0 else None
+    except ValueError:
+        return None

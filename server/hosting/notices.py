@@ -1,0 +1,104 @@
+"""The coordinator's look at what a person has to know: runs, absent sites, certificates, clocks, disk, audit log."""
+
+import math
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+
+from atoll.protocol.identity.certificates import read_certificates, validity_of
+from atoll.protocol.identity.names import Role
+from atoll.protocol.notices.book import Book
+from atoll.protocol.notices.notice import Condition, Notice
+from atoll.protocol.notices.settings import NotifyConfig
+from atoll.protocol.notices.teller import Notices, Teller
+from atoll.protocol.threads import on_thread
+from atoll.server.clock import jumped
+from atoll.server.hosting.coordinator import Coordinator
+from atoll.server.hosting.run_driver import RunDriver
+from atoll.server.identity.register import Member, Standing
+from atoll.server.views import notices as told
+from atoll.server.views.notices import Place
+
+SLOW_S = 10.0
+"""Interval between two looks at the register and the disk [s]."""
+
+Members = Callable[[], Awaitable[Sequence[Member]]]
+
+
+class CoordinatorWatch:
+    """The look of one coordinator, see `Notices`.
+
+    Args:
+        coordinator: it.
+        config: the limits.
+        members: returns the members; None: nothing is authenticated, and those of open runs are the sites.
+        ca_pem: returns the certificate of the authority (PEM).
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        config: NotifyConfig,
+        members: Members | None,
+        ca_pem: Callable[[], bytes] = bytes,
+    ) -> None:
+        self._coordinator, self._config, self._members, self._ca_pem = coordinator, config, members, ca_pem
+        self._place = Place(str(coordinator.state.path))
+        self._known: Sequence[Member] = ()
+        self._free, self._authority_until, self._next_slow = math.inf, math.inf, 0.0
+        self.notices = Notices(config, coordinator.state.path, Teller("coordinator"), self.look)
+        coordinator.clocks.on_jump.append(self._jumped)
+
+    def _jumped(self, by: float) -> None:
+        now = time.time()
+        self.notices.post(told.of_jump(jumped(by, now), now))
+
+    async def look(self, book: Book, now: float) -> list[Notice]:
+        """Return the conditions that last; post the new versions of sites."""
+        if (at := time.monotonic()) >= self._next_slow:
+            self._next_slow = at + SLOW_S
+            with suppress(OSError):  # the disk or the database does not answer, which the log has
+                self._free = await on_thread(None, lambda: shutil.disk_usage(self._place.state).free)
+                self._known = await self._members() if self._members is not None else ()
+            if pem := self._ca_pem():
+                self._authority_until = max(validity_of(each).end for each in read_certificates(pem))
+        self._note_versions(book)
+        return [*self._of_runs(), *self._of_sites(book, now), *self._of_the_rest(now)]
+
+    def _note_versions(self, book: Book) -> None:
+        for connection in self._coordinator.attendance.hub:
+            software = connection.software
+            if software and (before := book.note_fact(connection.client_id, software)):
+                self.notices.post(told.of_software(connection.client_id, before, software, self._place))
+
+    def _of_runs(self) -> Iterator[Notice]:
+        for run_id, run in self._coordinator.runs.items():
+            machine = run.machine if isinstance(run, RunDriver) else None
+            yield from told.of_run(run_id, run.machine.ledger.state, machine, self._place)
+
+    def _of_sites(self, book: Book, now: float) -> Iterator[Notice]:
+        hub, hold = self._coordinator.attendance.hub, self._config.away
+        for client in sorted(self._expected()):
+            if client not in hub:
+                since = book.since(f"{Condition.AWAY} {client}", now)
+                yield told.of_absent(client, since, hold, self._place)
+
+    def _expected(self) -> set[str]:
+        """Return the sites that should be connected: members with a valid certificate, and those of open runs."""
+        open_ = [run for run in self._coordinator.runs.values() if run.machine.ledger.is_open]
+        found = {str(client) for run in open_ for client in run.machine.ledger.membership.members}
+        for member in self._known:
+            if member.identity.role is Role.CLIENT:
+                is_valid = member.standing in (Standing.MEMBER, Standing.BY_HAND)
+                (found.add if is_valid else found.discard)(member.identity.name)
+        return found
+
+    def _of_the_rest(self, now: float) -> Iterator[Notice]:
+        coordinator, place = self._coordinator, self._place
+        for member in self._known:
+            yield from told.of_member(member, now, place)
+        yield from told.of_authority(self._authority_until, now, place)
+        yield from told.of_disk(self._free, self._config.disk, place)
+        yield from told.of_clocks(coordinator.clocks.told)
+        yield from told.of_audit(coordinator.audit.damage, place)

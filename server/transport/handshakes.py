@@ -1,0 +1,209 @@
+"""The count of the connections that end before they prove an identity, by class, and the lines about them. Pure.
+
+A connection is *proven* by a call of a member, or because it is open after the time of a handshake, which gRPC
+enforces. A stranger, a member with a wrong clock and a member that was late look alike to TLS; these can be told apart:
+
+    LATE      its peer had left before this end answered, or a member from the same host was proven a moment later:
+              the process was starting or busy. It is no alarm
+    SILENT    its handshake was not complete in time: a stranger that holds a place, or a very slow line
+    REFUSED   one end did not accept the other: another authority, a wrong clock, no TLS
+
+Each class has one line at once, and then one with the count of an interval, which doubles while the class lasts. A
+handshake of which no connection was seen is counted, too: between two looks a flood begins and ends hundreds.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from atoll.aggregation.printable import count_of
+from atoll.protocol.bounded_mapping import BoundedMapping
+from atoll.protocol.identity.clock_hint import span
+from atoll.protocol.wire.channel import PROOF_S
+from atoll.server.transport.sockets import Place
+
+WAIT_S = PROOF_S + 1.0
+"""Time from the begin of a handshake to the judgement about its connection [s]: gRPC has ended an incomplete one."""
+
+SILENT_S = PROOF_S - 2.0
+"""Time for which an unproven connection was open at least, if its handshake was ended for want of time [s]."""
+
+STARTING_S = 10.0
+"""Time after the begin of a port in which connections that were not seen count as late [s]."""
+
+LINE_S, LINE_MAX_S = 60.0, 3600.0
+"""The first and the longest interval between two lines about one class; it doubles [s]."""
+
+LATE_MAX = 10
+"""Late connections of one host in an interval, beyond which they count as refused: a member tries seldom so often."""
+
+HOSTS_MAX, CONNECTIONS_MAX, NAMED_MAX = 1000, 10_000, 5
+"""Hosts that are counted one by one, connections that are watched, and hosts that a line names."""
+
+OTHERS = "others"
+
+
+class FailedHandshake(StrEnum):
+    """The class of a connection without a proven identity."""
+
+    LATE = "late"
+    SILENT = "silent"
+    REFUSED = "refused"
+
+
+@dataclass(slots=True)
+class _Watched:
+    begun: float
+    seen_open: float
+    """The last instant at which it was open."""
+    had_left: bool
+    """Its peer had closed it before the handshake began."""
+
+
+@dataclass(slots=True)
+class _Count:
+    """The connections of one class since its last line."""
+
+    hosts: Counter[str] = field(default_factory=Counter)
+    newest: Place = ("", 0)
+    num_unseen: int = 0
+    since: float = 0.0
+    line_at: float = 0.0
+    interval: float = LINE_S
+
+    @property
+    def total(self) -> int:
+        return self.hosts.total() + self.num_unseen
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The connections of one class that a line is about."""
+
+    kind: FailedHandshake
+    hosts: Mapping[str, int]
+    num_unseen: int
+    """Handshakes of which no connection was seen."""
+    newest: Place
+    seconds: float
+    """The time in which they came [s]; 0: the first one."""
+
+    @property
+    def total(self) -> int:
+        """Number of connections."""
+        return sum(self.hosts.values()) + self.num_unseen
+
+    @property
+    def subject(self) -> str:
+        """The connections as the subject of a sentence."""
+        total = self.total
+        if total == 1 and self.hosts:
+            return f"a connection from {self.newest[0]} port {self.newest[1]}"
+        named = sorted(self.hosts.items(), key=lambda item: (-item[1], item[0]))
+        first = ", ".join(f"{host}: {count}" for host, count in named[:NAMED_MAX])
+        rest = f", and {count_of(len(named) - NAMED_MAX, 'more host')}" if len(named) > NAMED_MAX else ""
+        unseen = [f"{self.num_unseen} gone before the address was seen"] if self.num_unseen else []
+        hosts = "; ".join([*([first + rest] if named else []), *unseen])
+        within = f" in {span(self.seconds)}" if self.seconds else ""
+        return f"{count_of(total, 'connection')}{within} ({hosts})"
+
+
+class Handshakes:
+    """The connections to one port that have not been proven yet, and the counts of those that never were.
+
+    Args:
+        now: the begin of the port; all times are of one monotonic clock [s].
+    """
+
+    def __init__(self, now: float) -> None:
+        self._started = now
+        self._watched: dict[Place, _Watched] = {}
+        self._proven: BoundedMapping[Place, float] = BoundedMapping(CONNECTIONS_MAX)
+        self._hosts: BoundedMapping[str, float] = BoundedMapping(HOSTS_MAX)
+        self._counts = {kind: _Count() for kind in FailedHandshake}
+        self._num_unseen, self._recent, self._begun_at = 0, 0, now
+
+    @property
+    def is_watching(self) -> bool:
+        """Return whether a connection waits for its judgement, or a handshake without a connection is not told."""
+        return bool(self._watched) or self._num_unseen > 0 or any(count.total for count in self._counts.values())
+
+    def begun(self, count: int, now: float) -> None:
+        """Count handshakes that have begun; a later look sees their connections, unless they have ended by then."""
+        if now - self._begun_at > WAIT_S:
+            self._recent = 0
+        self._num_unseen, self._recent, self._begun_at = self._num_unseen + count, self._recent + count, now
+
+    def proven(self, place: Place, now: float) -> None:
+        """Note a call of a member over a connection."""
+        if place in self._proven:
+            return
+        self._proven[place] = self._hosts[place[0]] = now
+        if self._watched.pop(place, None) is None:
+            self._num_unseen -= 1  # no look has seen it, and it will not count when one does
+
+    def look(self, is_open: Mapping[Place, bool], now: float) -> None:
+        """Take note of the new connections, and judge those whose time is over.
+
+        Args:
+            is_open: all connections of the port at this moment; whether the peer had left when one was first seen.
+            now: this moment.
+        """
+        for place in [place for place in self._proven if place not in is_open]:
+            del self._proven[place]  # its port may be another peer's soon
+        for place, had_left in is_open.items():
+            if place in self._proven or place in self._watched:
+                continue
+            self._num_unseen -= 1
+            if len(self._watched) < CONNECTIONS_MAX:
+                self._watched[place] = _Watched(now, now, had_left)
+        for place, watched in list(self._watched.items()):
+            if place in is_open:
+                watched.seen_open = now
+            if now - watched.begun >= WAIT_S:
+                del self._watched[place]
+                if place in is_open:
+                    self._proven[place] = self._hosts[place[0]] = now
+                else:
+                    self._add(self._kind_of(place, watched), place, now)
+
+    def _kind_of(self, place: Place, watched: _Watched) -> FailedHandshake:
+        is_members = self._hosts.get(place[0], -1.0) >= watched.begun - WAIT_S
+        late = self._counts[FailedHandshake.LATE].hosts[place[0]]
+        if watched.had_left or (is_members and late < LATE_MAX):
+            return FailedHandshake.LATE
+        if watched.seen_open - watched.begun >= SILENT_S:
+            return FailedHandshake.SILENT
+        return FailedHandshake.REFUSED
+
+    def _add(self, kind: FailedHandshake, place: Place, now: float) -> None:
+        count = self._counts[kind]
+        host = place[0] if place[0] in count.hosts or len(count.hosts) < HOSTS_MAX else OTHERS
+        count.since = count.since if count.total else now
+        count.hosts[host] += 1
+        count.newest = place
+
+    def due(self, now: float) -> list[Report]:
+        """Return the classes about which a line is due."""
+        self._add_unseen(now)
+        found = []
+        for kind, count in self._counts.items():
+            if not count.total or now < count.line_at:
+                continue
+            is_first = count.since >= count.line_at  # since the last interval ended there was none
+            interval = LINE_S if is_first else count.interval
+            seconds = 0.0 if is_first else now - count.since
+            found.append(Report(kind, dict(count.hosts), count.num_unseen, count.newest, seconds))
+            self._counts[kind] = _Count(line_at=now + interval, interval=min(2 * interval, LINE_MAX_S))
+        return found
+
+    def _add_unseen(self, now: float) -> None:
+        """Count the handshakes whose connection has ended unseen; those of the last moments may still be seen."""
+        pending = self._recent if now - self._begun_at <= WAIT_S else 0
+        if (ended := self._num_unseen - pending) > 0:
+            is_starting = self._begun_at - self._started < STARTING_S
+            count = self._counts[FailedHandshake.LATE if is_starting else FailedHandshake.REFUSED]
+            count.since = count.since if count.total else now
+            count.num_unseen += ended
+            self._num_unseen -= ended

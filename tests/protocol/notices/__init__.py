@@ -1,0 +1,1 @@
+"""Tests of notices: when a person is told, and how."""
