@@ -17,8 +17,8 @@ from atoll.protocol.identity.clock_hint import instant, span
 
 SET_BACK_MAX_S = 600.0
 """Largest step back of the true clock that signatures do not follow [s]: their instants count on from the last one
-until the clock has caught up. A site takes messages within 300 s of its clock. One that took the last instant would take
-a shorter step, if signatures followed it, for a replay; after a longer one it refuses both. So signatures follow a
+until the clock has caught up. A site takes messages within 300 s of its clock. One that took the last instant would
+take a shorter step, if signatures followed it, for a replay; after a longer one it refuses both. So signatures follow a
 longer step at once: the sites' clocks were not those of before, or are set, too. Sites forget instants that no right
 clock can have shown (`client/session/rollback_rules.py`)."""
 START_MAX_S = 120.0

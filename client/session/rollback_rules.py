@@ -77,7 +77,7 @@ def judge(event: Event | None, issued_us: int, seen: Seen, now: float, *, ahead:
     if not isinstance(request, StatisticsRequest) and (fault := _older(request, seen)):
         return Refused(FailureReason.ROLLBACK, fault)
     if (over := late - ahead - request.time_left) >= 0:
-        return Refused(FailureReason.CLOCK_SKEW, f"it arrived {over:.1f} s after its deadline, or a clock was set since")
+        return Refused(FailureReason.CLOCK_SKEW, f"it arrived {over:.1f} s after its deadline, or a clock was set")
     if isinstance(request, StatisticsRequest):
         return seen
     version = _version(request)

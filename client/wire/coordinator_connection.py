@@ -154,12 +154,7 @@ class CoordinatorConnection:
             self._handlers.on_connected(welcome)
             while self._unsent:
                 link.send(self._unsent.popleft())
-            self._is_over = False
-            while not self._is_over and (message := await link.receive()) is not None:
-                if message.WhichOneof("message") == "ranks":
-                    self._on_ranks(message)
-                else:
-                    self._handlers.on_message(message)
+            await self._receive(link)
         except StreamBroken as error:
             end = error
         except NotTrusted as error:
@@ -172,13 +167,21 @@ class CoordinatorConnection:
             if rotating is not None:
                 rotating.cancel()
             await link.close()
-        if self._is_over:
-            end = StreamBroken(grpc.StatusCode.OK, "a message of another time: the clocks are compared anew")
         if not self._is_hanging_up:
             if end.is_revoked:
                 raise MembershipEnded([f"{end.detail}: this agent ends; it takes a new join code"])
             await self._explain(end)
             self._handlers.on_lost()
+
+    async def _receive(self, link: Link) -> None:
+        self._is_over = False
+        while (message := await link.receive()) is not None:
+            if message.WhichOneof("message") == "ranks":
+                self._on_ranks(message)
+            else:
+                self._handlers.on_message(message)
+            if self._is_over:
+                raise StreamBroken(grpc.StatusCode.OK, "a message of another time came: the clocks are compared anew")
 
     def _on_ranks(self, message: pb.ServerMessage) -> None:
         if self._verifier is not None and (refused := self._verifier.check(message, None)) is not None:

@@ -142,6 +142,7 @@ async def test_after_an_invitation_that_was_held_back_the_clocks_are_compared_an
         coordinator.signed = signer(key, clock=lambda: time.time() - 290).sign
         await coordinator.invite(version, time_left=5.0)
         await until(lambda: "refused: Asked: clock_skew: it arrived 285" in caplog.text)
+        coordinator.signed = signer(key).sign
         await until(lambda: caplog.text.count("connected to") == 2)
         assert runner.orders == []
         await coordinator.invite(version, time_left=60.0)
