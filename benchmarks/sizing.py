@@ -6,9 +6,9 @@ Each row is a federation of real processes with TLS, `ROUNDS` rounds of noise, p
 counts the bytes of every site. The figures stand beside those of the formulas of `docs/sizing.md`:
 
     a round and a site, on the line     2 M and `LINE_BYTES` at most
-    the coordinator's disk              (keep_versions + 1 + N) M for the largest moment of a round
+    the coordinator's disk              (keep_versions + 2 + N) M, and (N + 1) M of a round that is not cleared away yet
     a site's disk                       2 M of versions, M of the spool
-    the coordinator's memory            `MEMORY_BYTES` and a few blocks, whatever N and M
+    an agent's memory, a coordinator's  `AGENT_BYTES` + M / 2, `COORDINATOR_BYTES`, whatever N is
 """
 
 import argparse
@@ -30,6 +30,7 @@ TASK = "benchmarks.tasks:noise"
 ROUNDS, KEEP, LIMIT_S = 6, 2, 600.0
 LINE_BYTES = 200_000
 """Bytes of a round and a site beside the model: handshakes, manifests, heartbeats and frames."""
+AGENT_BYTES, COORDINATOR_BYTES, FIXED_BYTES = 150_000_000, 400_000_000, 4_000_000
 ROWS = ((2, 4_000_000), (6, 4_000_000), (2, 40_000_000), (4, 100_000_000))
 QUICK = ((2, 400_000),)
 POLL_S = 0.02
@@ -107,6 +108,7 @@ def measured(num_sites: int, num_bytes: int) -> dict[str, Any]:
             "down_bytes_of_a_round": line[Way.DOWN] // ROUNDS,
             "coordinator_disk_bytes": disks["coordinator"].greatest,
             "disk_formula": (KEEP + 2 + num_sites) * num_bytes,
+            "one_round_more": (num_sites + 1) * num_bytes,
             "coordinator_disk_after": size_of(state),
             "site_disk_bytes": disks[sites[0]].greatest,
             "memory_bytes": peaks.greatest,
@@ -116,12 +118,14 @@ def measured(num_sites: int, num_bytes: int) -> dict[str, Any]:
 def bars_of(row: dict[str, Any]) -> list[Bar]:
     """Return the bars of a row: its figures are at most those of the formulas."""
     name, size = f"{row['sites']} sites, {row['model_bytes'] / 1e6:g} MB", row["model_bytes"]
-    line = row["up_bytes_of_a_round"] + row["down_bytes_of_a_round"]
-    fixed = 4_000_000
+    line, memory = row["up_bytes_of_a_round"] + row["down_bytes_of_a_round"], row["memory_bytes"]
+    disk = row["disk_formula"] + row["one_round_more"] + FIXED_BYTES
     return [
         Bar.at_most(f"{name}: bytes of a round and a site", line, 2 * size * 1.02 + LINE_BYTES),
-        Bar.at_most(f"{name}: coordinator's disk", row["coordinator_disk_bytes"], row["disk_formula"] + fixed),
-        Bar.at_most(f"{name}: a site's disk", row["site_disk_bytes"], 4 * size + fixed),
+        Bar.at_most(f"{name}: coordinator's disk", row["coordinator_disk_bytes"], disk),
+        Bar.at_most(f"{name}: a site's disk", row["site_disk_bytes"], 3 * size + FIXED_BYTES),
+        Bar.at_most(f"{name}: coordinator's memory", memory["atoll coordinator"], COORDINATOR_BYTES),
+        Bar.at_most(f"{name}: an agent's memory", memory["atoll agent"], AGENT_BYTES + size / 2),
     ]
 
 

@@ -30,7 +30,7 @@ _ENDS: Mapping[str, tuple[Condition, str]] = {
         Condition.RUN_STOPPED,
         "its operator has ended it; `atoll run resume {}` reopens it",
     ),
-    RunState.FINISHED: (Condition.RUN_FINISHED, "the agent waits for the next run"),
+    RunState.FINISHED: (Condition.RUN_FINISHED, "nothing is left to do here"),
 }
 
 

@@ -889,10 +889,12 @@ class GetAuthorityRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class AuthorityReply(_message.Message):
-    __slots__ = ("ca_pem",)
+    __slots__ = ("ca_pem", "cross_pem")
     CA_PEM_FIELD_NUMBER: _ClassVar[int]
+    CROSS_PEM_FIELD_NUMBER: _ClassVar[int]
     ca_pem: bytes
-    def __init__(self, ca_pem: _Optional[bytes] = ...) -> None: ...
+    cross_pem: bytes
+    def __init__(self, ca_pem: _Optional[bytes] = ..., cross_pem: _Optional[bytes] = ...) -> None: ...
 
 class EnrolRequest(_message.Message):
     __slots__ = ("id", "secret", "request", "roles", "name")
@@ -917,16 +919,18 @@ class RenewRequest(_message.Message):
     def __init__(self, request: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Certificate(_message.Message):
-    __slots__ = ("certificate_pem", "ca_pem", "address", "admin_address")
+    __slots__ = ("certificate_pem", "ca_pem", "address", "admin_address", "cross_pem")
     CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
     CA_PEM_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ADMIN_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CROSS_PEM_FIELD_NUMBER: _ClassVar[int]
     certificate_pem: bytes
     ca_pem: bytes
     address: str
     admin_address: str
-    def __init__(self, certificate_pem: _Optional[bytes] = ..., ca_pem: _Optional[bytes] = ..., address: _Optional[str] = ..., admin_address: _Optional[str] = ...) -> None: ...
+    cross_pem: bytes
+    def __init__(self, certificate_pem: _Optional[bytes] = ..., ca_pem: _Optional[bytes] = ..., address: _Optional[str] = ..., admin_address: _Optional[str] = ..., cross_pem: _Optional[bytes] = ...) -> None: ...
 
 class SignOrder(_message.Message):
     __slots__ = ("number", "request", "role", "name", "older_certificate_pem", "consent")
@@ -945,11 +949,15 @@ class SignOrder(_message.Message):
     def __init__(self, number: _Optional[int] = ..., request: _Optional[bytes] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., older_certificate_pem: _Optional[bytes] = ..., consent: _Optional[bytes] = ...) -> None: ...
 
 class SignAnswer(_message.Message):
-    __slots__ = ("number", "certificate_pem", "refusal")
+    __slots__ = ("number", "certificate_pem", "refusal", "ca_pem", "cross_pem")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    CA_PEM_FIELD_NUMBER: _ClassVar[int]
+    CROSS_PEM_FIELD_NUMBER: _ClassVar[int]
     number: int
     certificate_pem: bytes
     refusal: str
-    def __init__(self, number: _Optional[int] = ..., certificate_pem: _Optional[bytes] = ..., refusal: _Optional[str] = ...) -> None: ...
+    ca_pem: bytes
+    cross_pem: bytes
+    def __init__(self, number: _Optional[int] = ..., certificate_pem: _Optional[bytes] = ..., refusal: _Optional[str] = ..., ca_pem: _Optional[bytes] = ..., cross_pem: _Optional[bytes] = ...) -> None: ...

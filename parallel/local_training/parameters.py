@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from atoll.aggregation.tensors.layout import BESIDE, Layout, Tensor, in_order
 from atoll.parallel.adapters.peft_models import adapter_faults
+from atoll.parallel.compiled import in_place
 from atoll.parallel.local_training.as_built import AsBuilt
 from atoll.parallel.local_training.frozen import frozen_of, keep_frozen, load_base
 from atoll.parallel.task.arrays import ALLOWED, Arrays, check_finite, check_like
@@ -218,7 +219,7 @@ def build_model(task: "Task", seed: int) -> torch.nn.Module:
 def bare_model(task: "Task", seed: int) -> torch.nn.Module:
     """Return the task's model as its code makes it, without the values of its base; errors as in `build_model`."""
     with seeded(seed), within(Context(seed=seed, options=task.options)):
-        model = task.model()
+        model = in_place(task.model())
     if not isinstance(model, torch.nn.Module):
         raise TaskBroken(f"task.model() must return a torch.nn.Module, got {type(model).__name__}")
     for module in model.modules():  # what arrives is copied into each element
@@ -251,7 +252,7 @@ def built_on_meta(task: "Task") -> Iterator[torch.nn.Module]:
         except Exception:  # any: of code that needs values, and of code that fails without them, too
             before.restore()
             model = task.model()
-        yield model
+        yield in_place(model)
     finally:
         before.restore()
 

@@ -219,6 +219,42 @@ class Issuer:
         )
         return builder.sign(self.key, hashes.SHA256())
 
+    def vouch(self, other: x509.Certificate, *, now: float) -> x509.Certificate:
+        """Certify the key of the next authority: members that trust this one then trust that one.
+
+        No path of TLS goes through it: members take it as the grounds to trust the next one's own certificate.
+        """
+        key = other.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        lifetime = self.certificate.not_valid_after_utc.timestamp() - now
+        builder = _builder(key, other.subject, self.certificate.subject, now, max(lifetime, 1.0))
+        constraints = x509.BasicConstraints(ca=True, path_length=0)
+        return builder.add_extension(constraints, critical=True).sign(self.key, hashes.SHA256())
+
+
+def vouched(ca_pem: bytes, cross_pem: bytes, trusted_pem: bytes) -> bytes:
+    """Return those authorities that are trusted already, or whose key a trusted one has certified (`Issuer.vouch`).
+
+    Args:
+        ca_pem: authorities that a coordinator names.
+        cross_pem: certificates of next authorities' keys by the ones before; may be empty.
+        trusted_pem: the authorities that are trusted now.
+
+    Raises:
+        CertificateError: none is left, or a file is malformed.
+    """
+    trusted = {*read_certificates(trusted_pem)}
+    crosses = [*read_certificates(cross_pem)] if cross_pem else []
+    found = []
+    for authority in read_certificates(ca_pem):
+        name, key = authority.subject, authority.public_key()
+        of_it = [cross for cross in crosses if cross.subject == name and cross.public_key() == key]
+        if authority in trusted or any(_is_issued_by(cross, each) for cross in of_it for each in trusted):
+            found.append(authority)
+    if not found:
+        raise CertificateError("the authority is another one, which the one before has not vouched for")
+    return to_pem(*found)
+
 
 def _builder(
     key: PublicKey, subject: x509.Name, issuer: x509.Name, now: float, lifetime_s: float, early_s: float = SKEW_S

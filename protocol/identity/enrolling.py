@@ -35,6 +35,7 @@ from atoll.protocol.identity.certificates import (
     server_name,
     to_pem,
     validity_of,
+    vouched,
 )
 from atoll.protocol.identity.clock_hint import out_of_time, with_clock_hint
 from atoll.protocol.identity.credential import (
@@ -213,7 +214,7 @@ async def _ask(address: str, code: JoinCode, key: PrivateKey, wanted: Wanted) ->
         stub = rpc.EnrolmentStub(channel)
         try:
             authority: pb.AuthorityReply = await stub.GetAuthority(pb.GetAuthorityRequest(), timeout=TIMEOUT_S)
-            ca_pem = _trusted(authority.ca_pem, code.fingerprint, shown, address)
+            ca_pem = _trusted(authority, code.fingerprint, shown, address)
             request = pb.EnrolRequest(
                 id=code.id, secret=code.secret, request=make_request(key), roles=wanted.roles, name=wanted.name
             )
@@ -226,11 +227,11 @@ async def _ask(address: str, code: JoinCode, key: PrivateKey, wanted: Wanted) ->
             raise EnrolmentFailed([f"the coordinator at {address} refuses: {error.details()}"]) from None
 
 
-def _trusted(ca_pem: bytes, wanted: bytes, shown: bytes, address: str) -> bytes:
-    """Return the authority's certificate if it has the code's fingerprint and has signed the server's certificate.
+def _trusted(named: pb.AuthorityReply, wanted: bytes, shown: bytes, address: str) -> bytes:
+    """Return the authority with the code's fingerprint, and those that it vouches for; one has signed the server's own.
 
     Args:
-        ca_pem: certificates that the server sent as its authorities.
+        named: the certificates that the server sent as its authorities.
         wanted: fingerprint in the join code.
         shown: the server's certificate, PEM.
         address: of the server, for the error.
@@ -239,10 +240,10 @@ def _trusted(ca_pem: bytes, wanted: bytes, shown: bytes, address: str) -> bytes:
         EnrolmentFailed: the server is not the code's coordinator.
     """
     try:
-        found = [authority for authority in read_certificates(ca_pem) if fingerprint(authority) == wanted]
+        found = [authority for authority in read_certificates(named.ca_pem) if fingerprint(authority) == wanted]
         if not found:
             raise CertificateError("its authority has another fingerprint than the join code")
-        leaf, trusted = read_leaf(shown), to_pem(found[0])
+        leaf, trusted = read_leaf(shown), vouched(named.ca_pem, named.cross_pem, to_pem(found[0]))
         check_issued(shown, trusted, certified_key(shown))
         if leaf.identity.role is not Role.COORDINATOR:
             raise CertificateError(f"its certificate is for {leaf.identity}")

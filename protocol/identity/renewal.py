@@ -10,7 +10,7 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.identity.certificates import consent, key_to_pem, make_request, new_key
+from atoll.protocol.identity.certificates import CertificateError, consent, key_to_pem, make_request, new_key, vouched
 from atoll.protocol.identity.clock_hint import with_clock_hint
 from atoll.protocol.identity.credential import Credential, CredentialError
 from atoll.protocol.identity.keeper import Keeper
@@ -28,8 +28,9 @@ TRIES = 20
 
 TIMEOUT_S = 30.0
 
-Renew = Callable[[bytes, bytes], Awaitable[tuple[bytes, bytes]]]
-"""Function from a request and the older key's consent to the certificate and the trusted authorities, both PEM.
+Renew = Callable[[bytes, bytes], Awaitable[tuple[bytes, bytes, bytes]]]
+"""Function from a request and the older key's consent to the certificate, the authorities, and the certificates with
+which older authorities vouch for newer ones, all PEM.
 
 Raises MembershipEnded when no attempt can succeed any more, or NotRenewed.
 """
@@ -89,10 +90,10 @@ async def renew_once(mine: Credential, renew: Renew) -> Credential:
     """
     key = new_key()
     request = make_request(key)
-    certificate_pem, ca_pem = await renew(request, consent(mine.key, request))
+    certificate_pem, ca_pem, cross_pem = await renew(request, consent(mine.key, request))
     try:
-        newer = Credential(key_to_pem(key), certificate_pem, ca_pem)
-    except CredentialError as error:
+        newer = Credential(key_to_pem(key), certificate_pem, vouched(ca_pem, cross_pem, mine.ca_pem))
+    except (CertificateError, CredentialError) as error:
         raise NotRenewed(f"the answer does not fit: {error}") from None
     if newer.identity != mine.identity:
         raise NotRenewed(f"the answer is for {newer.identity}")
@@ -102,14 +103,14 @@ async def renew_once(mine: Credential, renew: Renew) -> Credential:
 def over(channel: Callable[[], grpc.aio.Channel]) -> Renew:
     """Return the function that renews at the coordinator, over a new channel each time."""
 
-    async def renew(request: bytes, signature: bytes) -> tuple[bytes, bytes]:
+    async def renew(request: bytes, signature: bytes) -> tuple[bytes, bytes, bytes]:
         async with channel() as opened:
             try:
                 renewal = pb.RenewRequest(request=request, signature=signature)
                 answer: pb.Certificate = await rpc.MembershipStub(opened).Renew(renewal, timeout=TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 raise refusal_of(error) from None
-        return answer.certificate_pem, answer.ca_pem
+        return answer.certificate_pem, answer.ca_pem, answer.cross_pem
 
     return renew
 

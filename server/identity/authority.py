@@ -2,6 +2,7 @@
 
 key.pem          its key, needed only to enrol and to renew
 certificate.pem  its certificate, which all members trust
+next/            the one that replaces it, see `succession`
 """
 
 import time
@@ -35,6 +36,7 @@ from atoll.protocol.identity.credential import (
     write_private,
 )
 from atoll.protocol.identity.names import Identity
+from atoll.server.identity.succession import Succession, prepare, settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,10 @@ class Signer(Protocol):
     @property
     def ca_pem(self) -> bytes:
         """The certificates of the trusted authorities (PEM)."""
+
+    @property
+    def cross_pem(self) -> bytes:
+        """The certificates with which older authorities vouch for newer ones (PEM); empty: there are none."""
 
     async def sign(self, request: bytes, identity: Identity, renewal: Renewal | None = None) -> bytes:
         """Sign a certificate (PEM) for the key of a request.
@@ -82,15 +88,29 @@ class Authority:
     Args:
         issuer: its certificate and key.
         lifetime_s: the lifetime of the certificates that it signs [s].
+        succession: its replacement, if one is under way.
     """
 
-    def __init__(self, issuer: Issuer, lifetime_s: float = LIFETIME_S) -> None:
-        self._issuer, self._lifetime_s = issuer, lifetime_s
+    def __init__(self, issuer: Issuer, lifetime_s: float = LIFETIME_S, succession: Succession | None = None) -> None:
+        self._issuer, self._lifetime_s, self.succession = issuer, lifetime_s, succession
 
     @property
     def ca_pem(self) -> bytes:
-        """The authority's certificate (PEM)."""
-        return to_pem(self._issuer.certificate)
+        """The authority's certificate (PEM); while it is replaced that of the next one, too, and then that alone."""
+        succession = self.succession
+        if succession is None:
+            return to_pem(self._issuer.certificate)
+        newest = succession.issuer.certificate
+        return to_pem(newest) if time.time() >= succession.ends_at else to_pem(self._issuer.certificate, newest)
+
+    @property
+    def cross_pem(self) -> bytes:
+        """The certificate with which it vouches for the next one (PEM); empty: there is none."""
+        return b"" if self.succession is None else self.succession.cross_pem
+
+    def prepare_next(self, folder: Path, name: str) -> bytes:
+        """Make the next authority in this one's directory, and return its certificate (PEM); raises as `prepare`."""
+        return to_pem(prepare(self._issuer, folder, name, time.time()).certificate)
 
     async def sign(self, request: bytes, identity: Identity, renewal: Renewal | None = None) -> bytes:
         """Sign, see `Signer`; access to this directory is the right to have any certificate signed."""
@@ -103,8 +123,10 @@ class Authority:
             CertificateError: the request is malformed.
             ValueError: the identity cannot have a certificate.
         """
-        key = read_request(request)
-        return to_pem(self._issuer.issue(key, identity, now=time.time(), lifetime_s=self._lifetime_s))
+        key, now, issuer = read_request(request), time.time(), self._issuer
+        if self.succession is not None and now >= self.succession.signs_from:
+            issuer = self.succession.issuer
+        return to_pem(issuer.issue(key, identity, now=now, lifetime_s=self._lifetime_s))
 
     @classmethod
     def create(cls, folder: Path, name: str, lifetime_s: float = LIFETIME_S) -> "Authority":
@@ -124,8 +146,13 @@ class Authority:
         return cls(issuer, lifetime_s)
 
     @classmethod
-    def open(cls, folder: Path, lifetime_s: float = LIFETIME_S) -> "Authority":
+    def open(cls, folder: Path, lifetime_s: float = LIFETIME_S, *, begins: bool = False) -> "Authority":
         """Open the authority in a directory.
+
+        Args:
+            folder: the directory.
+            lifetime_s: the lifetime of the certificates that it signs [s].
+            begins: it serves members from now on, so a prepared replacement begins, and one that is over is settled.
 
         Raises:
             CredentialError: there is none, or it is damaged, or others may read its key.
@@ -133,6 +160,11 @@ class Authority:
         try:
             if (mode := (folder / KEY).stat().st_mode) & 0o077:
                 raise CredentialError([f"{folder / KEY} may be read by others (mode {mode & 0o777:03o}): chmod 600 it"])
+            now = time.time()
+            succession = Succession.load(folder, lifetime_s, begins_at=now if begins else None)
+            if succession is not None and begins and now >= succession.ends_at:
+                settle(folder)
+                succession = None
             key, pem = read_key((folder / KEY).read_bytes()), (folder / CERTIFICATE).read_bytes()
             certificate = read_certificates(pem)[0]
         except FileNotFoundError as error:
@@ -143,7 +175,7 @@ class Authority:
             raise CredentialError([f"{folder} holds no authority, but the credential of a member: it can sign nothing"])
         if certificate.public_key() != key.public_key():
             raise CredentialError([f"{folder}: {KEY} is not the key of {CERTIFICATE}"])
-        return cls(Issuer(certificate, key), lifetime_s)
+        return cls(Issuer(certificate, key), lifetime_s, succession)
 
     @classmethod
     def open_or_create(cls, folder: Path, name: str, lifetime_s: float = LIFETIME_S) -> "Authority":
@@ -153,7 +185,7 @@ class Authority:
         certificate of a member there is refused.
         """
         if (folder / KEY).exists():
-            return cls.open(folder, lifetime_s)
+            return cls.open(folder, lifetime_s, begins=True)
         with suppress(FileNotFoundError):
             if not is_authority((folder / CERTIFICATE).read_bytes()):
                 raise CredentialError([f"{folder / CERTIFICATE} is no authority's: name another directory"])

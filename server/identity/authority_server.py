@@ -121,7 +121,10 @@ class AuthorityServer:
             logger.warning("refused to sign for %s %s: %s", order.role[:20], order.name[:80], error)
             return pb.SignAnswer(number=order.number, refusal=str(error)[:2000])
         logger.info("signed for %s", identity)
-        return pb.SignAnswer(number=order.number, certificate_pem=pem)
+        authority = self._authority
+        return pb.SignAnswer(
+            number=order.number, certificate_pem=pem, ca_pem=authority.ca_pem, cross_pem=authority.cross_pem
+        )
 
     async def serve(self, coordinator: str) -> None:
         """Dial a coordinator and answer its orders; reconnect whenever the stream ends, until cancelled."""

@@ -56,7 +56,7 @@ class EnrolmentService(rpc.EnrolmentServicer):
 
     async def GetAuthority(self, request: pb.GetAuthorityRequest, context: Context) -> pb.AuthorityReply:
         """Return the authority's certificate, which is public."""
-        return pb.AuthorityReply(ca_pem=self._enrolments.ca_pem)
+        return pb.AuthorityReply(ca_pem=self._enrolments.ca_pem, cross_pem=self._enrolments.cross_pem)
 
     async def Enrol(self, request: pb.EnrolRequest, context: Context) -> pb.Certificate:
         """Give the holder of an invitation its certificate."""
@@ -91,7 +91,8 @@ class MembershipService(rpc.MembershipServicer):
             pem = await self._enrolments.renew(certificate, request.request, request.signature)
         except _REFUSALS as error:
             await _refuse(context, error)
-        return pb.Certificate(certificate_pem=pem, ca_pem=self._enrolments.ca_pem)
+        enrolments = self._enrolments
+        return pb.Certificate(certificate_pem=pem, ca_pem=enrolments.ca_pem, cross_pem=enrolments.cross_pem)
 
 
 class MembersAdmin:

@@ -118,10 +118,11 @@ class OwnCertificates:
             logger.error("the certificate of %s is no longer renewed: %s", keeper.identity, error)
 
     def _renew(self, keeper: Keeper) -> Renew:
-        async def renew(request: bytes, signature: bytes) -> tuple[bytes, bytes]:
+        async def renew(request: bytes, signature: bytes) -> tuple[bytes, bytes, bytes]:
             try:
                 renewal = Renewal(keeper.current.certificate_pem, signature)
-                return await self._sign(request, keeper.identity, renewal), self._signer.ca_pem
+                pem = await self._sign(request, keeper.identity, renewal)
+                return pem, self._signer.ca_pem, self._signer.cross_pem
             except (AuthorityAway, NotSigned, CertificateError, DiskFull) as error:
                 raise NotRenewed(str(error)) from error
 

@@ -14,7 +14,7 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.identity.certificates import CertificateError, check_issued, read_leaf, read_request
+from atoll.protocol.identity.certificates import CertificateError, check_issued, read_leaf, read_request, vouched
 from atoll.protocol.identity.names import Identity
 from atoll.server.identity.authority import AuthorityAway, NotSigned, Renewal
 from atoll.server.names.conflicts import UNKNOWN, Claimant, NameConflicts
@@ -36,7 +36,7 @@ class _AuthorityStream:
     """The stream of an authority, with the orders that it has not answered."""
 
     outbox: "asyncio.Queue[pb.SignOrder | None]" = field(default_factory=asyncio.Queue)
-    pending: "dict[int, asyncio.Future[bytes]]" = field(default_factory=dict)
+    pending: "dict[int, asyncio.Future[pb.SignAnswer]]" = field(default_factory=dict)
     address: str = UNKNOWN.address
     why: str = "the stream has ended"
 
@@ -58,7 +58,7 @@ class RemoteSigner:
     """
 
     def __init__(self, ca_pem: bytes, patience_s: float = PATIENCE_S) -> None:
-        self.ca_pem, self._patience_s = ca_pem, patience_s
+        self.ca_pem, self.cross_pem, self._patience_s = ca_pem, b"", patience_s
         self._stream: _AuthorityStream | None = None
         self._is_here = asyncio.Event()
         self._numbers, self._num_waiting = itertools.count(1), 0
@@ -72,7 +72,7 @@ class RemoteSigner:
         self._num_waiting += 1
         try:
             async with asyncio.timeout(self._patience_s):
-                pem = await self._ask_newest(request, identity, renewal)
+                answer = await self._ask_newest(request, identity, renewal)
         except TimeoutError:
             raise AuthorityAway(
                 "the authority's key is on another machine, which does not answer: run `atoll authority serve` there, "
@@ -80,7 +80,11 @@ class RemoteSigner:
             ) from None
         finally:
             self._num_waiting -= 1
+        pem: bytes = answer.certificate_pem
         try:
+            if answer.ca_pem:  # of an authority that may have a next one
+                self.ca_pem = vouched(answer.ca_pem, answer.cross_pem, self.ca_pem)
+                self.cross_pem = answer.cross_pem
             check_issued(pem, self.ca_pem, key)
             if read_leaf(pem).identity != identity:
                 raise CertificateError(f"it is for {read_leaf(pem).identity}")
@@ -88,7 +92,7 @@ class RemoteSigner:
             raise NotSigned(f"the authority has answered with another certificate: {error}") from None
         return pem
 
-    async def _ask_newest(self, request: bytes, identity: Identity, renewal: Renewal | None) -> bytes:
+    async def _ask_newest(self, request: bytes, identity: Identity, renewal: Renewal | None) -> pb.SignAnswer:
         """Ask the authority, and again if a newer stream has replaced the one that was asked."""
         while True:
             while (stream := self._stream) is None:
@@ -101,7 +105,7 @@ class RemoteSigner:
 
     async def _ask(
         self, stream: _AuthorityStream, request: bytes, identity: Identity, renewal: Renewal | None
-    ) -> bytes:
+    ) -> pb.SignAnswer:
         number = next(self._numbers)
         order = pb.SignOrder(number=number, request=request, role=identity.role, name=identity.name)
         if renewal is not None:
@@ -109,8 +113,8 @@ class RemoteSigner:
         answer = stream.pending[number] = asyncio.get_running_loop().create_future()
         try:
             stream.outbox.put_nowait(order)
-            pem: bytes = await answer
-            return pem
+            signed: pb.SignAnswer = await answer
+            return signed
         finally:
             del stream.pending[number]
 
@@ -142,7 +146,7 @@ class RemoteSigner:
         if answer is None or answer.done():
             return
         if message.certificate_pem:
-            answer.set_result(message.certificate_pem)
+            answer.set_result(message)
         else:
             answer.set_exception(NotSigned(message.refusal[:2000] or "the authority refuses"))
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.protocol.identity.certificates import read_certificates
 from atoll.protocol.identity.credential import AUTHORITIES, KEY, Credential, CredentialError
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
 from atoll.protocol.identity.keeper import Keeper
@@ -164,7 +165,8 @@ def _known_authority(place: Path, folder: Path, lifetime_s: float) -> Authority:
     """Open the authority that has signed this coordinator's certificate: any other one would lock out all members."""
     if not (place / KEY).exists():
         raise CredentialError([_NOT_OURS.format(place, "no authority", folder.parent, folder)])
-    authority = Authority.open(place, lifetime_s)
-    if authority.ca_pem != Credential.load(folder / MINE).ca_pem:
+    authority = Authority.open(place, lifetime_s, begins=True)
+    mine = read_certificates(Credential.load(folder / MINE).ca_pem)
+    if not {*read_certificates(authority.ca_pem)} & {*mine}:
         raise CredentialError([_NOT_OURS.format(place, "another authority", folder.parent, folder)])
     return authority

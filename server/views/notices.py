@@ -137,7 +137,10 @@ def of_authority(until: float, now: float, place: Place) -> Iterator[Notice]:
     """Yield the notice of an authority that ends within `AUTHORITY_LEFT_S`."""
     if until - now < AUTHORITY_LEFT_S:
         what = "has ended, and no certificate is valid" if now >= until else "ends, and with it every certificate,"
-        sentence = f"the authority of {place.state} {what} at {instant(until)}: replace it (docs/identity.md)"
+        remedy = (
+            "`atoll authority replace DIR` (identity/authority in the state directory), then a restart, replaces it"
+        )
+        sentence = f"the authority of {place.state} {what} at {instant(until)}: {remedy}"
         yield Notice(Condition.CERTIFICATE, "authority", sentence)
 
 

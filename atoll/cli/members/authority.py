@@ -9,7 +9,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
-from atoll.cli.printing import as_json, note, say
+from atoll.cli.printing import as_json, clock, note, say
 from atoll.cli.stopping import if_stopped
 from atoll.protocol.identity.names import Role
 
@@ -87,6 +87,27 @@ def init(
 def show(folder: Folder, json: options.Json = False) -> None:
     """Show an authority: its fingerprint, which join codes contain, and the date on which it expires."""
     _print(_open(folder), folder, json=json)
+
+
+@app.command("replace")
+def replace(
+    folder: Folder,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the next authority, for people.")] = "",
+    json: options.Json = False,
+) -> None:
+    """Make the authority that replaces this one. No member enrols anew.
+
+    The present one vouches for it. From the next start of the coordinator (or of `atoll authority serve`) on, members
+    learn to trust both with their renewals; after the life of a certificate the next one signs, and after another one
+    it is the only authority, and the key of this one is removed. `atoll authority show` has the dates.
+    """
+    from atoll.cli.temporary import writing_to
+
+    authority = _open(folder)
+    with writing_to("DIR", folder, AUTHORITY_BYTES):
+        authority.prepare_next(folder, name or f"Atoll, begun {time.strftime('%Y-%m-%d')}")
+    _print(_open(folder), folder, json=json)
+    note("restart the coordinator, or `atoll authority serve`: then it begins")
 
 
 @app.command("request")
@@ -210,11 +231,13 @@ def serve(
     from atoll.protocol.identity.join_code import is_address
     from atoll.protocol.identity.proxy import HttpProxy
     from atoll.protocol.signals import call_at_end
+    from atoll.server.identity.authority import Authority
     from atoll.server.identity.authority_server import AuthorityServer
 
     if not is_address(coordinator):
         raise CommandError(f"--coordinator {coordinator!r} is no address; allowed: HOST:PORT, with a port in 1..65535")
-    server = AuthorityServer(_open(folder, days), folder, HttpProxy.of(os.environ))
+    authority = Authority.open(folder, days * 86400, begins=True)
+    server = AuthorityServer(authority, folder, HttpProxy.of(os.environ))
     log.configure("authority", form=log_form)
 
     note(f"atoll authority in {folder}, dialling the coordinator at {coordinator}")
@@ -261,12 +284,43 @@ def _spare_others(folder: Path, identity: "Identity") -> None:
 def _print(authority: "Authority", folder: Path, *, json: bool) -> None:
     from atoll.protocol.identity.certificates import fingerprint, read_certificates
 
-    [certificate] = read_certificates(authority.ca_pem)
+    certificate, *_ = read_certificates(authority.ca_pem)
     until = certificate.not_valid_after_utc
-    shown = {"directory": str(folder), "fingerprint": fingerprint(certificate).hex(), "expires_at": until.timestamp()}
+    shown: dict[str, object] = {
+        "directory": str(folder),
+        "fingerprint": fingerprint(certificate).hex(),
+        "expires_at": until.timestamp(),
+        "next": _next(authority, folder),
+    }
     if json:
         as_json(shown)
         return
     say(f"authority    {folder}")
     say(f"fingerprint  {shown['fingerprint']}")
     say(f"valid until  {until:%Y-%m-%d}")
+    if (following := shown["next"]) is not None:
+        assert isinstance(following, dict)
+        say(f"next         {following['fingerprint']}")
+        begun = following["begun_at"]
+        signs = "after the next start" if begun is None else clock(following["signs_from"])
+        say(f"             trusted {'after the next start' if begun is None else f'since {clock(begun)}'}")
+        say(f"             signs {signs if begun is None else f'from {signs} on'}")
+        if begun is not None:
+            say(f"             alone from {clock(following['alone_from'])} on")
+
+
+def _next(authority: "Authority", folder: Path) -> dict[str, object] | None:
+    """Return the next authority, with the times of its beginning; None: there is none."""
+    from atoll.protocol.identity.certificates import fingerprint, read_certificates
+    from atoll.protocol.identity.credential import CERTIFICATE
+    from atoll.server.identity.succession import NEXT
+
+    place, succession = folder / NEXT / CERTIFICATE, authority.succession
+    if not place.exists():
+        return None
+    return {
+        "fingerprint": fingerprint(read_certificates(place.read_bytes())[0]).hex(),
+        "begun_at": None if succession is None else succession.begun_at,
+        "signs_from": None if succession is None else succession.signs_from,
+        "alone_from": None if succession is None else succession.ends_at,
+    }

@@ -165,6 +165,7 @@ async def test_nothing_is_told_to_somebody_else_than_the_code_says(tmp_path: Pat
 @dataclass
 class Liar:
     ca_pem: bytes
+    cross_pem: bytes = b""
 
 
 @live
@@ -349,7 +350,7 @@ async def test_an_authority_that_is_away_is_asked_again_until_time_is_over(tmp_p
     authority.credential(NORTH).store(tmp_path / "me")
     tries = 0
 
-    async def away(request: bytes, signature: bytes) -> tuple[bytes, bytes]:
+    async def away(request: bytes, signature: bytes) -> tuple[bytes, bytes, bytes]:
         nonlocal tries
         tries += 1
         raise NotRenewed("nobody answers")

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -11,7 +12,7 @@ import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.identity.certificates import CertificateError, consent, make_request, new_key, read_leaf
+from atoll.protocol.identity.certificates import CertificateError, consent, make_request, new_key, read_leaf, vouched
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.protocol.identity.proxy import HttpProxy
 from atoll.protocol.wire.stream import StreamBroken
@@ -63,6 +64,26 @@ async def test_an_authority_server_elsewhere_signs_over_the_stream_that_it_opens
         serving.cancel()
     entries = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
     assert [entry["why"] for entry in entries] == ["by itself"] * 20 + ["renewal"]
+
+
+@pytest.mark.real
+@live
+async def test_a_next_authority_elsewhere_is_trusted_on_the_word_of_the_present_one_alone(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path, "test")
+    signer, first = RemoteSigner(authority.ca_pem), authority.ca_pem
+    following = authority.prepare_next(tmp_path, "next")
+    authority = Authority.open(tmp_path, begins=True)
+    async with listening(authority, signer) as address:
+        serving = asyncio.create_task(AuthorityServer(authority, tmp_path).serve(address))
+        await signer.sign(make_request(new_key()), NORTH)
+        assert signer.ca_pem == first + following
+        assert vouched(signer.ca_pem, signer.cross_pem, first) == signer.ca_pem, "as a member sees it"
+        assert authority.succession is not None
+        authority.succession = replace(authority.succession, cross_pem=b"")  # it names one, and vouches for none
+        signer.ca_pem = first
+        await signer.sign(make_request(new_key()), NORTH)
+        assert signer.ca_pem == first
+        serving.cancel()
 
 
 @pytest.mark.real

@@ -1,0 +1,56 @@
+"""An authority that is replaced under a federation of real processes: no member enrols anew, and rounds go on."""
+
+import json
+import subprocess
+import time
+
+from tests.federation.processes import ATOLL, TASK, federation
+
+LIFE_S = 8
+FAST = {"rounds": 100_000, "pause": 0.2, "round__cohort_size": 1, "round__quorum": 1, "evaluation__clients_every": 0}
+
+
+def authority(it, command, *more):
+    place = it.state / "identity" / "authority"
+    run = [ATOLL, "authority", command, place, "--json", *more]
+    return json.loads(subprocess.run(run, capture_output=True, text=True, check=True, timeout=100).stdout)
+
+
+def test_a_site_follows_the_replacement_of_the_authority_by_its_renewals(tmp_path):
+    with federation(tmp_path) as it:
+        settings = {**FAST, "coordinator__certificate_lifetime": LIFE_S, "stay": True}
+
+        def committed():
+            return it.log("coordinator").count("committed as")
+
+        def goes_on():
+            before = committed()
+            it.wait_for(lambda: committed() >= before + 2)
+
+        it.coordinator(**settings)
+        it.wait_for(lambda: "invite a site" in it.log("coordinator"))
+        invited = [ATOLL, "client", "invite", "north", "--state", it.state]
+        code = subprocess.run(invited, capture_output=True, text=True, check=True, timeout=100).stdout.strip()
+        there = ("--site", "north", "--state", tmp_path / "north", "--set", "reconnect_max=0.5")
+        it.start("north", "agent", TASK, *there, "--join", code)
+        goes_on()
+        first = authority(it, "show")
+        following = authority(it, "replace", "--name", "the next one")["next"]
+        assert following["begun_at"] is None
+        it.running["coordinator"].terminate()
+        it.running["coordinator"].wait(60)
+        it.coordinator(**settings)
+        goes_on()
+        until = authority(it, "show")["next"]["alone_from"]
+        assert until - time.time() < 2 * LIFE_S
+        it.wait_for(lambda: time.time() > until + LIFE_S)  # every certificate of the first authority has ended
+        goes_on()
+        it.running["coordinator"].terminate()
+        it.running["coordinator"].wait(60)
+        it.coordinator(**settings)
+        goes_on()
+        shown = authority(it, "show")
+        assert shown["fingerprint"] == following["fingerprint"] != first["fingerprint"]
+        assert shown["next"] is None
+        assert it.running["north"].poll() is None
+        assert it.log("north").count("enrolled as") == 1
