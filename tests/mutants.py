@@ -40,6 +40,7 @@ PURE_TESTS = (
     "tests/server/rounds/test_buffer_round.py",
     "tests/server/test_clock.py",
     "tests/server/folding/test_plan.py",
+    "tests/server/rounds/test_lost_files.py",
     "tests/server/rounds/test_run_machine.py",
     "tests/server/rounds/test_membership.py",
     "tests/server/rounds/test_policy.py",
@@ -203,8 +204,8 @@ PLANTED = (
     Mutant(
         "a client counts twice",
         ROUNDS,
-        "            if client_id in self._reported:\n                record.superseded.append(update.digest)\n",
-        "            if False:\n                record.superseded.append(update.digest)\n",
+        "for client_id, update in late if client_id not in self._reported]",
+        "for client_id, update in late]",
         "a client with a late and a fresh update counts twice",
     ),
     Mutant(
@@ -848,8 +849,8 @@ PLANTED = (
     Mutant(
         "the last of equals is the best",
         EVALUATIONS,
-        "if ledger.best is None or best.is_better(value, ledger.best.value):",
-        "if ledger.best is None or not best.is_better(ledger.best.value, value):",
+        "(ledger.best is None or best.is_better(value, ledger.best.value)):",
+        "(ledger.best is None or not best.is_better(ledger.best.value, value)):",
         "the best version moves to a later one of the same value",
     ),
     Mutant(
