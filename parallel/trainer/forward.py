@@ -19,7 +19,7 @@ from atoll.parallel.engine.inplace import Written, storage_of, written_in_forwar
 from atoll.parallel.engine.passes import REENTRANT
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.batches import fetcher
-from atoll.parallel.local_training.parameters import built_on_meta
+from atoll.parallel.local_training.parameters import built_on_meta, model_on_meta
 from atoll.parallel.task.randomness import seeded
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.between_passes import follows_examples, moves_by_pass
