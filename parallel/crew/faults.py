@@ -48,7 +48,7 @@ def faults_of_mesh(task: Task, local: Local, algorithm: str, plan: Plan) -> list
 
 
 def _faults_of_model(task: Task, local: Local, plan: Plan, model: nn.Module) -> list[str]:
-    faults = []
+    faults: list[str] = []
     if local.has_own_optimizer and is_divided(plan):
         faults += _faults_of_identity(local, plan, model)
     of_tensors = [*travel_faults(model), *adapter_faults(model)]
