@@ -6,7 +6,8 @@ only the network's latency and clients of different speed.
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 
 Seconds = float
 
@@ -152,9 +153,16 @@ def random_faults(rng: random.Random, preset: str = "standard") -> Faults:
 
 
 def _random_faults(rng: random.Random) -> Faults:
-    def maybe(chance: float, *values: float) -> float:
-        return rng.choice(values) if rng.random() < chance else 0.0
+    """Draw all faults; new ones come last, so that a seed's other draws did not change."""
+    return _with_later_faults(_first_faults(rng), rng)
 
+
+def _maybe(rng: random.Random, chance: float, *values: float) -> float:
+    return rng.choice(values) if rng.random() < chance else 0.0
+
+
+def _first_faults(rng: random.Random) -> Faults:
+    maybe = partial(_maybe, rng)
     return Faults(
         coordinator_crashes=int(maybe(0.5, 1, 2, 4)),
         coordinator_crash_gap=rng.choice([20.0, 60.0, 120.0]),
@@ -206,7 +214,14 @@ def _random_faults(rng: random.Random) -> Faults:
         operator_gap=rng.choice([20.0, 100.0]),
         pauses=int(maybe(0.25, 1, 2, 4)),
         approvals=maybe(0.2, 0.3, 1.0),
-        approval=rng.choice([10.0, 60.0, 300.0]),  # new ones come last, so that a seed's other draws did not change
+        approval=rng.choice([10.0, 60.0, 300.0]),
+    )
+
+
+def _with_later_faults(faults: Faults, rng: random.Random) -> Faults:
+    maybe = partial(_maybe, rng)
+    return replace(
+        faults,
         absence_gap=maybe(0.15, 60.0, 300.0),
         absence=rng.choice([600.0, 3600.0, 10800.0]),
         clock_gap=maybe(0.25, 60.0, 300.0, 2000.0),
