@@ -4,6 +4,7 @@ Every rank calls the same methods in the same order. Those of rank 0 return what
 (`worker/main`); an update is a folder of parts, one for each rank that owns boxes of the model.
 """
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -56,11 +57,14 @@ from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.data import in_order as loader_in_order
 from atoll.parallel.trainer.evaluation import statistics
 from atoll.parallel.trainer.forward import needs_look
+from atoll.parallel.trainer.mixed_rows import mixes_rows
 from atoll.parallel.trainer.stopping import INTERVAL_S, Agreement
 from atoll.parallel.worker.bench import Json
 from atoll.parallel.worker.operations import layout_fields
 from atoll.parallel.worker.site_task import SiteTask, device_of, model_seed
 from atoll.parallel.world import World
+
+logger = logging.getLogger(__name__)
 
 IsTold = Callable[[], bool]
 """() -> whether this rank was told to end the training early; rank 0 alone is told."""
@@ -356,7 +360,12 @@ class MeshBench:
 
         def borrowed() -> list[str]:
             data = self._here.dataset("train") if needs_look(self._plan) else None
-            return look(task, self._plan, 0, data) if data is not None and len(data) else []
+            if data is None or not len(data):
+                return []
+            found = look(task, self._plan, 0, data)
+            if self._ranks.is_first and (line := mixes_rows(task, self._plan, 0, data)):
+                logger.warning("%s", line)
+            return found
 
         if self._looked is None or self._looked[0] is not task:
             self._looked = task, together(self._ranks, borrowed)

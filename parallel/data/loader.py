@@ -1,5 +1,6 @@
 """A rank's batches in the steps of an order, prefetched on request, resumable to the exact example."""
 
+import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -12,9 +13,12 @@ from atoll.aggregation.printable import count_of
 from atoll.parallel.data.ahead import ahead
 from atoll.parallel.data.batch import Batch, count_units, in_parts, map_tensors
 from atoll.parallel.data.order import Indices, Order
+from atoll.parallel.forking import reopen_files
 from atoll.parallel.local_training.draws import Drew, Fetch, drawing, is_fixed, unseeded
 from atoll.parallel.task.collated import collate_of
 from atoll.parallel.task.errors import TaskBroken
+
+logger = logging.getLogger(__name__)
 
 State = dict[str, Any]
 """Plain JSON values: the order's fields, `epoch` and `step`."""
@@ -29,7 +33,8 @@ class Loader:
     The state is that of the batches yielded, not of those prefetched. An error of the data set is raised at its own
     step; iterating again fetches that step again. Random numbers that the data set draws itself are a function of
     (the order's seed, epoch, index of the example); a thread cannot prefetch such a data set beside a model that draws
-    from the same generators, so after its first draw batches are fetched on demand, or by worker processes.
+    from the same generators, so after its first draw batches are fetched on demand, or by worker processes. The same
+    holds after a batch that fails in the thread alone: a connection of SQLite serves the thread that has opened it.
 
     Args:
         dataset: map-style, of (inputs, targets).
@@ -78,7 +83,7 @@ class Loader:
         self._began = order
         self._epoch = self._step = 0
         self._source: Iterator[Any] | None = None
-        self._has_drawn = False
+        self._is_on_demand = False
 
     @property
     def epoch(self) -> int:
@@ -138,8 +143,13 @@ class Loader:
         try:
             fetched = next(self._source)
         except Drew:  # in the thread, which has changed nothing: fetch this step again without it
-            self._has_drawn, self._source = True, None
+            self._is_on_demand, self._source = True, None
             return self._next()
+        except Exception as error:
+            self._source = None
+            if not self._has_thread:
+                raise
+            fetched = self._fetched_here(error)
         except BaseException:
             self._source = None
             raise
@@ -148,10 +158,36 @@ class Loader:
         self._step += 1
         return batch if self._device.type == "cpu" else batch.to(self._device)
 
+    def _fetched_here(self, error: Exception) -> Any:
+        """Return the batch that has failed in the thread, fetched in the caller's, which fetches the later ones, too.
+
+        Raises:
+            Exception: it fails here as well.
+        """
+        self._is_on_demand = True
+        try:
+            source = self._fetched()
+            fetched = next(source)
+        except BaseException:
+            self._is_on_demand = False
+            raise
+        self._source = source
+        logger.warning(
+            "rows are read when their step needs them, not ahead of it: in the thread that reads ahead a batch fails "
+            "(%s: %.200s), in the training's own it does not; train.workers=1 reads ahead in a process of its own",
+            type(error).__name__,
+            error,
+        )
+        return fetched
+
+    @property
+    def _has_thread(self) -> bool:
+        """The answer whether a thread fetches ahead."""
+        return bool(self._prefetch) and not self._num_workers and not self._is_on_demand
+
     def _fetched(self) -> Iterator[Any]:
         """Return an endless iterator of collated batches from here on."""
-        is_pinned, is_alone = self._device.type == "cuda", bool(self._num_workers) or self._has_drawn
-        has_thread = bool(self._prefetch) and not is_alone
+        is_pinned, has_thread = self._device.type == "cuda", self._has_thread
         batches = _Batches(self._dataset, self.order.seed, self._parts, beside_others=has_thread)
         positions = _positions(self._began, self.order, self._rank, epoch=self._epoch, step=self._step)
         if self._num_workers:
@@ -162,6 +198,7 @@ class Loader:
                     sampler=positions,
                     collate_fn=_unchanged,
                     num_workers=self._num_workers,
+                    worker_init_fn=_begin,
                     prefetch_factor=max(self._prefetch, 1),
                     pin_memory=is_pinned,
                     generator=torch.Generator().manual_seed(self.order.seed),  # the global one is the model's
@@ -210,6 +247,10 @@ def _by_workers(batches: Iterable[Any]) -> Iterator[Any]:
         raise TaskBroken(str(error).rpartition(f"{TaskBroken.__name__}: ")[2].strip()) from None
     except Exception as error:
         raise error.with_traceback(None) from None
+
+
+def _begin(_worker: int) -> None:
+    reopen_files()
 
 
 def _unchanged(batch: Any) -> Any:

@@ -26,10 +26,13 @@ def shuffled(
         once: shuffles all before they are divided into parts; None: the order of the data set.
         draw: shuffles the part; None: it keeps its order.
     """
+    size = stop - start
+    if once is None and draw is None:
+        return lambda first, end: start + np.arange(first, end) % size
     order = np.arange(start, stop) if once is None else once.permutation(num_examples)[start:stop]
     if draw is not None:
         order = draw.permutation(order)
-    return lambda first, end: order[np.arange(first, end) % len(order)]
+    return lambda first, end: order[np.arange(first, end) % size]
 
 
 def sharded(

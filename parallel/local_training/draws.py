@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from atoll.parallel.local_training.as_built import AsBuilt
-from atoll.parallel.local_training.batches import fetcher
+from atoll.parallel.local_training.batches import fetcher, rows_at
 from atoll.parallel.local_training.places import Drawn
 from atoll.parallel.task.randomness import generators_kept
 
@@ -53,7 +53,8 @@ class Steady:
 
 
 class Seeded:
-    """A data set that seeds the global generators, and some others, before each example, by (seed, epoch, index).
+    """A data set that seeds the global generators, and some others, before each example, by (seed, epoch, index); once
+    for examples that are read at once, by the first of them.
 
     Args:
         dataset: map-style.
@@ -70,17 +71,15 @@ class Seeded:
 
     def __getitem__(self, index: int) -> Any:
         """Return one example."""
-        seed_example(self.seed, self.epoch, index, self.held)
+        self._begin(index)
         return self.dataset[index]
-
-
-class SeededTogether(Seeded):
-    """A `Seeded` data set that reads many examples at once, with one seed for them."""
 
     def __getitems__(self, indices: list[int]) -> Any:
         """Return the examples."""
-        seed_example(self.seed, self.epoch, indices[0] if indices else -1, self.held)
-        return self.dataset.__getitems__(indices)
+        return rows_at(self.dataset, indices, self._begin)
+
+    def _begin(self, index: int) -> None:
+        seed_example(self.seed, self.epoch, index, self.held)
 
 
 def drawing(dataset: Any, seed: int, fetcher_of: Callable[[Any], Callable[[torch.Tensor], Any]] = fetcher) -> Fetch:
@@ -97,7 +96,7 @@ def drawing(dataset: Any, seed: int, fetcher_of: Callable[[Any], Callable[[torch
         plain = fetcher_of(dataset)
         return lambda _epoch, indices: plain(indices)
     held = held_by(dataset)
-    seeded = (SeededTogether if _reads_together(dataset) else Seeded)(dataset, seed, held)
+    seeded = Seeded(dataset, seed, held)
     fetch = fetcher_of(seeded)
 
     def fetched(epoch: int, indices: torch.Tensor) -> Any:
@@ -174,13 +173,6 @@ def is_fixed(dataset: Any) -> bool:
     if type(dataset) is ConcatDataset:
         return all(map(is_fixed, dataset.datasets))
     return type(dataset) is TensorDataset
-
-
-def _reads_together(dataset: Any) -> bool:
-    """Return whether a data set has a reader of many examples of its own; a `Subset` passes that of its data set on."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return hasattr(dataset, "__getitems__")
 
 
 def held_by(dataset: Any) -> list[Drawn]:

@@ -5,7 +5,8 @@ travel as float32, both ways, and bool as uint8, 0 or 1. A tensor that a model h
 travels once, under the first. With `Task(travels="trained")` frozen tensors do not travel (`frozen`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from atoll.aggregation.tensors.layout import BESIDE, Layout, Tensor, in_order
 from atoll.parallel.adapters.peft_models import adapter_faults
+from atoll.parallel.compiled import in_place
 from atoll.parallel.local_training.as_built import AsBuilt
 from atoll.parallel.local_training.frozen import frozen_of, keep_frozen, load_base
 from atoll.parallel.task.arrays import ALLOWED, Arrays, check_finite, check_like
@@ -217,7 +219,7 @@ def build_model(task: "Task", seed: int) -> torch.nn.Module:
 def bare_model(task: "Task", seed: int) -> torch.nn.Module:
     """Return the task's model as its code makes it, without the values of its base; errors as in `build_model`."""
     with seeded(seed), within(Context(seed=seed, options=task.options)):
-        model = task.model()
+        model = in_place(task.model())
     if not isinstance(model, torch.nn.Module):
         raise TaskBroken(f"task.model() must return a torch.nn.Module, got {type(model).__name__}")
     for module in model.modules():  # what arrives is copied into each element
@@ -230,17 +232,27 @@ def bare_model(task: "Task", seed: int) -> torch.nn.Module:
 
 
 def model_on_meta(task: "Task") -> torch.nn.Module:
-    """Return the model without memory for its values; with memory, if its own code cannot build it otherwise.
+    """Return the model without memory for its values; with memory, if its own code cannot build it otherwise."""
+    with built_on_meta(task) as model:
+        return model
 
-    What its code keeps for the next model, such as a table in a cache or in a global, is given back: it has no values.
+
+@contextmanager
+def built_on_meta(task: "Task") -> Iterator[torch.nn.Module]:
+    """Build the model without memory for its values; with memory, if its own code cannot build it otherwise.
+
+    What its code keeps beside the model, such as a table in a cache, or a parameter in a list, stays for the block.
+    Then it is given back: it has no values, and the next model is built by the same code.
     """
     before = AsBuilt({"model": task.model}, with_caches=True)
     try:
-        with torch.device("meta"):
-            return task.model()
-    except Exception:  # any: of code that needs values, and of code that fails without them, too
-        before.restore()
-        return task.model()
+        try:
+            with torch.device("meta"):
+                model = task.model()
+        except Exception:  # any: of code that needs values, and of code that fails without them, too
+            before.restore()
+            model = task.model()
+        yield in_place(model)
     finally:
         before.restore()
 

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from atoll.aggregation.printable import count_of
+from atoll.parallel.local_training.batches import row_at
 from atoll.parallel.local_training.trees import children
 from atoll.parallel.task.collated import Collated
 
@@ -46,7 +47,7 @@ def _one(kinds: Iterable[str]) -> str:
 
 
 def _of_row(dataset: Any) -> str:
-    return _form(dataset[0], lambda tensor: f"{_dtype(tensor)} of {count_of(tensor.ndim, 'dimension')}")
+    return _form(row_at(dataset, 0), lambda tensor: f"{_dtype(tensor)} of {count_of(tensor.ndim, 'dimension')}")
 
 
 def _form(tree: Any, of_tensor: Callable[[Any], str]) -> str:

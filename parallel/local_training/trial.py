@@ -11,7 +11,7 @@ if it fails on all: on real ones, on these with targets of several classes, and 
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -129,6 +129,7 @@ def try_batches(
     device: torch.device | str = "cpu",
     casting: Casting = nullcontext,
     reading: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
+    unmeasured: Iterable[Rows] = (),
 ) -> None:
     """Try a task's model, loss and metrics on a batch of each data set; a metric that fails on some batches alone is
     named in the log.
@@ -140,6 +141,8 @@ def try_batches(
         device: of the training.
         casting: returns a context of the pass, such as autocast.
         reading: of an output, before a metric reads it.
+        unmeasured: data sets for evaluations that this run may not make: a metric that takes a batch of one is not
+            broken. They are read where it takes no other.
 
     Raises:
         TaskBroken: they cannot take it; the message has a sentence for each fault, and its cause is the task's error.
@@ -150,7 +153,7 @@ def try_batches(
     before = AsBuilt(held, with_process=True)
     try:
         with seeded(seed):
-            _Trial(task, seed, device, casting, reading).run([rows for rows in every if len(rows.data)])
+            _Trial(task, seed, device, casting, reading, unmeasured).run([rows for rows in every if len(rows.data)])
     finally:
         before.restore()
 
@@ -163,7 +166,9 @@ class _Trial:
         device: torch.device | str,
         casting: Casting,
         reading: Callable[[torch.Tensor], torch.Tensor],
+        unmeasured: Iterable[Rows],
     ) -> None:
+        self._unmeasured, self._of_unmeasured = unmeasured, list[_Seen]()
         self._task, self._seed, self._casting, self._reading = task, seed, casting, reading
         self._model, self._device = model_on_meta(task), torch.device("meta")
         of_module = [*self._model.parameters()] if isinstance(self._model, nn.Module) else []
@@ -355,6 +360,21 @@ class _Trial:
                 yield replace(one, outputs=map_tensors(change, one.outputs), targets=varied)
         with suppress(_Refused):
             yield from filter(None, [self._pass(one.rows, one.rows.places(MANY))])
+        if one.rows.is_trained:  # a model may return other outputs in evaluation mode
+            with suppress(_Refused):
+                yield from filter(None, [self._pass(replace(one.rows, is_trained=False), one.rows.places(FEW))])
+            yield from self._seen_unmeasured()
+
+    def _seen_unmeasured(self) -> list[_Seen]:
+        """Return a batch of each data set that this run does not measure, as far as it can be read."""
+        try:
+            for rows in self._unmeasured:
+                with suppress(_Refused):
+                    self._of_unmeasured += filter(None, [self._seen(rows)])
+        except Exception as error:  # of the task's code, for data that this run does not need
+            logger.debug("%s", error)
+        self._unmeasured = ()
+        return self._of_unmeasured
 
 
 def _differ(one: Any, other: Any) -> bool:

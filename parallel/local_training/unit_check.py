@@ -171,6 +171,7 @@ def _sentence(units: Units, whole: float, parts: float) -> str:
         f"the loss of a batch is {whole:.6g}, and the mean of its parts' losses weighted by their units {parts:.6g}: "
         f"the loss divides by something else than {units}, so its means over batches, ranks and sites would be wrong: "
         'say what it divides by with Task(units=lambda targets: ...), or units="sum" for a sum (docs/task.md, "Units")'
+        + (" (of a loss that pairs the examples of a batch this is meant)" if units.is_said else "")
     )
 
 

@@ -7,6 +7,8 @@ from typing import Any
 from atoll.parallel.task.errors import TaskBroken
 
 ALLOWED = "allowed: a map-style dataset"
+ROWS_MAX = 1 << 30
+"""The largest number of rows of a data set: the order of an epoch takes 8 bytes for each."""
 ROWS_OF_COLUMNS = "TensorDataset(inputs, targets) of torch has examples"
 
 
@@ -76,8 +78,13 @@ def form_fault(given: Any) -> str:
     kind = type(rows).__name__
     if hasattr(rows, "batch_sampler"):
         return f"a {kind}, which makes batches by itself; {ALLOWED}: its rows, `loader.dataset`"
-    if not (hasattr(rows, "__getitem__") and _has_length(rows)):
+    if not (_has_items(rows) and _has_length(rows)):
         return f"{kind}, which has no length or no items; {ALLOWED}"
+    if (number := _length(rows)) > ROWS_MAX:
+        return (
+            f"{kind} of {number:,} rows, whose order no epoch can draw; allowed: at most {ROWS_MAX:,}: let its "
+            "__len__ return the rows of one epoch"
+        )
     if isinstance(rows, Mapping) and any(number not in rows for number in range(min(len(rows), 2))):
         return f"a {kind} with the keys {_listed(rows)}, and rows have numbers; {ROWS_OF_COLUMNS}"
     if hasattr(rows, "iloc"):
@@ -87,12 +94,24 @@ def form_fault(given: Any) -> str:
     return ""
 
 
+def _has_items(rows: Any) -> bool:
+    return hasattr(rows, "__getitem__") or hasattr(rows, "__getitems__")
+
+
 def _has_length(rows: Any) -> bool:
     try:
-        len(rows)
+        _length(rows)
     except (TypeError, NotImplementedError):
         return False
     return True
+
+
+def _length(rows: Any) -> int:
+    """Return the number of rows, also of more than Python can count by `len`."""
+    try:
+        return len(rows)
+    except OverflowError:
+        return int(type(rows).__len__(rows))
 
 
 def _is_array(value: Any) -> bool:

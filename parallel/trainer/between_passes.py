@@ -11,9 +11,11 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from atoll.parallel.compiled import in_place
 from atoll.parallel.data.batch import tensors
 from atoll.parallel.engine.buffers import saved_buffers
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.local_training.as_built import AsBuilt
 from atoll.parallel.local_training.batches import fetcher
 from atoll.parallel.local_training.repeatable import repeatable
 from atoll.parallel.task.randomness import seeded
@@ -64,10 +66,13 @@ def moves_by_pass(task: Task, seed: int, data: Any) -> list[str]:
         data: the training data, of which a few examples are read.
     """
     rows = torch.arange(min(2, len(data)))
+    before = AsBuilt({"model": task.model, "loss": task.loss}, with_process=True)
     try:
         once, twice = (_after(task, seed, data, rows, rows, passes) for passes in (1, 2))
     except Exception:  # the first step reports it
         return []
+    finally:
+        before.restore()
     return _differing({name: once[name] for name in OWN_STATE}, twice)
 
 
@@ -80,7 +85,7 @@ def _differing(one: Values, other: Values) -> list[str]:
 def _after(task: Task, seed: int, data: Any, rows: torch.Tensor, probe: torch.Tensor, passes: int = 1) -> Values:
     """Return the buffers of a new model after passes over some rows, and what it then makes of others."""
     with seeded(seed):
-        model = task.model()
+        model = in_place(task.model())
         loss = repeatable(task.loss)
     for module in model.modules():
         if isinstance(module, _NormBase):

@@ -11,6 +11,7 @@ from atoll.parallel.adapters.base_files import BaseRefused
 from atoll.parallel.adapters.digests import digest_of
 from atoll.parallel.adapters.loading import Matched, load
 from atoll.parallel.checkpoint.ranks import Ranks, patient_ranks
+from atoll.parallel.compiled import in_place
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blank import give_memory
 from atoll.parallel.engine.plan import Plan
@@ -145,7 +146,7 @@ def _is_divided(plan: Plan) -> bool:
 def _seeded(job: Job) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         seed_everything(job.config.seed)
-        model = job.task.model()
+        model = in_place(job.task.model())
         if not isinstance(model, nn.Module):
             raise TypeError(f"task.model() must return a torch.nn.Module, got {type(model).__name__}")
         if job.task.travels == TRAINED:

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from atoll.parallel.adapters.pipeline_stages import INPUTS, first_output
+from atoll.parallel.compiled import in_place
 from atoll.parallel.data.batch import map_tensors, tensors
 from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, stage
 from atoll.parallel.engine.borrowed import Uses, borrowed_blocks
@@ -17,10 +19,10 @@ from atoll.parallel.engine.inplace import Written, storage_of, written_in_forwar
 from atoll.parallel.engine.passes import REENTRANT
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.batches import fetcher
-from atoll.parallel.local_training.parameters import model_on_meta
+from atoll.parallel.local_training.parameters import built_on_meta, model_on_meta
 from atoll.parallel.task.randomness import seeded
 from atoll.parallel.task.task import Task
-from atoll.parallel.trainer.between_passes import follows_examples
+from atoll.parallel.trainer.between_passes import follows_examples, moves_by_pass
 from atoll.parallel.trainer.job import JobRefused
 from atoll.parallel.trainer.outside import loss_kept
 from atoll.parallel.trainer.references import reference_faults
@@ -39,6 +41,8 @@ class Forward:
     """The blocks with a parameter that is used outside of their calls, in training or evaluation."""
     is_reentrant: bool = False
     """The pass has checkpoints of torch's with `use_reentrant=True`."""
+    moved: list[str] = field(default_factory=list)
+    """The buffers that it changes in place, without the running statistics of norms."""
 
 
 def needs_look(plan: Plan) -> bool:
@@ -64,10 +68,14 @@ def check_forward(task: Task, plan: Plan, seed: int, data: Any) -> Forward:
     """
     if not needs_look(plan):
         return Forward()
-    model = model_on_meta(task)
+    with built_on_meta(task) as model:
+        return _checked(model, task, plan, seed, data)
+
+
+def _checked(model: nn.Module, task: Task, plan: Plan, seed: int, data: Any) -> Forward:
     with seeded(seed), loss_kept(task.loss):
         if sum(parameter.numel() for parameter in model.parameters()) < SMALL:
-            model = task.model()
+            model = in_place(task.model())
         try:
             inputs, targets = _rows_on(model, data)
         except Exception:  # any: of the task's data
@@ -89,6 +97,32 @@ def check_forward(task: Task, plan: Plan, seed: int, data: Any) -> Forward:
             "repeat; use a parametrization (torch.nn.utils.parametrize), or train on one process or with dp_replicate"
         )
     return found
+
+
+def moved_by_passes(task: Task, plan: Plan, seed: int, data: Any, found: Forward) -> str:
+    """Return the sentence about what the several passes of a step change several times, where one process changes it
+    once; empty: nothing, or it is not known of a large model. Norms have `plan.batchnorm`.
+
+    Args:
+        task: of the model.
+        plan: of the training.
+        seed: of the training.
+        data: the training data, of which a few examples are read.
+        found: in a forward pass.
+    """
+    names = found.moved
+    if plan.microbatches == 1:
+        return ""
+    if not names and sum(parameter.numel() for parameter in model_on_meta(task).parameters()) < SMALL:
+        names = moves_by_pass(task, seed, data)
+    if not names:
+        return ""
+    number = plan.microbatches
+    return (
+        f"{', '.join(names[:4])}: each forward pass changes them, and a step has {number} passes, one for each "
+        f"micro-batch: they change {number} times a step, in one pass over the batch once (plan.accumulate=1"
+        f"{', plan.num_microbatches=1' if plan.mesh.pp > 1 else ''} has one)"
+    )
 
 
 def _check_chain(task: Task, plan: Plan, seed: int, data: Any, model: nn.Module) -> None:
@@ -120,7 +154,7 @@ def _check_chain(task: Task, plan: Plan, seed: int, data: Any, model: nn.Module)
 
 def _built(task: Task, seed: int) -> nn.Module:
     with seeded(seed):
-        return task.model()
+        return in_place(task.model())
 
 
 def _compare(model: nn.Module, stages: list[nn.Module], plan: Plan, seed: int, data: Any) -> None:
@@ -227,7 +261,9 @@ def _look(model: nn.Module, inputs: Any, targets: Any, loss: Callable[[Any, Any]
             watched()
     except Exception:  # the first evaluation reports it
         pass
-    return Forward(written, list(dict.fromkeys(borrowed)), is_reentrant)
+    norms = [f"{name}." for name, module in model.named_modules() if isinstance(module, _NormBase)]
+    moved = [name for name in written.buffers if not name.startswith(tuple(norms))]
+    return Forward(written, list(dict.fromkeys(borrowed)), is_reentrant, moved)
 
 
 def _has_reentrant(node: Any) -> bool:

@@ -1,5 +1,6 @@
 """One rank's whole training: from a job to a model on disk. All checks come first."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -37,12 +38,13 @@ from atoll.parallel.trainer.building import Built, agreed_base, build, give_valu
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import Data, data_for, in_order
 from atoll.parallel.trainer.flops import flops_per_example, peak_flops
-from atoll.parallel.trainer.forward import check_forward
+from atoll.parallel.trainer.forward import Forward, check_forward, moved_by_passes
 from atoll.parallel.trainer.guard import Guard
 from atoll.parallel.trainer.job import Job, JobRefused, check_job
 from atoll.parallel.trainer.logs import Report
 from atoll.parallel.trainer.loop import Training, Values
 from atoll.parallel.trainer.meter import Meter
+from atoll.parallel.trainer.mixed_rows import mixes_rows
 from atoll.parallel.trainer.noise import NoiseMeter
 from atoll.parallel.trainer.outside import Outside, functions_of
 from atoll.parallel.trainer.patience import Patience
@@ -51,6 +53,8 @@ from atoll.parallel.trainer.same_batch import SameBatch
 from atoll.parallel.trainer.saver import Carried, Saver, settings_of
 from atoll.parallel.trainer.stopping import Agreement
 from atoll.parallel.world import World, process_group
+
+logger = logging.getLogger(__name__)
 
 CHECKPOINTS, LOG, RESULT = "checkpoints", "log.jsonl", "result.json"
 """The entries in the folder of a training, beside the models."""
@@ -115,11 +119,21 @@ def train(job: Job, here: Surroundings) -> Result:
 def _train(job: Job, here: Surroundings) -> Result:
     check_job(job, here.world.size)
     found = _data(job, here)
-    borrowed = check_forward(job.task, job.plan, job.config.seed, found.train).borrowed
+    forward = check_forward(job.task, job.plan, job.config.seed, found.train)
+    if here.world.is_first:
+        _tell(job, found.train, forward)
     built = build(job, _start(job.config, here))
     recipe = _recipe(job, len(found.train), built.model)
     with _threads(threads_for(built.model, job.config.threads)), _axes(job, here) as axes:
-        return _Builder(job, recipe, here, axes, built, borrowed).train(found.train, found.tests)
+        return _Builder(job, recipe, here, axes, built, forward.borrowed).train(found.train, found.tests)
+
+
+def _tell(job: Job, data: Any, forward: Forward) -> None:
+    """Log what the plan computes otherwise than one process, and does not refuse."""
+    task, plan, seed = job.task, job.plan, job.config.seed
+    for line in (moved_by_passes(task, plan, seed, data, forward), mixes_rows(task, plan, seed, data)):
+        if line:
+            logger.warning("%s", line)
 
 
 def _data(job: Job, here: Surroundings) -> Data:

@@ -1,6 +1,6 @@
 """A `Task` at one site: its data, its options in the present run, and the settings of each round."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from copy import copy
 from typing import Any
@@ -172,18 +172,21 @@ class SiteTask:
             data = self.dataset("train")
         where = f"the {{}} data of site {self.site!r}"
         rows = Rows(data=data, where=where.format("train"), context=context, is_trained=trained, at_once=at_once)
-        self._try([rows] if trained and data is not None else [], device, casting)
+        evaluated = list[Rows]()
         try:
-            data = self.dataset("test")
-            self._try(
-                [] if data is None else [Rows(data=data, where=where.format("test"), context=context)], device, casting
-            )
+            if (data := self.dataset("test")) is not None and len(data):
+                evaluated = [Rows(data=data, where=where.format("test"), context=context)]
+        except Exception as error:
+            logger.warning("an evaluation would fail: %s", error)
+        self._try([rows] if trained and rows.data is not None else [], device, casting, evaluated)
+        try:
+            self._try(evaluated, device, casting)
         except Exception as error:
             logger.warning("an evaluation would fail: %s", error)
 
-    def _try(self, every: list[Rows], device: str, casting: Casting) -> None:
+    def _try(self, every: list[Rows], device: str, casting: Casting, unmeasured: Iterable[Rows] = ()) -> None:
         if every:
-            try_batches(self.task, every, device=device, casting=casting)
+            try_batches(self.task, every, device=device, casting=casting, unmeasured=unmeasured)
 
     def is_empty(self, split: str) -> bool:
         """Return whether the data set of this split exists and has no examples."""

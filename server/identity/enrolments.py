@@ -17,7 +17,7 @@ from atoll.protocol.identity.certificates import (
     read_request,
 )
 from atoll.protocol.identity.join_code import JoinCode
-from atoll.protocol.identity.names import ANYBODY, Identity, Wanted
+from atoll.protocol.identity.names import ANYBODY, Identity, Role, Wanted
 from atoll.protocol.threads import on_thread
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog, Caller
@@ -82,7 +82,7 @@ class Enrolments:
         """
         invite = self._register.invite
         invitation = await on_thread(None, lambda: invite(identity, now=time.time(), lifetime_s=lifetime_s))
-        logger.info("%s is invited", identity)
+        logger.info("%s is invited", identity, extra=_about(identity))
         self._record(Action.CLIENT_INVITE, identity, f"good for {lifetime_s:g} s")
         code = JoinCode(self.addresses, self.fingerprint, invitation.id, invitation.secret)
         return code, invitation.expires_at
@@ -112,7 +112,7 @@ class Enrolments:
         except Voided as error:
             identity = error.identity
             what = "the invitation of %s is void after %d wrong tries: invite again"
-            logger.warning(what, identity, WRONG_TRIES_MAX)
+            logger.warning(what, identity, WRONG_TRIES_MAX, extra=_about(identity))
             self._record(Action.CLIENT_VOID, identity, f"its invitation, after {WRONG_TRIES_MAX} wrong tries")
             raise
 
@@ -124,7 +124,7 @@ class Enrolments:
         pem = await self._signer.sign(request, identity)
         leaf = read_leaf(pem)
         given = await on_thread(None, lambda: enrolled(id, leaf, key_sha256, pem, now=time.time()))
-        logger.info("%s has enrolled, until %s", identity, _date(leaf))
+        logger.info("%s has enrolled, until %s", identity, _date(leaf), extra=_about(identity))
         self._record(Action.CLIENT_ENROL, identity, _certificate(leaf), by=identity)
         return given
 
@@ -150,14 +150,15 @@ class Enrolments:
             raise CertificateError(f"the authority has signed for {leaf.identity} in place of {older.identity}")
         now = time.time()
         await on_thread(None, lambda: renewed(older.serial, leaf, key_sha256, pem, now=now))
-        logger.info("%s has renewed its certificate, until %s", older.identity, _date(leaf))
+        text = "%s has renewed its certificate, until %s"
+        logger.info(text, older.identity, _date(leaf), extra=_about(older.identity))
         self._record(Action.CLIENT_RENEW, older.identity, _certificate(leaf), by=older.identity)
         return pem
 
     async def revoke(self, identity: Identity) -> None:
         """Revoke all certificates and invitations of an identity, and end its open calls."""
         await on_thread(None, lambda: self._register.revoke(identity, now=time.time()))
-        logger.warning("%s is revoked", identity)
+        logger.warning("%s is revoked", identity, extra=_about(identity))
         self._record(Action.CLIENT_REVOKE, identity, "ok")
         for listener in self._listeners:
             listener(identity)
@@ -186,3 +187,8 @@ def _certificate(leaf: Leaf) -> str:
 
 def _date(leaf: Leaf) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(leaf.expires_at))
+
+
+def _about(identity: Identity) -> dict[str, object]:
+    """Return the fields of a line about a member: of a client its site."""
+    return {"site": identity.name} if identity.role is Role.CLIENT else {}

@@ -29,8 +29,9 @@ WAIT_S = PROOF_S + 1.0
 SILENT_S = PROOF_S - 2.0
 """Time for which an unproven connection was open at least, if its handshake was ended for want of time [s]."""
 
-STARTING_S = 10.0
-"""Time after the begin of a port in which connections that were not seen count as late [s]."""
+STARTING_S = 3.0
+"""Time after the first handshake of a port in which connections that were not seen count as late [s]: those that waited
+while the process was starting all begin at once."""
 
 LINE_S, LINE_MAX_S = 60.0, 3600.0
 """The first and the longest interval between two lines about one class; it doubles [s]."""
@@ -112,17 +113,17 @@ class Report:
 class Handshakes:
     """The connections to one port that have not been proven yet, and the counts of those that never were.
 
-    Args:
-        now: the begin of the port; all times are of one monotonic clock [s].
+    All times are of one monotonic clock [s].
     """
 
-    def __init__(self, now: float) -> None:
-        self._started = now
+    def __init__(self) -> None:
+        self._first: float | None = None
         self._watched: dict[Place, _Watched] = {}
         self._proven: BoundedMapping[Place, float] = BoundedMapping(CONNECTIONS_MAX)
         self._hosts: BoundedMapping[str, float] = BoundedMapping(HOSTS_MAX)
         self._counts = {kind: _Count() for kind in FailedHandshake}
-        self._num_unseen, self._recent, self._begun_at = 0, 0, now
+        self._num_unseen = self._num_starting = 0
+        self._recent, self._window_at = (0, 0), 0.0  # handshakes of the last whole window of WAIT_S, and of this one
 
     @property
     def is_watching(self) -> bool:
@@ -131,9 +132,15 @@ class Handshakes:
 
     def begun(self, count: int, now: float) -> None:
         """Count handshakes that have begun; a later look sees their connections, unless they have ended by then."""
-        if now - self._begun_at > WAIT_S:
-            self._recent = 0
-        self._num_unseen, self._recent, self._begun_at = self._num_unseen + count, self._recent + count, now
+        if self._first is None:
+            self._first = self._window_at = now
+        self._roll_window(now)
+        self._num_unseen, self._recent = self._num_unseen + count, (self._recent[0], self._recent[1] + count)
+        self._num_starting += count if now - self._first < STARTING_S else 0
+
+    def _roll_window(self, now: float) -> None:
+        if (passed := now - self._window_at) >= WAIT_S:
+            self._recent, self._window_at = (self._recent[1] if passed < 2 * WAIT_S else 0, 0), now
 
     def proven(self, place: Place, now: float) -> None:
         """Note a call of a member over a connection."""
@@ -200,10 +207,13 @@ class Handshakes:
 
     def _add_unseen(self, now: float) -> None:
         """Count the handshakes whose connection has ended unseen; those of the last moments may still be seen."""
-        pending = self._recent if now - self._begun_at <= WAIT_S else 0
-        if (ended := self._num_unseen - pending) > 0:
-            is_starting = self._begun_at - self._started < STARTING_S
-            count = self._counts[FailedHandshake.LATE if is_starting else FailedHandshake.REFUSED]
-            count.since = count.since if count.total else now
-            count.num_unseen += ended
-            self._num_unseen -= ended
+        self._roll_window(now)
+        ended = max(0, self._num_unseen - sum(self._recent))
+        late = min(ended, self._num_starting)
+        if ended or (self._first is not None and now - self._first > STARTING_S + 2 * WAIT_S):
+            self._num_starting = 0  # the others of that time were seen, or proven
+        for kind, number in ((FailedHandshake.LATE, late), (FailedHandshake.REFUSED, ended - late)):
+            count = self._counts[kind]
+            count.since = count.since if count.total or not number else now
+            count.num_unseen += number
+        self._num_unseen -= ended

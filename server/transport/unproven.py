@@ -38,7 +38,7 @@ class Unproven:
     def __init__(self, own: Callable[[], Credential], wall: Callable[[], float] = time.time) -> None:
         self._own, self._wall, self.port = own, wall, 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._handshakes = Handshakes(time.monotonic())
+        self._handshakes = Handshakes()
         self._known: Mapping[str, tuple[Place, bool] | None] = {}
         self._num_begun = self._num_counted = 0
         self._look_at, self._is_ticking = 0.0, False

@@ -9,7 +9,7 @@ from atoll.server.exchanges.events import Effects, Event, ProgramEnded, ProgramS
 from atoll.server.exchanges.exchange import Exchange
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.rounds.events import ClientFailed, EndRun, FilesLost, PauseRun, ResumeRequested, UpdateRefused
-from atoll.server.views.narration import LINE_MAX
+from atoll.server.views.narration import LINE_MAX, LogLine
 
 OF_FATES = {
     Fate.REPORTED: "replied",
@@ -52,7 +52,8 @@ def _of_event(machine: ExchangeMachine, event: Event) -> Iterator[str]:
             yield f"files are lost on the coordinator's disk: {detail[:LINE_MAX]}"
         case ClientFailed(client_id, message, reason, detail) | UpdateRefused(client_id, message, reason, detail):
             said = conclusion(detail)[:LINE_MAX]
-            yield f"{client_id} gives no reply to message {message}: {reason}{f': {said}' if said else ''}"
+            line = f"{client_id} gives no reply to message {message}: {reason}{f': {said}' if said else ''}"
+            yield LogLine(line, site=client_id)
 
 
 def nodes_in_words(nodes: Sequence[ClientId]) -> str:

@@ -51,11 +51,11 @@ class LogLine(str):
 
     fields: Mapping[str, object]
 
-    def __new__(cls, text: str, about: object = None) -> "LogLine":
+    def __new__(cls, text: str, about: object = None, *, site: str = "") -> "LogLine":
         """Make the line about an event, an effect or a record: the round and the client that it names, if it does."""
         line = super().__new__(cls, text)
         named = about.update if isinstance(about, UpdateReceived) else about
-        line.fields = {"round": getattr(named, "round_id", None), "site": getattr(named, "client_id", None)}
+        line.fields = {"round": getattr(named, "round_id", None), "site": site or getattr(named, "client_id", None)}
         return line
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from atoll.aggregation.printable import count_of
+from atoll.parallel.local_training.batches import row_at
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import is_loss
@@ -151,7 +152,7 @@ class Pooled:
 def pooled(task: Task) -> Pooled:
     """Measure the training data of all sites."""
     datasets = [data for site in task.sites if (data := data_of(task, site, "train")) is not None and len(data)]
-    return Pooled(sum(map(len, datasets)), sum(len(data) * _size(data[0]) for data in datasets))
+    return Pooled(sum(map(len, datasets)), sum(len(data) * _size(row_at(data, 0)) for data in datasets))
 
 
 def _size(example: Any) -> int:

@@ -11,6 +11,7 @@ from atoll.parallel.local_training.trial import Rows, first_of_kinds, try_batche
 from atoll.parallel.task.context import context_of
 from atoll.parallel.task.given import Given
 from atoll.parallel.task.randomness import data_of, server_data_of
+from atoll.parallel.task.task import Task
 from atoll.server.config.run import RunConfig
 from atoll.simulations.populations.facts import OwnSites
 from atoll.simulations.populations.population import Population
@@ -30,24 +31,21 @@ def try_rows(population: Population, config: RunConfig, device: str) -> None:
     task, evaluation = population.task, config.evaluation
     local = Given.read(config.given).local_of(task.local, 1)
     like = Rows(data=None, where="", context=context_of(task, seed=config.seed), at_once=local.batch_size)
-    every = [*_of_clients(population, like, bool(evaluation.clients_every))]
+    clients, are_measured = _clients(population), bool(evaluation.clients_every)
+    every = [*_of_clients(population, like, clients, are_measured)]
     own = server_data_of(task) if evaluation.server_every else None
     if own is not None:
         every.append(Rows(data=own, where="task.test_data()", context=like.context))
     if every:
-        try_batches(task, every, seed=config.seed, device=device)
+        unmeasured = () if are_measured else _of_splits(task, like, clients, ["test"])
+        try_batches(task, every, seed=config.seed, device=device, unmeasured=unmeasured)
 
 
-def _of_clients(population: Population, like: Rows, are_measured: bool) -> Iterator[Rows]:
+def _of_clients(population: Population, like: Rows, clients: list[str], are_measured: bool) -> Iterator[Rows]:
     """Yield the training rows, if the built-in loop reads them, and the test rows, if clients evaluate."""
     task = population.task
     splits = [*(["train"] if task.fit is None else []), *(["test"] if are_measured else [])]
-    for site in _clients(population):
-        for split in splits:
-            data = data_of(task, site, split)
-            if data is not None and len(data):
-                where, context = f"the {split} data of client {site!r}", replace(like.context, site=site)
-                yield replace(like, data=data, where=where, context=context, is_trained=split == "train")
+    yield from _of_splits(task, like, clients, splits)
     if isinstance(population.train, OwnSites) or population.skew is not None:
         return
     pool = population.train.pool
@@ -55,6 +53,15 @@ def _of_clients(population: Population, like: Rows, are_measured: bool) -> Itera
     if len(kinds) > 1 and task.fit is None:  # the sites whose rows were dealt have different ones
         for place in kinds.values():
             yield replace(like, data=pool.datasets[place], where=f"the {pool.names[place]}", is_trained=True)
+
+
+def _of_splits(task: Task, like: Rows, clients: list[str], splits: list[str]) -> Iterator[Rows]:
+    for site in clients:
+        for split in splits:
+            data = data_of(task, site, split)
+            if data is not None and len(data):
+                where, context = f"the {split} data of client {site!r}", replace(like.context, site=site)
+                yield replace(like, data=data, where=where, context=context, is_trained=split == "train")
 
 
 def _clients(population: Population) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Piece, Tensor, in_order
-from atoll.parallel.forking import leaving_garbage
+from atoll.parallel.forking import leaving_garbage, reopen_files
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.content import from_tensors, to_tensors
@@ -173,7 +173,7 @@ class Pool:
         global _benches
         count = workers or len(os.sched_getaffinity(0))
         self.name = count_of(count, "process", "processes")
-        self._executor = ProcessPoolExecutor(count, mp_context=get_context("fork"))
+        self._executor = ProcessPoolExecutor(count, mp_context=get_context("fork"), initializer=reopen_files)
         _benches = benches
         try:
             with leaving_garbage():

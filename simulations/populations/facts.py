@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from atoll.parallel.engine.orphans import end_with_the_parent
-from atoll.parallel.forking import leaving_garbage
+from atoll.parallel.forking import leaving_garbage, reopen_files
 from atoll.parallel.local_training.row_forms import kind_of
 from atoll.parallel.local_training.trial import SITES_READ
 from atoll.parallel.task.collated import form_fault
@@ -259,6 +259,7 @@ def _serve(connection: Connection, task: Task, blocks: Sequence[tuple[int, Seque
     for one in ENDING:  # the parent handles them, and ends this process
         signal.signal(one, signal.SIG_IGN)
     end_with_the_parent()
+    reopen_files()
     OPENED.news()  # what the parent has opened, it knows
     torch.set_num_threads(1)  # the parent's OpenMP threads are not here
     with suppress(Exception):

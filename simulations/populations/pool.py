@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from atoll.parallel.local_training.batches import row_at
 from atoll.simulations.populations.partitions import Ints
 
 
@@ -131,7 +132,7 @@ def _shows_targets(dataset: Any) -> bool:
 
 
 def _target(dataset: Any, index: int) -> Any:
-    item = dataset[index]
+    item = row_at(dataset, index)
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise NoLabels(f"example {index} is {type(item).__name__}, and must be (inputs, target)")
     return item[1]

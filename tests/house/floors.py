@@ -72,7 +72,16 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("stacked",),
     ),
     "parallel": (
-        ("dtensor.py", "exit_functions.py", "forking.py", "frozen.py", "heap.py", "loading.py", "log_streams.py"),
+        (
+            "compiled.py",
+            "dtensor.py",
+            "exit_functions.py",
+            "forking.py",
+            "frozen.py",
+            "heap.py",
+            "loading.py",
+            "log_streams.py",
+        ),
         ("checkpoint", "communication/by_hand", "optimizers", "task", "world.py"),
         ("adapters",),
         ("communication", "flower", "local_training"),

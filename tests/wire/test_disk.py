@@ -8,9 +8,12 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from atoll.protocol.durable import DiskFull
 from atoll.server.errors import OperatorError, StateInUse
+from atoll.server.hosting import run_driver
 from atoll.server.hosting.recovering import WAY_OUT
 from tests.cli.invoking import refused
+from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live, report
 
@@ -158,3 +161,17 @@ async def one_round(state):
     async with running(state) as it, it.client("a") as a, it.client("b") as b:
         await asyncio.gather(report(a), report(b))
         await committed(it, 1)
+
+
+@live
+async def test_the_watch_for_room_ends_with_its_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_driver, "DISK_LOOK_S", 0.02)
+    async with running(tmp_path / "state") as it:
+        run = it.run
+        run.no_room(2**60, DiskFull("no room"))
+        await it.coordinator.stop_run(run.run_id, "enough")
+        seq = run._seq
+        async with asyncio.timeout(BOUND_S):
+            while run._is_watching_disk:
+                await asyncio.sleep(0.01)
+        assert run._seq == seq, "nothing is journaled behind the end"

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from atoll.parallel.engine.orphans import end_with_the_parent
+from atoll.parallel.forking import reopen_files
 from atoll.parallel.heap import keep_freed_blocks
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.metrics import Statistics
@@ -174,6 +175,7 @@ def work(connection: Connection, plan: Plan, form: Form, version: int) -> None:
     for number in ENDING:  # a terminal or a supervisor sends them to the whole group
         signal.signal(number, signal.SIG_IGN)  # the parent handles them, and ends this process
     end_with_the_parent()
+    reopen_files()
     keep_freed_blocks()
     may_have_children()
     descriptor = version if version >= 0 else reduction.recv_handle(connection)

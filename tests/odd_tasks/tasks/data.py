@@ -1,6 +1,7 @@
 """Odd rows and data sets, and a task in arrays."""
 
 import random
+import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -166,6 +167,25 @@ class Linear(Means):
         return Trained(update, len(inputs))
 
 
+class Database(Dataset[Any]):
+    """Rows behind a connection that is opened at the first of them, and serves the thread that has opened it."""
+
+    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self._rows = [(number, x.numpy().tobytes(), int(y)) for number, (x, y) in enumerate(pairs(inputs, targets))]
+        self._connection: sqlite3.Connection | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if self._connection is None:
+            self._connection = sqlite3.connect(":memory:")
+            self._connection.execute("create table r (i integer primary key, x blob, y integer)")
+            self._connection.executemany("insert into r values (?, ?, ?)", self._rows)
+        x, y = self._connection.execute("select x, y from r where i = ?", (index,)).fetchone()
+        return np.frombuffer(x, np.float32).copy(), y
+
+
 DRAWS: tuple[Callable[[], float], ...] = (random.random, np.random.random, lambda: float(torch.rand(())))
 
 
@@ -206,6 +226,7 @@ def letters(inputs: torch.Tensor, targets: torch.Tensor) -> list[Any]:
 
 
 drawn_signs = of_rows(Mirrored, model=unbiased, loss=F.mse_loss)
+database = of_rows(Database)
 list_targets = of_rows(points, collate=in_lists, loss=to_points)
 text_targets = of_rows(letters, loss=of_letters)
 said_text_targets = of_rows(letters, loss=of_letters, units=len)

@@ -2,10 +2,13 @@
 
 import json
 import multiprocessing
+import sqlite3
 import threading
+import time
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -194,6 +197,68 @@ def test_an_error_of_a_worker_process_surfaces_at_its_own_step_and_ends_the_proc
         next(iter(loader))
     assert loader.state()["step"] == 2
     assert multiprocessing.active_children() == before
+
+
+class Table:
+    """Rows (i, 10 i) of a database that is opened at the first row, as worker processes need it."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path, self.size = path, size
+        self.database: sqlite3.Connection | None = None
+        with sqlite3.connect(path) as database:
+            database.execute("create table r (i integer primary key, y integer)")
+            database.executemany("insert into r values (?, ?)", [(i, 10 * i) for i in range(size)])
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if self.database is None:
+            self.database = sqlite3.connect(self.path)
+        x, y = self.database.execute("select i, y from r where i = ?", (index,)).fetchone()
+        return torch.tensor([float(x)]), y
+
+
+@pytest.mark.parametrize("is_read_before", [False, True])
+def test_rows_of_a_database_are_read_in_one_thread(
+    is_read_before: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = Table(tmp_path / "rows.db", 10)
+    if is_read_before:
+        assert data[3][1] == 30, "here, as a checksum of the rows does"
+    loader = Loader(data, Order(num_examples=10, batch_size=4, shuffle=False), prefetch=2)
+    for _ in range(2):
+        assert [examples(batch) for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    said = [record.message for record in caplog.records]
+    assert [sentence.startswith("rows are read when their step needs them") for sentence in said] == (
+        [True] * is_read_before
+    )
+    assert not is_read_before or "ProgrammingError: SQLite objects created in a thread" in said[0]
+
+
+@pytest.mark.real
+def test_worker_processes_do_not_share_the_place_in_a_file_that_was_read_before(tmp_path: Path) -> None:
+    data = Slow(tmp_path / "rows", 64)
+    assert data[3][1] == 30
+    loader = Loader(data, Order(num_examples=64, batch_size=4, shuffle=False), num_workers=2)
+    assert flat([examples(batch) for batch in loader]) == [*range(64)]
+    assert data[5][1] == 50
+    data.file.close()
+
+
+class Slow(Numbers):
+    """Rows of a file that is opened at the first row, and read slowly."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        super().__init__(size)
+        path.write_bytes(bytes(range(size)))
+        self.path, self.file = path, cast("Any", None)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.file = self.file or self.path.open("rb", buffering=0)
+        self.file.seek(index)
+        time.sleep(0.001)
+        return super().__getitem__(self.file.read(1)[0])
 
 
 def test_breaking_off_goes_on_later_with_the_rest_of_the_epoch() -> None:

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from atoll import Local, Task
 from atoll.aggregation.noise.generator import SecretGenerator
 from atoll.parallel.local_training.draws import Drew, Steady, drawing, unseeded
+from atoll.parallel.local_training.row_forms import kind_of
 from atoll.parallel.local_training.training import evaluate, train_locally
+from atoll.parallel.task.collated import Collated
 from tests.parallel import drawing as odd
 from tests.parallel.drawing import Noisy, Residual, Together, expected
 
@@ -42,6 +44,40 @@ def test_examples_that_are_read_together_draw_by_the_first_of_them() -> None:
     first, again = (rows(fetch(1, torch.tensor([4, 5, 6]))) for _ in range(2))
     assert first == again
     assert first[0] == expected(5, 1, 4)
+
+
+class OnlyTogether(Together):
+    """The same, of which torch's `DataLoader` reads no single row."""
+
+    def __getitem__(self, index: int) -> Any:
+        raise RuntimeError("read me together")
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [Noisy.__getitem__(self, index) for index in indices]
+
+
+@pytest.mark.parametrize("make", [drawing, lambda data, _seed: unseeded(data)], ids=["drawing", "unseeded"])
+def test_rows_that_can_only_be_read_together_are(make: Any) -> None:
+    class Plain(OnlyTogether):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return [(torch.tensor([float(index)]),) * 2 for index in indices]
+
+    size = len(Plain())
+    single = TensorDataset(*(torch.arange(size).float()[:, None],) * 2)
+    of_two = ConcatDataset([Plain(), single, Subset(Plain(), [9, 7])])
+    indices = torch.tensor([2 * size + 1, size + 4, 3, 2 * size, 5])
+    assert rows(make(of_two, 5)(0, indices)) == [[7.0], [4.0], [3.0], [9.0], [5.0]]
+    assert rows(make(Subset(Plain(), [9, 8]), 5)(0, torch.tensor([1]))) == [[8.0]]
+    collated = Collated(Plain(), lambda found: tuple(torch.stack(column) + 1 for column in zip(*found, strict=True)))
+    assert rows(make(collated, 5)(0, torch.tensor([6, 2]))) == [[7.0], [3.0]]
+    assert kind_of(of_two, reads=True) == kind_of(collated, reads=True) == "a tuple of 2 float32 of 1 dimension"
+
+
+def test_rows_of_several_sites_that_are_read_together_draw_by_the_first_of_each_site() -> None:
+    fetch, size = drawing(ConcatDataset([OnlyTogether(), OnlyTogether()]), 5), len(OnlyTogether())
+    found = rows(fetch(1, torch.tensor([size + 3, 4, 5])))
+    assert found[0] == [3.0, *expected(5, 1, size + 3)[1:]]
+    assert found[1] == expected(5, 1, 4)
 
 
 def test_a_data_set_for_evaluations_draws_the_same_in_every_epoch() -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,22 @@ INPUTS = torch.linspace(-1, 1, 200).reshape(40, 5)
 CLASSES = torch.arange(40) % 3
 
 
-def tried(data: Any = None, *, is_trained: bool = True, at_once: int | None = None, **fields: Any) -> None:
+def tried(
+    data: Any = None,
+    *,
+    is_trained: bool = True,
+    at_once: int | None = None,
+    unmeasured: Iterable[Any] = (),
+    **fields: Any,
+) -> None:
     """Try a linear classifier, or a task with other fields, on 40 rows of three classes, or on other ones."""
     rows = TensorDataset(INPUTS, CLASSES) if data is None else data
     given = {"model": lambda: nn.Linear(5, 3), "loss": nn.functional.cross_entropy, "data": lambda site, split: rows}
     task = Task(**(given | fields))  # type: ignore[arg-type]
     where = "the train data of site 'a'"
-    try_batches(task, [Rows(data=rows, where=where, context=Context(), is_trained=is_trained, at_once=at_once)])
+    others = (Rows(data=other, where="the test data of site 'a'", context=Context()) for other in unmeasured)
+    every = [Rows(data=rows, where=where, context=Context(), is_trained=is_trained, at_once=at_once)]
+    try_batches(task, every, unmeasured=others)
 
 
 def accuracy(outputs: Any, targets: Any) -> tuple[int, int]:
@@ -322,3 +332,69 @@ def test_a_metric_without_a_finite_number_of_drawn_outputs_is_named_and_not_refu
     with caplog.at_level(logging.WARNING):
         tried(metrics={"distance": lambda o, t: (float(torch.acosh(o.mean()).sum()), 1)})  # acosh of less than 1
     assert "metric 'distance'" in caplog.text
+
+
+class WithHead(nn.Module):
+    """A model with an auxiliary head in training alone, as Inception has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.auxiliary = nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return [self.main(inputs), self.auxiliary(inputs)] if self.training else self.main(inputs)
+
+
+def of_heads(outputs: Any, targets: Any) -> torch.Tensor:
+    heads = outputs if isinstance(outputs, list) else [outputs]
+    return torch.stack([nn.functional.cross_entropy(head, targets) for head in heads]).sum()
+
+
+def test_a_metric_of_the_outputs_in_evaluation_is_named_and_not_refused(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        tried(model=WithHead, loss=of_heads, metrics={"accuracy": accuracy})
+    assert "metric 'accuracy': of 8 rows of the train data of site 'a', it raises AttributeError" in caplog.text
+    with pytest.raises(TaskBroken, match="metric 'third'"):
+        tried(model=WithHead, loss=of_heads, metrics={"third": lambda o, t: (o[2][:, 9].sum(), 1)})
+
+
+class TwoViews(Dataset[Any]):
+    """Two views of an input with its number, as contrastive training reads them."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return (INPUTS[index], -INPUTS[index]), index
+
+
+class Embedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, inputs: Any) -> Any:
+        return [self.layer(view) for view in inputs] if isinstance(inputs, list) else self.layer(inputs)
+
+
+def test_a_metric_of_rows_that_are_for_evaluations_alone_is_tried_with_these() -> None:
+    def paired(outputs: Any, targets: Any) -> torch.Tensor:
+        if not isinstance(outputs, list):
+            return nn.functional.cross_entropy(outputs, targets)
+        return nn.functional.cross_entropy(outputs[0] @ outputs[1].T, torch.arange(len(targets)))
+
+    reads = list[str]()
+
+    def rows() -> Iterable[Any]:
+        reads.append("test")
+        yield TensorDataset(INPUTS, CLASSES)
+
+    task = {"model": Embedding, "loss": paired, "units": len}
+    tried(TwoViews(), metrics={"accuracy": accuracy}, unmeasured=rows(), **task)
+    assert reads == ["test"]
+    tried(TwoViews(), metrics={"views": lambda o, t: (len(o), 1)}, unmeasured=rows(), **task)
+    assert reads == ["test"], "no metric needs them"
+    with pytest.raises(TaskBroken, match="metric 'accuracy'"):
+        tried(TwoViews(), metrics={"accuracy": accuracy}, **task)
+    with pytest.raises(TaskBroken, match="metric 'accuracy'"):
+        tried(TwoViews(), metrics={"accuracy": accuracy}, unmeasured=[[1, 2, 3]], **task)

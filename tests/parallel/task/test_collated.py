@@ -32,6 +32,19 @@ class Stream(IterableDataset[Any]):
         return 4
 
 
+class Endless:
+    """Random crops, as many as anyone likes."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return X[0], 0
+
+
 class Frame:
     """The form of a table of pandas."""
 
@@ -52,6 +65,8 @@ NO_ROWS = {
     "a list of arrays": ([X, Y], "a list of arrays, whose items are the arrays"),
     "columns": ({"x": X, "y": Y}, "a dict with the keys x, y, and rows have numbers"),
     "splits": ({"train": ROWS, "test": ROWS}, "a dict with the keys train, test, and rows have numbers"),
+    "many rows": (Endless(10**10), "Endless of 10,000,000,000 rows, whose order no epoch can draw; allowed: at most"),
+    "endless": (Endless(10**20), "Endless of 100,000,000,000,000,000,000 rows"),
     "a table": (Frame(), "a Frame, whose items are its columns"),
 }
 
@@ -92,6 +107,7 @@ def test_what_has_no_rows_is_refused_by_its_kind(name: str, collate: Any) -> Non
         np.zeros(3, [("x", "f4"), ("y", "i8")]),
         [],
         {},
+        Endless(10**9),
     ],
     ids=lambda rows: re.sub(r"\W.*", "", type(rows).__name__),
 )

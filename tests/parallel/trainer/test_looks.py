@@ -14,7 +14,7 @@ from atoll import Local, Task
 from atoll.parallel.engine.blueprint import Blueprint
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.trainer.forward import Forward, check_forward
+from atoll.parallel.trainer.forward import Forward, check_forward, moved_by_passes
 from atoll.parallel.trainer.job import JobRefused
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -184,3 +184,27 @@ def test_a_pipeline_is_compared_in_training_too() -> None:
     look(lambda: nn.Sequential(counting(nn.Linear(6, 6)), Temperature(), nn.Linear(6, 1)), pipeline)
     with pytest.raises(JobRefused, match="give other outputs than the model in training"):
         look(Skips, pipeline)
+
+
+class Spectral(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        nn.utils.parametrizations.spectral_norm(self.layers[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (Layers, ""),
+        (Norms, ""),
+        (Spectral, "layers.0.parametrizations.weight.0._u, layers.0.parametrizations.weight.0._v"),
+        (Count, "seen"),
+        (Centre, "the model's state outside of buffers"),
+    ],
+)
+def test_what_several_passes_of_a_step_move_is_named(kind: type[Layers], names: str) -> None:
+    task = Task(model=kind, data=lambda site, split: DATA, loss=functional.mse_loss)
+    for plan in (Plan(), Plan(accumulate=2)):
+        found = moved_by_passes(task, plan, 0, DATA, check_forward(task, plan, 0, DATA))
+        expected = names if plan.microbatches > 1 else ""
+        assert found.partition(": each forward pass changes them, and a step has 2 passes")[0] == expected
