@@ -193,6 +193,11 @@ class World:
         for agent in self.agents.values():
             self._after(self.rng.uniform(0.1, 5), lambda agent=agent: self._join(agent))
 
+    @property
+    def lost(self) -> set[Digest]:
+        """The replies that are lost; the event is on disk."""
+        return {digest for _, event, _ in self.journal if isinstance(event, FilesLost) for digest in event.updates}
+
     def _lose_files(self) -> None:
         """Lose replies that the program has not had, and contents of messages, as an operator accepts it."""
         rng = random.Random(f"lost {self.seed} {len(self.journal)}")
