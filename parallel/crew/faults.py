@@ -14,7 +14,7 @@ from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.frozen import keep_frozen
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.own_optimizer import is_elementwise, own_optimizer
-from atoll.parallel.local_training.parameters import model_on_meta, travel_faults
+from atoll.parallel.local_training.parameters import model_on_meta, on_meta, travel_faults
 from atoll.parallel.task.algorithm import Algorithm
 from atoll.parallel.task.base import TRAINED
 from atoll.parallel.task.context import context_of
@@ -44,7 +44,7 @@ def faults_of_mesh(task: Task, local: Local, algorithm: str, plan: Plan) -> list
     except ValueError as error:
         return [*faults, str(error)]
     if local.has_own_optimizer and is_divided(plan):
-        faults += _faults_of_identity(local, plan, model)
+        faults += _faults_of_identity(task, local, plan)
     of_tensors = [*travel_faults(model), *adapter_faults(model)]
     checks: list[Callable[[], object]] = [
         lambda: None if of_tensors else names_that_stay(model, local.keep),
@@ -156,19 +156,22 @@ def _faults_of_optimizer(local: Local, plan: Plan) -> Iterator[str]:
         yield str(error)
 
 
-def _faults_of_identity(local: Local, plan: Plan, model: nn.Module) -> Iterator[str]:
+def _faults_of_identity(task: Task, local: Local, plan: Plan) -> Iterator[str]:
     """Yield a sentence if an own optimizer gives copies of the parameters other groups than the parameters.
 
     It knows them by identity then, such as from a list that the task keeps, and a mesh has others in their places.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    copies = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
-    for copy, parameter in zip(copies, parameters, strict=True):
-        vars(copy).update(vars(parameter))
-    try:
-        differ = _groups(local, parameters) != _groups(local, copies)
-    except TaskBroken:  # it cannot be made of tensors without memory
-        return
+    with on_meta(task) as model:  # the list is there, too
+        if task.travels == TRAINED:
+            keep_frozen(model)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        copies = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+        for copy, parameter in zip(copies, parameters, strict=True):
+            vars(copy).update(vars(parameter))
+        try:
+            differ = _groups(local, parameters) != _groups(local, copies)
+        except TaskBroken:  # it cannot be made of tensors without memory
+            return
     if differ:
         yield (
             f"local.optimizer: {local.optimizer_name} gives other settings to copies of the parameters, so it knows "

@@ -5,7 +5,8 @@ travel as float32, both ways, and bool as uint8, 0 or 1. A tensor that a model h
 travels once, under the first. With `Task(travels="trained")` frozen tensors do not travel (`frozen`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -231,17 +232,27 @@ def bare_model(task: "Task", seed: int) -> torch.nn.Module:
 
 
 def model_on_meta(task: "Task") -> torch.nn.Module:
-    """Return the model without memory for its values; with memory, if its own code cannot build it otherwise.
+    """Return the model of `on_meta`, of which its code keeps nothing."""
+    with on_meta(task) as model:
+        return model
 
-    What its code keeps for the next model, such as a table in a cache or in a global, is given back: it has no values.
+
+@contextmanager
+def on_meta(task: "Task") -> Iterator[torch.nn.Module]:
+    """Provide the model without memory for its values; with memory, if its own code cannot build it otherwise.
+
+    What its code keeps for the next model, such as a table in a cache or in a global, is given back at the end of the
+    block: it has no values. Until then it is there: a list of parameters by which an optimizer or a loss knows them.
     """
     before = AsBuilt({"model": task.model}, with_caches=True)
     try:
-        with torch.device("meta"):
-            return in_place(task.model())
-    except Exception:  # any: of code that needs values, and of code that fails without them, too
-        before.restore()
-        return in_place(task.model())
+        try:
+            with torch.device("meta"):
+                model = in_place(task.model())
+        except Exception:  # any: of code that needs values, and of code that fails without them, too
+            before.restore()
+            model = in_place(task.model())
+        yield model
     finally:
         before.restore()
 
