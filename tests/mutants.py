@@ -40,10 +40,12 @@ PURE_TESTS = (
     "tests/server/rounds/test_buffer_round.py",
     "tests/server/test_clock.py",
     "tests/server/folding/test_plan.py",
+    "tests/server/rounds/test_lost_files.py",
     "tests/server/rounds/test_run_machine.py",
     "tests/server/rounds/test_membership.py",
     "tests/server/rounds/test_policy.py",
     "tests/client/session/test_session.py",
+    "tests/client/session/test_rollback_rules.py",
 )
 
 
@@ -202,8 +204,8 @@ PLANTED = (
     Mutant(
         "a client counts twice",
         ROUNDS,
-        "            if client_id in self._reported:\n                record.superseded.append(update.digest)\n",
-        "            if False:\n                record.superseded.append(update.digest)\n",
+        "for client_id, update in late if client_id not in self._reported]",
+        "for client_id, update in late]",
         "a client with a late and a fresh update counts twice",
     ),
     Mutant(
@@ -719,6 +721,48 @@ PLANTED = (
         "a rounded sum is before the last time in the journal, and the machine refuses to go backward",
     ),
     Mutant(
+        "bytes are no sign of life",
+        LEASES,
+        "        if client_id in self._heard:\n            self.heard(client_id, now)",
+        "        pass",
+        "a client is given up while its update arrives over a slow line",
+    ),
+    Mutant(
+        "signatures follow a short step back",
+        CLOCK,
+        "SET_BACK_MAX_S = 600.0",
+        "SET_BACK_MAX_S = 100.0",
+        "sites take the messages of a coordinator whose clock was set back a little for replays",
+    ),
+    Mutant(
+        "a jump is told again at each look",
+        CLOCK,
+        "        self._base = now\n        return jump",
+        "        return jump",
+        "a jump of the clock is told once a minute for ever",
+    ),
+    Mutant(
+        "a downtime is a jump",
+        CLOCK,
+        "    return (now.true - before.true) - (now.uptime - before.uptime)",
+        "    return now.true - before.true",
+        "the time that passes counts as a jump of the clock",
+    ),
+    Mutant(
+        "seen instants of a wrong clock count",
+        "client/session/rollback_rules.py",
+        "FUTURE_MAX_S = 240.0",
+        "FUTURE_MAX_S = 86400.0",
+        "a site that has seen an instant of a clock ahead refuses every message until real time has caught up",
+    ),
+    Mutant(
+        "the difference of the clocks is time on the way",
+        "client/session/rollback_rules.py",
+        "    if (over := late - ahead - request.time_left) >= 0:",
+        "    if (over := late - request.time_left) >= 0:",
+        "a site whose clock is a minute ahead is out of time for each short round",
+    ),
+    Mutant(
         "a round shortened by the clock",
         OPEN_ROUND,
         "        seconds = max(0.0, now - down_since)",
@@ -805,8 +849,8 @@ PLANTED = (
     Mutant(
         "the last of equals is the best",
         EVALUATIONS,
-        "if ledger.best is None or best.is_better(value, ledger.best.value):",
-        "if ledger.best is None or not best.is_better(ledger.best.value, value):",
+        "(ledger.best is None or best.is_better(value, ledger.best.value)):",
+        "(ledger.best is None or not best.is_better(ledger.best.value, value)):",
         "the best version moves to a later one of the same value",
     ),
     Mutant(

@@ -63,7 +63,7 @@ class Gate:
         except OSError as error:
             raise ConfigError([f"state: {error}"]) from error
         self.awaiting: dict[str, str] = {}
-        """Runs that wait for the operator's approval, with the fingerprints of their terms."""
+        """Runs that wait for the operator's approval, each with its sentence in the log."""
         self._folder, self._is_full, self._seen = folder, False, self._state()
         self._told_approver: BoundedMapping[str, str] = BoundedMapping(RUNS_MAX)
 
@@ -174,12 +174,14 @@ class Gate:
 
     def _tell_approver(self, run_id: str, decision: Decision) -> None:
         """Log the command that approves a run which waits for it, once for each of its terms."""
-        if decision.rule is not Rule.APPROVAL or self._told_approver.get(run_id) == decision.detail:
+        if decision.rule is not Rule.APPROVAL:
             return
-        self._told_approver[run_id] = decision.detail
         there = f"--state {shlex.quote(str(self._folder.absolute()))}"
-        text = "run %s waits for approval: %s, here with %s; `atoll site list %s` shows its terms"
-        logger.warning(text, run_id, decision.detail, there, there, extra={"run": run_id})
+        what, look = f"{decision.detail}, here with {there}", f"`atoll site list {there}` shows its terms"
+        self.awaiting[run_id] = f"run {run_id} waits for approval: {what}; {look}"
+        if self._told_approver.get(run_id) != decision.detail:
+            self._told_approver[run_id] = decision.detail
+            logger.warning("%s", self.awaiting[run_id], extra={"run": run_id})
 
     def admit(self, request: ModelRequest, model: VersionManifest) -> Decision:
         """Decide about a request whose model is known; an allowed round is counted, durably, on return."""
@@ -227,9 +229,7 @@ class Gate:
         except HistoryUnusable as error:
             return self._unusable(error), 0
         decision = decide(policy, request, history, now)
-        if decision.rule is Rule.APPROVAL:
-            self.awaiting[request.run_id] = history.terms
-        else:
+        if decision.rule is not Rule.APPROVAL:
             self.awaiting.pop(request.run_id, None)
         return decision, history.turn
 

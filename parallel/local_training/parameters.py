@@ -232,27 +232,27 @@ def bare_model(task: "Task", seed: int) -> torch.nn.Module:
 
 
 def model_on_meta(task: "Task") -> torch.nn.Module:
-    """Return the model of `on_meta`, of which its code keeps nothing."""
-    with on_meta(task) as model:
+    """Return the model without memory for its values; with memory, if its own code cannot build it otherwise."""
+    with built_on_meta(task) as model:
         return model
 
 
 @contextmanager
-def on_meta(task: "Task") -> Iterator[torch.nn.Module]:
-    """Provide the model without memory for its values; with memory, if its own code cannot build it otherwise.
+def built_on_meta(task: "Task") -> Iterator[torch.nn.Module]:
+    """Build the model without memory for its values; with memory, if its own code cannot build it otherwise.
 
-    What its code keeps for the next model, such as a table in a cache or in a global, is given back at the end of the
-    block: it has no values. Until then it is there: a list of parameters by which an optimizer or a loss knows them.
+    What its code keeps beside the model, such as a table in a cache, or a parameter in a list, stays for the block.
+    Then it is given back: it has no values, and the next model is built by the same code.
     """
     before = AsBuilt({"model": task.model}, with_caches=True)
     try:
         try:
             with torch.device("meta"):
-                model = in_place(task.model())
+                model = task.model()
         except Exception:  # any: of code that needs values, and of code that fails without them, too
             before.restore()
-            model = in_place(task.model())
-        yield model
+            model = task.model()
+        yield in_place(model)
     finally:
         before.restore()
 

@@ -12,14 +12,19 @@ from pathlib import Path
 from sqlalchemy import Connection, inspect, select
 
 from atoll.server.backup.contents import BackupFailed
+from atoll.server.identity import register
+from atoll.server.journal import schema
 from atoll.server.journal.binding import Binding, binding_of, note, open_database, open_server
-from atoll.server.journal.schema import META, SCHEMA_VERSION, check_version, metadata, read_meta, write_meta
+from atoll.server.journal.schema import META, SCHEMA_VERSION, check_version, read_meta, write_meta
 from atoll.server.journal.sqlite import SqliteDatabase
 
 OF_THE_SERVER = frozenset({"directory", "holder", "writer"})
 """Keys of the table `meta` that bind a schema to a directory and to a process."""
 
 ROWS_AT_ONCE = 500
+
+TABLES = {**schema.metadata.tables, **register.metadata.tables}
+"""The tables of a journal, and those of the register of members beside them."""
 
 
 def copy_journal(state: Path, copy: Path, database: str, on_instant: Callable[[], None]) -> str:
@@ -86,9 +91,16 @@ def _copy_schema(state: Path, copy: Path, database: str, on_instant: Callable[[]
 
 
 def _copy_tables(source: Connection, target: Connection) -> None:
-    """Copy every table into a database without tables, but for what binds a schema to its directory."""
-    metadata.create_all(target)
-    for table in metadata.sorted_tables:
+    """Copy every table into a database without tables, but for what binds a schema to its directory.
+
+    Raises:
+        BackupFailed: there is a table that this Atoll does not know.
+    """
+    names = sorted(inspect(source).get_table_names())
+    if unknown := [name for name in names if name not in TABLES]:
+        raise BackupFailed(f"the journal has a table {unknown[0]!r}, which this Atoll does not know: use a later one")
+    for table in (TABLES[name] for name in names):
+        table.create(target)
         wanted = select(table)
         if table is META:
             wanted = wanted.where(META.c.key.notin_(sorted(OF_THE_SERVER)))
@@ -101,7 +113,7 @@ def move_into_schema(copy: Path, state: Path, url: str) -> None:
     """Move the journal of a restored state directory from its file into a server's schema, and bind the two.
 
     Raises:
-        BackupFailed: the schema has tables.
+        BackupFailed: the schema has tables, or the backup is of an earlier release.
         DatabaseAway: the server does not answer.
         StateUnusable: the server is unfit for a coordinator, or refuses.
         StateInUse: a coordinator uses the schema.
@@ -111,6 +123,9 @@ def move_into_schema(copy: Path, state: Path, url: str) -> None:
         with target.transaction() as connection, source.transaction() as rows:
             if inspect(connection).get_table_names():
                 raise BackupFailed(f"{target.name} has tables: name a database or a schema without any")
+            if (version := check_version(rows, copy)) != SCHEMA_VERSION:
+                what = f"the backup has schema version {version}, this Atoll writes {SCHEMA_VERSION}"
+                raise BackupFailed(f"{what}: restore it into a file, start that once, and move a backup of it")
             _copy_tables(rows, connection)
             write_meta(connection, "directory", number)
     finally:

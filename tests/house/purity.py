@@ -33,6 +33,7 @@ PURE: dict[str, frozenset[str]] = {
     "client/policy/disclosure.py": NOTHING,
     "client/policy/small_cells.py": NOTHING,
     "client/session": NOTHING,
+    "client/session/rollback_rules.py": frozenset({"atoll.protocol.identity.clock_hint"}),  # the instants in words
     "protocol/audit/recovery.py": frozenset({"atoll.protocol.audit.chain", "mmap", "re"}),  # handed a file's bytes
     "protocol/notices/book.py": frozenset({"atoll.protocol.notices.notice"}),
     "protocol/notices/notice.py": NOTHING,
@@ -54,6 +55,7 @@ PURE: dict[str, frozenset[str]] = {
     "server/names/conflicts.py": frozenset({"atoll.protocol.bounded_mapping"}),
     "server/rounds": NOTHING,
     "server/rounds/policy.py": frozenset({"pydantic"}),
+    "server/rounds/waiting.py": frozenset({"datetime"}),  # writes the instants that it is handed
     "server/parts": NOTHING,
     "server/selection": NOTHING,
     "server/statistics/collection.py": NOTHING,

@@ -41,6 +41,23 @@ def test_replies_that_are_not_kept_are_deleted_and_past_them_a_program_cannot_be
         assert "the run is failed: the replies of exchange 1 are no longer kept" in it.log("coordinator")
 
 
+def test_a_lost_reply_stops_the_start_and_fails_the_run_once_that_is_accepted(tmp_path):
+    with federation(tmp_path, task=TASK) as it:
+        folder = waiting_at_step_4(it)
+        it.kill("coordinator")
+        [gone, *_] = sorted(folder.parent.glob("updates/*.bin"))
+        gone.unlink()
+        started(it)
+        assert it.wait_for_end() == 2
+        assert f"{gone} is missing: it is a reply that the program has had: the run fails" in it.log("coordinator")
+        started(it, stay=True, extra=("--accept-losses",))
+        it.wait_for(lambda: state_of(it)[0] == "failed")
+        assert state_of(it)[1].endswith(f"{gone.name} is missing: it cannot be repeated")
+        it.kill("coordinator")
+        started(it, stay=True)  # it is told no more, and stops no other run
+        it.wait_for(lambda: it.log("coordinator").count("atoll coordinator on ") == 3)
+
+
 def test_a_run_pauses_and_goes_on_also_after_a_kill_of_the_coordinator(tmp_path, undisturbed):  # noqa: F811
     with federation(tmp_path, task=TASK) as it:
         folder = waiting_at_step_4(it)

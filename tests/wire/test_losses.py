@@ -8,9 +8,8 @@ import pytest
 
 from atoll.aggregation.tensors.safetensors_file import read
 from atoll.server.errors import OperatorError
-from atoll.server.hosting.recovering import WAY_OUT
 from atoll.server.journal.placement import state_of_rank
-from atoll.server.required.losses import losses_in
+from atoll.server.required.losses import WAY_OUT, losses_in
 from atoll.server.views.history import History
 from tests.cli.invoking import refused
 from tests.parts.test_wire import invited
