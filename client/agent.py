@@ -65,7 +65,7 @@ from atoll.protocol.backoff import delay
 from atoll.protocol.build import software
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.manifest import VersionManifest
-from atoll.protocol.vocabulary import DECLINES, RunId, RunState
+from atoll.protocol.vocabulary import DECLINES, FailureReason, RunId, RunState
 
 logger = logging.getLogger(__name__)
 
@@ -312,9 +312,16 @@ class Agent:
             self._stores.residuals.forget(run_id)
 
     def _refuse(self, event: Event | None, refused: Refused) -> None:
-        """Log a message that the verifier refuses, and report to the coordinator a job that it asked for."""
+        """Log a message that the verifier refuses, and report to the coordinator a job that it asked for.
+
+        One of another time is not reported: the agent connects anew, which compares the clocks. If they agree, the
+        coordinator asks again; if not, it does not connect this site until they do, and no round fails by it.
+        """
         extra = {"run": run_of(event)}
         logger.warning("refused: %s: %s: %s", type(event).__name__, refused.reason, refused.detail, extra=extra)
+        if refused.reason is FailureReason.CLOCK_SKEW:
+            self._connection.leave()
+            return
         match event:
             case Asked(Invitation() as invitation):
                 run_id, round_id = invitation.run_id, invitation.round_id

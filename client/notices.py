@@ -66,7 +66,7 @@ class AgentWatch:
         if (end := _ENDS.get(state)) is not None:
             condition, then = end
             sentence = f"run {run_id} of the coordinator at {self._address} is {state}: {then.format(run_id)}"
-            self.notices.post(Notice(condition, run_id, sentence, run=run_id))
+            self.notices.post(Notice(condition, run_id, sentence, run=run_id, is_logged=True))
 
     async def look(self, book: Book, now: float) -> list[Notice]:
         """Return the conditions that last; post a jump of the clock."""
@@ -95,14 +95,8 @@ class AgentWatch:
             yield Notice(Condition.CLOCK, "site", connection.why, is_logged=True)
 
     def _of_approvals(self, book: Book, now: float) -> Iterator[Notice]:
-        for run_id, terms in self._gate.awaiting.items():
-            at = f"--state {self._state}"
-            these = f" --terms {terms}" if terms else ""
-            sentence = f"run {run_id} waits for approval here: `atoll site list {at}` shows its terms, `atoll site "
-            sentence += (
-                f"approve {run_id}{these} {at}` approves them, `atoll site reject {run_id} {at}` rejects the run"
-            )
-            yield Notice(Condition.APPROVAL, run_id, sentence, run=run_id)
+        for run_id, sentence in self._gate.awaiting.items():
+            yield Notice(Condition.APPROVAL, run_id, sentence, run=run_id, is_logged=True)
 
     def _of_certificate(self, book: Book, now: float) -> Iterator[Notice]:
         if self._keeper is None:

@@ -15,6 +15,12 @@ from pathlib import Path
 
 from atoll.protocol.identity.clock_hint import instant, span
 
+SET_BACK_MAX_S = 600.0
+"""Largest step back of the true clock that signatures do not follow [s]: their instants count on from the last one
+until the clock has caught up. A site takes messages within 300 s of its clock. One that took the last instant would
+take a shorter step, if signatures followed it, for a replay; after a longer one it refuses both. So signatures follow a
+longer step at once: the sites' clocks were not those of before, or are set, too. Sites forget instants that no right
+clock can have shown (`client/session/rollback_rules.py`)."""
 START_MAX_S = 120.0
 """Largest difference between the true clock and what it should show at a start [s]."""
 JUMP_S = 5.0
@@ -75,6 +81,16 @@ class Reading:
         """Read this machine's clock and count."""
         uptime = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
         return cls(time.time(), uptime, _boot_id())
+
+
+def next_instant(last_us: int, now_us: int) -> int:
+    """Return the instant of the next signature, later than the last one unless the true clock was set far back.
+
+    Args:
+        last_us: the newest instant that was signed [us since the epoch].
+        now_us: the true clock [us since the epoch].
+    """
+    return now_us if last_us - now_us > SET_BACK_MAX_S * 1e6 else max(now_us, last_us + 1)
 
 
 def jump_between(before: Reading, now: Reading) -> float | None:

@@ -45,6 +45,7 @@ PURE_TESTS = (
     "tests/server/rounds/test_membership.py",
     "tests/server/rounds/test_policy.py",
     "tests/client/session/test_session.py",
+    "tests/client/session/test_rollback_rules.py",
 )
 
 
@@ -718,6 +719,48 @@ PLANTED = (
         "        return max(self._not_before, self._monotonic() + self._offset)",
         "        return self._monotonic() + self._offset",
         "a rounded sum is before the last time in the journal, and the machine refuses to go backward",
+    ),
+    Mutant(
+        "bytes are no sign of life",
+        LEASES,
+        "        if client_id in self._heard:\n            self.heard(client_id, now)",
+        "        pass",
+        "a client is given up while its update arrives over a slow line",
+    ),
+    Mutant(
+        "signatures follow a short step back",
+        CLOCK,
+        "SET_BACK_MAX_S = 600.0",
+        "SET_BACK_MAX_S = 100.0",
+        "sites take the messages of a coordinator whose clock was set back a little for replays",
+    ),
+    Mutant(
+        "a jump is told again at each look",
+        CLOCK,
+        "        self._base = now\n        return jump",
+        "        return jump",
+        "a jump of the clock is told once a minute for ever",
+    ),
+    Mutant(
+        "a downtime is a jump",
+        CLOCK,
+        "    return (now.true - before.true) - (now.uptime - before.uptime)",
+        "    return now.true - before.true",
+        "the time that passes counts as a jump of the clock",
+    ),
+    Mutant(
+        "seen instants of a wrong clock count",
+        "client/session/rollback_rules.py",
+        "FUTURE_MAX_S = 240.0",
+        "FUTURE_MAX_S = 86400.0",
+        "a site that has seen an instant of a clock ahead refuses every message until real time has caught up",
+    ),
+    Mutant(
+        "the difference of the clocks is time on the way",
+        "client/session/rollback_rules.py",
+        "    if (over := late - ahead - request.time_left) >= 0:",
+        "    if (over := late - request.time_left) >= 0:",
+        "a site whose clock is a minute ahead is out of time for each short round",
     ),
     Mutant(
         "a round shortened by the clock",

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from atoll.client.disk.seen_store import Memory
 from atoll.client.session.events import Asked, Event, Invitation, StatisticsRequest
-from atoll.client.session.rollback_rules import Refused, judge, run_of, timed
+from atoll.client.session.rollback_rules import Refused, age_of, judge, run_of, timed
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.statement import NotTrusted, check_publisher, check_signature
 from atoll.protocol.vocabulary import FailureReason
@@ -32,6 +32,7 @@ class Verifier:
         self._site, self._authorities, self._clock = site, authorities, clock
         self._key: Ed25519PublicKey | None = None
         self._key_bytes = b""
+        self._ahead = 0.0  # this clock less the coordinator's when they connected [s]
         self.memory = memory
 
     def welcome(self, message: pb.ServerMessage) -> None:
@@ -48,6 +49,7 @@ class Verifier:
         if publisher.key != self._key_bytes:
             logger.info("the coordinator signs with the publisher key %s", publisher.key.hex()[:16])
         self._key, self._key_bytes = key, publisher.key
+        self._ahead = age_of(message.signature.issued_us, now)
 
     def _note(self, message: pb.ServerMessage, event: Event | None, now: float) -> None:
         """Remember a message, or raise NotTrusted."""
@@ -68,11 +70,11 @@ class Verifier:
 
     def timed(self, message: pb.ServerMessage, event: Event | None) -> Event | None:
         """Return the event of a message with the time that is left of it now."""
-        return timed(event, message.signature.issued_us, self._clock())
+        return timed(event, message.signature.issued_us, self._clock(), ahead=self._ahead)
 
     def _judged(self, message: pb.ServerMessage, event: Event | None, now: float) -> Refused | None:
         run_id = run_of(event)
-        judged = judge(event, message.signature.issued_us, self.memory.seen(run_id), now)
+        judged = judge(event, message.signature.issued_us, self.memory.seen(run_id), now, ahead=self._ahead)
         if isinstance(judged, Refused):
             return judged
         self.memory.note(run_id, judged)

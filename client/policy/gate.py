@@ -4,6 +4,7 @@ It fails closed: a policy that is no longer valid, or a history or log that cann
 """
 
 import logging
+import shlex
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,10 +28,11 @@ from atoll.client.policy.decide import (
 )
 from atoll.client.policy.decisions import DecisionLog
 from atoll.client.policy.file import PolicyFile
-from atoll.client.policy.history import HistoryUnusable, PolicyHistory
+from atoll.client.policy.history import RUNS_MAX, HistoryUnusable, PolicyHistory
 from atoll.client.policy.small_cells import StatisticsTerms
 from atoll.client.session.events import EvaluationRequest, Invitation, ModelRequest, Request, StatisticsRequest
 from atoll.parallel.local_training.algorithms import CONCATENATE
+from atoll.protocol.bounded_mapping import BoundedMapping
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.settings import ConfigError
@@ -61,8 +63,9 @@ class Gate:
         except OSError as error:
             raise ConfigError([f"state: {error}"]) from error
         self.awaiting: dict[str, str] = {}
-        """Runs that wait for the operator's approval, with the fingerprints of their terms."""
+        """Runs that wait for the operator's approval, each with its sentence in the log."""
         self._folder, self._is_full, self._seen = folder, False, self._state()
+        self._told_approver: BoundedMapping[str, str] = BoundedMapping(RUNS_MAX)
 
     def close(self) -> None:
         """Close the files."""
@@ -152,6 +155,7 @@ class Gate:
             return self._ask_statistics(request)
         asked = _asked(request, None, self.disclosure)
         decision, turn = self._decide(asked)
+        self._tell_approver(request.run_id, decision)
         return decision if decision.is_allowed else self._logged(asked, decision, turn)
 
     def _ask_statistics(self, request: StatisticsRequest) -> Decision:
@@ -164,7 +168,20 @@ class Gate:
             local=request.local,
             metrics=str(self.statistics_terms),
         )
-        return self._logged(asked, *self._decide(asked))
+        decision, turn = self._decide(asked)
+        self._tell_approver(request.run_id, decision)
+        return self._logged(asked, decision, turn)
+
+    def _tell_approver(self, run_id: str, decision: Decision) -> None:
+        """Log the command that approves a run which waits for it, once for each of its terms."""
+        if decision.rule is not Rule.APPROVAL:
+            return
+        there = f"--state {shlex.quote(str(self._folder.absolute()))}"
+        what, look = f"{decision.detail}, here with {there}", f"`atoll site list {there}` shows its terms"
+        self.awaiting[run_id] = f"run {run_id} waits for approval: {what}; {look}"
+        if self._told_approver.get(run_id) != decision.detail:
+            self._told_approver[run_id] = decision.detail
+            logger.warning("%s", self.awaiting[run_id], extra={"run": run_id})
 
     def admit(self, request: ModelRequest, model: VersionManifest) -> Decision:
         """Decide about a request whose model is known; an allowed round is counted, durably, on return."""
@@ -212,9 +229,7 @@ class Gate:
         except HistoryUnusable as error:
             return self._unusable(error), 0
         decision = decide(policy, request, history, now)
-        if decision.rule is Rule.APPROVAL:
-            self.awaiting[request.run_id] = history.terms
-        else:
+        if decision.rule is not Rule.APPROVAL:
             self.awaiting.pop(request.run_id, None)
         return decision, history.turn
 

@@ -8,7 +8,8 @@ backup, or begun anew under the run's name); only this site's operator can allow
 A client that reconnects is invited again to the round that it works for: at a later instant, with the same round,
 version and digest. The site's policy limits what a repeated round may cost (`policy/`).
 
-`time_left` counts from the signature; the time since then is over.
+`time_left` counts from the signature; the time since then is over. The Welcome of a connection shows how far the two
+clocks are apart: what they differ by is not time that has passed.
 """
 
 from dataclasses import dataclass, replace
@@ -54,7 +55,7 @@ class Refused:
     detail: str
 
 
-def judge(event: Event | None, issued_us: int, seen: Seen, now: float) -> Seen | Refused:
+def judge(event: Event | None, issued_us: int, seen: Seen, now: float, *, ahead: float = 0.0) -> Seen | Refused:
     """Judge a message whose signature is valid: return what is seen of the run from now on, or the refusal.
 
     Args:
@@ -62,20 +63,21 @@ def judge(event: Event | None, issued_us: int, seen: Seen, now: float) -> Seen |
         issued_us: instant of the signature [us since the epoch].
         seen: what this client was shown of the run before.
         now: this client's wall clock [s since the epoch].
+        ahead: that clock less the coordinator's when they connected [s].
     """
-    if abs(late := _age(issued_us, now)) > SKEW_S:
+    if abs(late := age_of(issued_us, now)) > SKEW_S:
         return Refused(FailureReason.CLOCK_SKEW, _clocks(late, now))
-    is_of_wrong_clock = -_age(seen.issued_us, now) > FUTURE_MAX_S
-    if issued_us <= seen.issued_us and not is_of_wrong_clock:
-        return Refused(FailureReason.REPLAYED, "a message as new as this one, or newer, arrived before")
+    if issued_us <= seen.issued_us and (early := -age_of(seen.issued_us, now)) <= FUTURE_MAX_S:
+        reason = FailureReason.REPLAYED if early <= 0 else FailureReason.CLOCK_SKEW
+        return Refused(reason, "a message as new as this one, or newer, arrived before")
     seen = replace(seen, issued_us=issued_us)
     if not isinstance(event, Asked):
         return seen
     request = event.request
     if not isinstance(request, StatisticsRequest) and (fault := _older(request, seen)):
         return Refused(FailureReason.ROLLBACK, fault)
-    if (over := late - request.time_left) >= 0:
-        return Refused(FailureReason.OUT_OF_TIME, f"it arrived {over:.1f} s after its deadline")
+    if (over := late - ahead - request.time_left) >= 0:
+        return Refused(FailureReason.CLOCK_SKEW, f"it arrived {over:.1f} s after its deadline, or a clock was set")
     if isinstance(request, StatisticsRequest):
         return seen
     version = _version(request)
@@ -85,15 +87,23 @@ def judge(event: Event | None, issued_us: int, seen: Seen, now: float) -> Seen |
     return seen
 
 
-def timed(event: Event | None, issued_us: int, now: float) -> Event | None:
-    """Return the event with the time that is left now; a message from the future does not get more time."""
+def timed(event: Event | None, issued_us: int, now: float, *, ahead: float = 0.0) -> Event | None:
+    """Return the event with the time that is left now; a message from the future does not get more time.
+
+    Args:
+        event: content of the message.
+        issued_us: instant of the signature [us since the epoch].
+        now: this client's wall clock [s since the epoch].
+        ahead: that clock less the coordinator's when they connected [s].
+    """
     if not isinstance(event, Asked):
         return event
-    left = max(0.0, event.request.time_left - max(0.0, _age(issued_us, now)))
+    left = max(0.0, event.request.time_left - max(0.0, age_of(issued_us, now) - ahead))
     return Asked(replace(event.request, time_left=left))
 
 
-def _age(issued_us: int, now: float) -> float:
+def age_of(issued_us: int, now: float) -> float:
+    """Return the time from a signature [us since the epoch] to now [s since the epoch], in seconds."""
     return now - issued_us / 1e6
 
 

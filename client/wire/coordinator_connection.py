@@ -78,7 +78,7 @@ class CoordinatorConnection:
         self._session: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unsent: deque[pb.ClientMessage] = deque(maxlen=UNSENT_MAX)
-        self._is_hanging_up = False
+        self._is_hanging_up = self._is_over = False
         self._displaced, self._displaced_wait = Displaced(displaced_wait, random.SystemRandom()), 0.0
         self._complaint = ""
         self.why = ""
@@ -118,6 +118,10 @@ class CoordinatorConnection:
         if self._link is not None:
             self._link.connection.renew()
 
+    def leave(self) -> None:
+        """End the open session after the message that is handled now; the next one compares the clocks anew."""
+        self._is_over = True
+
     async def hang_up(self) -> None:
         """Say goodbye in the open session, if there is one, and never dial again."""
         self._is_hanging_up = True
@@ -150,11 +154,7 @@ class CoordinatorConnection:
             self._handlers.on_connected(welcome)
             while self._unsent:
                 link.send(self._unsent.popleft())
-            while (message := await link.receive()) is not None:
-                if message.WhichOneof("message") == "ranks":
-                    self._on_ranks(message)
-                else:
-                    self._handlers.on_message(message)
+            await self._receive(link)
         except StreamBroken as error:
             end = error
         except NotTrusted as error:
@@ -172,6 +172,16 @@ class CoordinatorConnection:
                 raise MembershipEnded([f"{end.detail}: this agent ends; it takes a new join code"])
             await self._explain(end)
             self._handlers.on_lost()
+
+    async def _receive(self, link: Link) -> None:
+        self._is_over = False
+        while (message := await link.receive()) is not None:
+            if message.WhichOneof("message") == "ranks":
+                self._on_ranks(message)
+            else:
+                self._handlers.on_message(message)
+            if self._is_over:
+                raise StreamBroken(grpc.StatusCode.OK, "a message of another time came: the clocks are compared anew")
 
     def _on_ranks(self, message: pb.ServerMessage) -> None:
         if self._verifier is not None and (refused := self._verifier.check(message, None)) is not None:

@@ -14,7 +14,7 @@ from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.frozen import keep_frozen
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.own_optimizer import is_elementwise, own_optimizer
-from atoll.parallel.local_training.parameters import model_on_meta, travel_faults
+from atoll.parallel.local_training.parameters import built_on_meta, travel_faults
 from atoll.parallel.task.algorithm import Algorithm
 from atoll.parallel.task.base import TRAINED
 from atoll.parallel.task.context import context_of
@@ -39,10 +39,16 @@ def faults_of_mesh(task: Task, local: Local, algorithm: str, plan: Plan) -> list
         plan: the parallelism of the site.
     """
     faults = [*_faults_of_task(task), *_faults_of_plan(local, algorithm, plan)]
-    try:
-        model = outline_of(task)
-    except ValueError as error:
-        return [*faults, str(error)]
+    with built_on_meta(task) as model:
+        try:
+            _check_outline(model, task)
+        except ValueError as error:
+            return [*faults, str(error)]
+        return [*faults, *_faults_of_model(task, local, plan, model)]
+
+
+def _faults_of_model(task: Task, local: Local, plan: Plan, model: nn.Module) -> list[str]:
+    faults: list[str] = []
     if local.has_own_optimizer and is_divided(plan):
         faults += _faults_of_identity(local, plan, model)
     of_tensors = [*travel_faults(model), *adapter_faults(model)]
@@ -66,12 +72,16 @@ def outline_of(task: Task) -> nn.Module:
     Raises:
         TaskBroken: it is no module, or only trained tensors travel, and there are none.
     """
-    model = model_on_meta(task)
+    with built_on_meta(task) as model:
+        _check_outline(model, task)
+    return model
+
+
+def _check_outline(model: object, task: Task) -> None:
     if not isinstance(model, nn.Module):
         raise TaskBroken(f"task.model() must return a torch.nn.Module, got {type(model).__name__}")
     if task.travels == TRAINED:
         keep_frozen(model)
-    return model
 
 
 def look(task: Task, plan: Plan, seed: int, data: Any) -> list[str]:

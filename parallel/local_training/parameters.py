@@ -5,7 +5,8 @@ travel as float32, both ways, and bool as uint8, 0 or 1. A tensor that a model h
 travels once, under the first. With `Task(travels="trained")` frozen tensors do not travel (`frozen`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -231,17 +232,27 @@ def bare_model(task: "Task", seed: int) -> torch.nn.Module:
 
 
 def model_on_meta(task: "Task") -> torch.nn.Module:
-    """Return the model without memory for its values; with memory, if its own code cannot build it otherwise.
+    """Return the model without memory for its values; with memory, if its own code cannot build it otherwise."""
+    with built_on_meta(task) as model:
+        return model
 
-    What its code keeps for the next model, such as a table in a cache or in a global, is given back: it has no values.
+
+@contextmanager
+def built_on_meta(task: "Task") -> Iterator[torch.nn.Module]:
+    """Build the model without memory for its values; with memory, if its own code cannot build it otherwise.
+
+    What its code keeps beside the model, such as a table in a cache, or a parameter in a list, stays for the block.
+    Then it is given back: it has no values, and the next model is built by the same code.
     """
     before = AsBuilt({"model": task.model}, with_caches=True)
     try:
-        with torch.device("meta"):
-            return in_place(task.model())
-    except Exception:  # any: of code that needs values, and of code that fails without them, too
-        before.restore()
-        return in_place(task.model())
+        try:
+            with torch.device("meta"):
+                model = task.model()
+        except Exception:  # any: of code that needs values, and of code that fails without them, too
+            before.restore()
+            model = task.model()
+        yield in_place(model)
     finally:
         before.restore()
 

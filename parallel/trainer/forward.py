@@ -19,7 +19,7 @@ from atoll.parallel.engine.inplace import Written, storage_of, written_in_forwar
 from atoll.parallel.engine.passes import REENTRANT
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.batches import fetcher
-from atoll.parallel.local_training.parameters import model_on_meta
+from atoll.parallel.local_training.parameters import built_on_meta, model_on_meta
 from atoll.parallel.task.randomness import seeded
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.between_passes import follows_examples, moves_by_pass
@@ -68,7 +68,11 @@ def check_forward(task: Task, plan: Plan, seed: int, data: Any) -> Forward:
     """
     if not needs_look(plan):
         return Forward()
-    model = model_on_meta(task)
+    with built_on_meta(task) as model:
+        return _checked(model, task, plan, seed, data)
+
+
+def _checked(model: nn.Module, task: Task, plan: Plan, seed: int, data: Any) -> Forward:
     with seeded(seed), loss_kept(task.loss):
         if sum(parameter.numel() for parameter in model.parameters()) < SMALL:
             model = in_place(task.model())

@@ -17,6 +17,10 @@ Message = dict[str, Any]
 """The fields of a line of `--log json`, with `condition`, `subject`, `id` and `host`."""
 
 
+_running: set[int] = set()
+"""Process ids of the commands that run now, each the leader of its group."""
+
+
 class NotDelivered(Exception):
     """A delivery that has failed; the text says why, without secrets."""
 
@@ -38,6 +42,13 @@ def deliver(config: NotifyConfig, message: Message) -> None:
         raise NotDelivered(_in_words(error)) from error
 
 
+def end_commands() -> None:
+    """End the commands that run now, with their children: their process ends, and would leave them behind."""
+    for pid in [*_running]:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
 def _run(config: NotifyConfig, message: Message) -> None:
     parts = {f"ATOLL_{name.upper()}": str(message[name]) for name in ("condition", "subject", "message")}
     with subprocess.Popen(
@@ -48,12 +59,15 @@ def _run(config: NotifyConfig, message: Message) -> None:
         env={**os.environ, **parts},
         start_new_session=True,
     ) as process:
+        _running.add(process.pid)
         try:
             _, said = process.communicate(_as_json(message), timeout=BOUND_S)
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise NotDelivered(f"it took longer than {BOUND_S:g} s and was ended") from None
+        finally:
+            _running.discard(process.pid)
     if process.returncode:
         lines = said.decode(errors="replace").strip().splitlines()
         last = f": {lines[-1][:200]}" if lines else ""

@@ -138,7 +138,9 @@ def faults_of_machine(config: NotifyConfig) -> list[str]:
     """List what this machine lacks for a way of telling: the command, or the file of the password."""
     faults = []
     if config.command and shutil.which(name := shlex.split(config.command)[0]) is None:
-        faults.append(f"notify.command: there is no program {name!r} here that this user may run: install it")
+        faults.append(
+            f"notify.command: there is no program {name!r} here that this user may run: install it, or chmod +x"
+        )
     if config.password_file is not None:
         try:
             read_password(config.password_file)

@@ -15,7 +15,7 @@ from atoll.protocol.backoff import delay
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.notices.book import Book, Due
 from atoll.protocol.notices.book_file import FILE, encoded, read_book
-from atoll.protocol.notices.delivery import BOUND_S, Message, NotDelivered, deliver
+from atoll.protocol.notices.delivery import BOUND_S, Message, NotDelivered, deliver, end_commands
 from atoll.protocol.notices.notice import Notice, merged
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.threads import on_daemon_thread, on_thread
@@ -79,6 +79,7 @@ class Notices:
         try:
             await asyncio.wait_for(self.look(), CLOSE_S)
         except TimeoutError:
+            end_commands()
             what = (self.config.way, CLOSE_S)
             logger.warning("notify: %s has not answered within %g s: the rest is told after the next start", *what)
 

@@ -296,7 +296,7 @@ class ExchangeMachine(Deliveries):
 
     def _files_lost(self, event: FilesLost, now: float) -> Effects:
         """End the messages whose content or reply is lost; without a reply that the program has had, end the run."""
-        ledger, lost = self.ledger, {*event.updates}
+        ledger, had = self.ledger, {*event.updates}
         if not ledger.is_open:
             return ()
         why = f"lost on the coordinator's disk: {event.detail}"
@@ -304,14 +304,14 @@ class ExchangeMachine(Deliveries):
         for exchange in [*ledger.open.values()]:
             for sent in [*exchange.sent]:
                 is_had = not exchange.call.is_waiting and sent.number not in ledger.unpulled
-                if sent.reply in lost and not is_had:
-                    lost.discard(sent.reply)
+                if sent.reply in event.updates and not is_had:
+                    had.discard(sent.reply)
                     sent.lose_reply(why)
                 elif sent.is_waiting and sent.message.content in event.contents:
                     effects += self._ended(sent.number, Fate.LOST, FILES_LOST, why, now)
-        if lost:
-            named = count_of(len(lost), "reply", "replies")
-            cause = f"{named} that the program has had {'is' if len(lost) == 1 else 'are'} {why}: it cannot be repeated"
+        if had:
+            named = count_of(len(had), "reply", "replies")
+            cause = f"{named} that the program has had {'is' if len(had) == 1 else 'are'} {why}: it cannot be repeated"
             effects += self._end(RunState.FAILED, cause)
         return tuple(effects)
 

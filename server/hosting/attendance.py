@@ -187,8 +187,7 @@ class Attendance:
 
     def bytes_came(self, client_id: ClientId) -> None:
         """Renew the lease of a client by the bytes of a transfer; one that is given up must connect again first."""
-        if self._leases.heard_at(client_id):
-            self.heard(client_id)
+        self._leases.renew(client_id, self._clock.now())
 
     def expect(self, client_id: ClientId) -> None:
         """Give a member of a run that goes on after a restart the time in which its agent may start, too."""

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from atoll.aggregation.printable import count_of
 from atoll.protocol.identity.clock_hint import instant, span
 from atoll.protocol.identity.statement import SKEW_S
 from atoll.protocol.vocabulary import ClientId
@@ -145,7 +146,7 @@ class ClockWatch:
             same = sorted(abs(ahead) for ahead in wrong.values() if ahead * side > 0)
             if len(same) >= 2 and len(same) * 2 > len(by):
                 word = "ahead of" if side > 0 else "behind"
-                middle, count = span(same[len(same) // 2]), f"{len(same)} of {len(by)} sites"
+                middle, count = span(same[len(same) // 2]), f"{len(same)} of {count_of(len(by), 'site')}"
                 told = f"the clocks of {count} are about {middle} {word} this machine's, which is probably wrong (NTP)"
                 return {"machine": told}
         return {

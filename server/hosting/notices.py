@@ -1,6 +1,7 @@
 """The coordinator's look at what a person has to know: runs, absent sites, certificates, clocks, disk, audit log."""
 
 import math
+import shlex
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -13,15 +14,24 @@ from atoll.protocol.notices.notice import Condition, Notice
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.notices.teller import Notices, Teller
 from atoll.protocol.threads import on_thread
+from atoll.protocol.vocabulary import ClientId, LossReason
 from atoll.server.clock import jumped
+from atoll.server.hosting.control_streams import Connection
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.identity.register import Member, Standing
 from atoll.server.views import notices as told
 from atoll.server.views.notices import Place
 
-SLOW_S = 10.0
-"""Interval between two looks at the register and the disk [s]."""
+SLOW_S, SLOW_SHARE = 10.0, 20
+"""Least interval between two looks at the register and the disk [s], and as a multiple of the look itself."""
+
+SITES_MAX = 10_000
+"""Largest number of sites of which each is told when it is away, or has another version: beyond it they are devices,
+which come and go."""
+
+LEFT, GONE = "left ", "yes"
+"""The fact that an agent has said goodbye, and has not come back."""
 
 Members = Callable[[], Awaitable[Sequence[Member]]]
 
@@ -44,11 +54,23 @@ class CoordinatorWatch:
         ca_pem: Callable[[], bytes] = bytes,
     ) -> None:
         self._coordinator, self._config, self._members, self._ca_pem = coordinator, config, members, ca_pem
-        self._place = Place(str(coordinator.state.path))
+        state = str(coordinator.state.path)
+        self._place = Place(state, f"--state {shlex.quote(state)}")
         self._known: Sequence[Member] = ()
         self._free, self._authority_until, self._next_slow = math.inf, math.inf, 0.0
+        self._left: set[ClientId] = set()
+        coordinator.attendance.listeners.append(self)
         self.notices = Notices(config, coordinator.state.path, Teller("coordinator"), self.look)
         coordinator.clocks.on_jump.append(self._jumped)
+
+    def joined(self, connection: Connection) -> None:
+        """Take note of a site's new control stream."""
+        self._left.discard(connection.client_id)
+
+    def lost(self, client_id: ClientId, why: str) -> None:
+        """Take note that a site is given up, or has said goodbye."""
+        if why == LossReason.LEFT:
+            self._left.add(client_id)
 
     def _jumped(self, by: float) -> None:
         now = time.time()
@@ -57,17 +79,30 @@ class CoordinatorWatch:
     async def look(self, book: Book, now: float) -> list[Notice]:
         """Return the conditions that last; post the new versions of sites."""
         if (at := time.monotonic()) >= self._next_slow:
-            self._next_slow = at + SLOW_S
             with suppress(OSError):  # the disk or the database does not answer, which the log has
                 self._free = await on_thread(None, lambda: shutil.disk_usage(self._place.state).free)
                 self._known = await self._members() if self._members is not None else ()
             if pem := self._ca_pem():
                 self._authority_until = max(validity_of(each).end for each in read_certificates(pem))
-        self._note_versions(book)
-        return [*self._of_runs(), *self._of_sites(book, now), *self._of_the_rest(now)]
+            self._next_slow = at + max(SLOW_S, SLOW_SHARE * (time.monotonic() - at))
+        of_sites: Iterator[Notice] = iter(())
+        if self._num_sites <= SITES_MAX:
+            self._note_versions(book)
+            of_sites = self._of_sites(book, now)
+        return [*self._of_runs(), *of_sites, *self._of_the_rest(now)]
+
+    @property
+    def _num_sites(self) -> int:
+        runs = (run.machine.ledger for run in self._coordinator.runs.values())
+        largest = max((len(ledger.membership.members) for ledger in runs if ledger.is_open), default=0)
+        return max(largest, len(self._known), len(self._coordinator.attendance.hub))
 
     def _note_versions(self, book: Book) -> None:
+        """Post the new versions of sites, and keep which of them have said goodbye."""
+        book.facts |= {f"{LEFT}{client_id}": GONE for client_id in self._left}
+        self._left.clear()
         for connection in self._coordinator.attendance.hub:
+            book.facts.pop(f"{LEFT}{connection.client_id}", None)
             software = connection.software
             if software and (before := book.note_fact(connection.client_id, software)):
                 self.notices.post(told.of_software(connection.client_id, before, software, self._place))
@@ -79,20 +114,24 @@ class CoordinatorWatch:
 
     def _of_sites(self, book: Book, now: float) -> Iterator[Notice]:
         hub, hold = self._coordinator.attendance.hub, self._config.away
-        for client in sorted(self._expected()):
+        for client in sorted(self._expected(book)):
             if client not in hub:
                 since = book.since(f"{Condition.AWAY} {client}", now)
                 yield told.of_absent(client, since, hold, self._place)
 
-    def _expected(self) -> set[str]:
-        """Return the sites that should be connected: members with a valid certificate, and those of open runs."""
+    def _expected(self, book: Book) -> set[str]:
+        """Return the sites that should be connected: members with a valid certificate, and those of open runs.
+
+        While no run is open, an agent that has said goodbye is not missed.
+        """
         open_ = [run for run in self._coordinator.runs.values() if run.machine.ledger.is_open]
         found = {str(client) for run in open_ for client in run.machine.ledger.membership.members}
+        gone = set() if open_ else {key.removeprefix(LEFT) for key, fact in book.facts.items() if fact == GONE}
         for member in self._known:
             if member.identity.role is Role.CLIENT:
                 is_valid = member.standing in (Standing.MEMBER, Standing.BY_HAND)
                 (found.add if is_valid else found.discard)(member.identity.name)
-        return found
+        return found - gone
 
     def _of_the_rest(self, now: float) -> Iterator[Notice]:
         coordinator, place = self._coordinator, self._place

@@ -12,18 +12,13 @@ from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.journal.exchanges import replay_exchanges
 from atoll.server.journal.journal import Journal, RunRow
-from atoll.server.required.losses import Loss, lines_of, losses_of
+from atoll.server.required.losses import WAY_OUT, Loss, lines_of, losses_of
 from atoll.server.required.needs import Need, need_of_messages, need_of_rounds
 from atoll.server.rounds.events import FilesLost
 from atoll.server.rounds.run_machine import RunMachine
 
 BUSY_S = 60.0
 """The longest time by which a living coordinator applies a deadline late [s]."""
-
-WAY_OUT = (
-    "put these files back from a backup; or start once with --accept-losses, which goes on without them, as each line "
-    "says, and is kept in the audit log"
-)
 
 
 @dataclass(frozen=True, slots=True)

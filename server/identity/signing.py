@@ -17,16 +17,10 @@ from atoll.aggregation.text_files import NotText, text_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.credential import Credential, make_private_folder, write_private
 from atoll.protocol.identity.statement import publisher_statement, statement
+from atoll.server.clock import next_instant
 from atoll.server.errors import StoreCorrupted
 
 KEY = "publisher.pem"
-
-
-SET_BACK_MAX_S = 240.0
-"""Largest step back of the true clock that signatures do not follow [s]: their instants then count on from the last
-one until the clock has caught up, within what a site allows. After a longer step, sites refuse what is signed in their
-future, so signatures follow the clock at once; sites forget the instants that no right clock can have shown
-(`client/session/rollback_rules.py`)."""
 
 
 class Signer:
@@ -56,7 +50,7 @@ class Signer:
         """Sign a message for this client in place and return it; a Welcome also gets the publisher's key."""
         if message.HasField("welcome"):
             message.welcome.publisher.CopyFrom(self._publisher())
-        issued_us = self._last_us = self._next_us()
+        issued_us = self._last_us = next_instant(self._last_us, _micros(self._clock()))
         message.signature.Clear()
         signed = self._key.sign(statement(message, client, issued_us))
         message.signature.issued_us, message.signature.ed25519 = issued_us, signed
@@ -66,12 +60,6 @@ class Signer:
     def last(self) -> float:
         """The newest instant that was signed [s since the epoch]."""
         return self._last_us / 1e6
-
-    def _next_us(self) -> int:
-        now_us = _micros(self._clock())
-        if self._last_us - now_us > _micros(SET_BACK_MAX_S):
-            return now_us
-        return max(now_us, self._last_us + 1)
 
     def _publisher(self) -> pb.Publisher:
         credential, now = self._credential(), self._clock()

@@ -27,6 +27,12 @@ from atoll.server.required.run_files import RunFiles, Shard
 Reads = Literal["sizes", "model", "all"]
 """The bytes to read: none; those of the current versions of open runs; all."""
 
+WAY_OUT = (
+    "put these files back from a backup; or start once with --accept-losses, which goes on without them, as each line "
+    "says, and is kept in the audit log"
+)
+"""The last line about losses, for the operator."""
+
 LINES_MAX = 40
 """The largest number of losses that are told one by one."""
 

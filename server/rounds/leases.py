@@ -25,6 +25,11 @@ class Leases:
         self._heard[client_id] = now
         self._end_at(client_id, now + self.lease_s)
 
+    def renew(self, client_id: ClientId, now: float) -> None:
+        """Renew a lease by the bytes of a transfer; a client that is given up must connect again first."""
+        if client_id in self._heard:
+            self.heard(client_id, now)
+
     def expect(self, client_id: ClientId, until: float) -> None:
         """Let a client that has not connected yet have the time to `until` for it."""
         self._end_at(client_id, until)

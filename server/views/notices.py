@@ -39,11 +39,8 @@ class Place:
 
     state: str
     """Path of the state directory."""
-
-    @property
-    def there(self) -> str:
-        """The option that names it."""
-        return f"--state {self.state}"
+    there: str
+    """The option that names it, as a shell takes it."""
 
 
 def of_run(run_id: str, state: RunState, machine: RunMachine | None, place: Place) -> Iterator[Notice]:
@@ -59,8 +56,10 @@ def of_run(run_id: str, state: RunState, machine: RunMachine | None, place: Plac
         yield Notice(condition, run_id, _end(run_id, state, machine, place), run=run_id)
     if machine is None or state is not RunState.RUNNING:
         return
-    for client, member in sorted(machine.ledger.membership.members.items()):
-        if member.has_declined and member.trouble and member.trouble.reason == FailureReason.AWAITS_APPROVAL:
+    membership = machine.ledger.membership
+    for client in membership.awaiting():
+        trouble = membership.members[client].trouble
+        if trouble is not None and trouble.reason == FailureReason.AWAITS_APPROVAL:
             sentence = f"run {run_id} waits for the approval of site {client}: its operator types there"
             sentence += f" `atoll site approve {run_id}`; `atoll site list` shows the terms first"
             yield Notice(Condition.APPROVAL, f"{run_id} at {client}", sentence, run=run_id)
@@ -116,6 +115,8 @@ def of_member(member: Member, now: float, place: Place) -> Iterator[Notice]:
     identity, until = member.identity, member.expires_at
     if identity.role not in _LISTED or member.standing not in _HAS_CERTIFICATE or until is None:
         return
+    if until - now >= (until - member.since) * CERTIFICATE_LEFT:
+        return
     what = _LISTED[identity.role]
     who = "this coordinator" if identity.role is Role.COORDINATOR else f"{what} {identity.name}"
     role = f" --role {identity.role}" if identity.role is Role.AGGREGATOR else ""
@@ -128,7 +129,7 @@ def of_member(member: Member, now: float, place: Place) -> Iterator[Notice]:
     if now >= until:
         sentence = f"the certificate of {who} has ended at {instant(until)}: {remedy}"
         yield Notice(Condition.CERTIFICATE, f"{identity}, ended", sentence, is_once=True)
-    elif until - now < (until - member.since) * CERTIFICATE_LEFT:
+    else:
         sentence = f"the certificate of {who} ends at {instant(until)} and was not renewed: {remedy}"
         yield Notice(Condition.CERTIFICATE, str(identity), sentence)
 

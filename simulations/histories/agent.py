@@ -1,18 +1,21 @@
 """A simulated agent process around the real session, with its spool, its worker, its connections and its crashes."""
 
 import random
-from typing import Protocol
+from functools import partial
 
 from atoll.client.session.events import (
     Asked,
     Connect,
+    Connected,
     Discard,
     Disconnected,
     Download,
     Effect,
+    EvaluationRequest,
     Event,
     Extend,
     Forbidden,
+    Invitation,
     JobFailed,
     Key,
     KillWorker,
@@ -26,6 +29,7 @@ from atoll.client.session.events import (
     Upload,
     Work,
 )
+from atoll.client.session.rollback_rules import Refused, Seen, age_of, judge, timed
 from atoll.client.session.session import Session, SessionRules
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RejectReason
 from atoll.server.rounds.events import ClientJoined, Profile, Update
@@ -34,11 +38,12 @@ from atoll.simulations.histories.history import AgentStep, WorkerEnd
 from atoll.simulations.histories.parts import PartedUpload, PartsServer, num_parts_of
 from atoll.simulations.histories.scenario import TASK
 from atoll.simulations.histories.scheduling import World
+from atoll.simulations.histories.wall_clocks import WallClock
 from atoll.simulations.histories.worker import Worker
 
-
-class AgentServer(network.Server, PartsServer, Protocol):
-    """The interface of the coordinator for an agent."""
+CLOCK_ERROR_S = 60.0
+"""Largest error of a site's clock with which it never takes a new message for an old one, also when the coordinator's
+clock goes wrong and is set right [s]; one that does so twice may show an instant three times."""
 
 
 class SimulatedAgent:
@@ -47,7 +52,7 @@ class SimulatedAgent:
     Its time is that of its monotonic clock, which stands still while the machine sleeps, in all for `slept` seconds.
     """
 
-    def __init__(self, world: World, coordinator: AgentServer, client_id: ClientId, rng: random.Random) -> None:
+    def __init__(self, world: World, coordinator: PartsServer, client_id: ClientId, rng: random.Random) -> None:
         self.world, self.coordinator, self.client_id, self.rng = world, coordinator, client_id, rng
         self.life = 0
         self.slept = self.wakes_at = 0.0
@@ -56,6 +61,12 @@ class SimulatedAgent:
         self.spool: dict[Key, Update] = {}
         self.faults: dict[Digest, RejectReason | None] = {}
         self.num_sessions = 0
+        self.wall = WallClock(world, random.Random(f"wall clock {world.history.seed} {client_id}"))
+        self.is_slow = (
+            random.Random(f"line {world.history.seed} {client_id}").random() < world.scenario.faults.slow_line
+        )
+        self.seen = Seen()
+        self._ahead = 0.0  # its wall clock less the coordinator's when they connected [s]
         self._parts_rng = random.Random(f"parts {world.history.seed} {client_id}")
         self.offline_until = self.approved_at = 0.0
         self.num_parts = 0  # of the updates that this process makes; 0: it sends them as a whole
@@ -164,14 +175,50 @@ class SimulatedAgent:
         rounds = tuple(round_id for _, round_id in self.session.working_on)
         coordinator.streams.hello(self.connection, ClientJoined(self.client_id, name, self.profile, rounds))
 
-    def heard(self, connection: network.Connection, event: Event) -> None:
-        """Receive a message on the control stream."""
+    def heard(self, connection: network.Connection, event: Event, issued_us: int = 0) -> None:
+        """Receive a message on the control stream, signed at an instant [us]; 0: it arrives once more."""
         if self.connection is connection:
+            if issued_us and (refused := self._judged(event, issued_us)) is not None:
+                self._refuse(connection, event, refused)
+                return
+            if issued_us and (on_time := timed(event, issued_us, self.wall.now(), ahead=self._ahead)) is not None:
+                event = on_time
             if isinstance(event, Asked) and self.world.now < self.approved_at:
                 event = Forbidden(event.request, FailureReason.AWAITS_APPROVAL, "approval: the run waits for it here")
             self._receive(event)
             if isinstance(event, Asked):  # afterwards, because an overdue job is judged by its older deadline
                 self._note_deadline(event)
+
+    def _judged(self, event: Event, issued_us: int) -> Refused | None:
+        """Judge a message by the deployed rules; the tolerance for those that overtake each other is another one."""
+        now = self.wall.now()
+        judged = judge(event, issued_us, self.seen, now, ahead=self._ahead)
+        if isinstance(judged, Seen):
+            self.seen = judged
+            if isinstance(event, Connected):
+                self._ahead = age_of(issued_us, now)
+            return None
+        if judged.reason is FailureReason.REPLAYED and self.world.scenario.faults.overtakes:
+            return None
+        is_right = self.wall.worst < CLOCK_ERROR_S and self.coordinator.wall.times_wrong <= 1
+        if judged.reason in (FailureReason.REPLAYED, FailureReason.ROLLBACK) and is_right:
+            self.world.fail(f"{self.client_id} refuses a new message: {judged.reason}: {judged.detail}")
+        return judged
+
+    def _refuse(self, connection: network.Connection, event: Event, refused: Refused) -> None:
+        """Report a request that is refused; after one of another time, compare the clocks anew instead."""
+        self.world.remark(self.client_id, f"refuses {type(event).__name__}: {refused.reason}: {refused.detail}")
+        if refused.reason is FailureReason.CLOCK_SKEW:
+            connection.cut()
+            return
+        match event:
+            case Asked(Invitation() as invitation):
+                report: Effect = ReportFailure(invitation.run_id, invitation.round_id, refused.reason, refused.detail)
+                connection.to_coordinator(report)
+            case Asked(EvaluationRequest() as request):
+                connection.to_coordinator(
+                    ReportEvaluation(request.run_id, request.version, None, refused.detail, refused.reason)
+                )
 
     def approved(self) -> None:
         """Report that the site's operator has approved the run; an agent that is not connected will say hello."""
@@ -275,7 +322,18 @@ class SimulatedAgent:
     # ------------------------------------------------------------ the model
 
     def _fetch(self, request: Request) -> None:
-        self.world.after(self.world.rng.expovariate(1.0), lambda: self._fetched(request), self)
+        seconds, again = self.world.rng.expovariate(1.0), partial(self._fetch_again, request)
+        if self.is_slow:
+            network.transfer(self.world, self, self.coordinator, seconds, partial(self._fetched, request), again)
+        else:
+            self.world.after(seconds, partial(self._fetched, request), self)
+
+    def _fetch_again(self, request: Request) -> None:
+        self.world.after(1.0, partial(self._refetch, request), self)
+
+    def _refetch(self, request: Request) -> None:
+        if self._download == request.key:
+            self._fetch(request)
 
     def _fetched(self, request: Request) -> None:
         if self._download != request.key:

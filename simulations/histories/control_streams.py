@@ -17,12 +17,15 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.leases import Leases
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.simulations.histories.network import Connection, Ready
+from atoll.simulations.histories.network import Connection, Ready, StreamAgent
 from atoll.simulations.histories.scheduling import Endpoint, World
 
 RUN = RunId("run")
 LOOKS_A_LEASE = 4
 """Maximum number of checks for expired leases within one lease."""
+
+
+MOMENT_S = 1e-3
 
 
 class Coordinator(Endpoint, Protocol):
@@ -35,6 +38,12 @@ class Coordinator(Endpoint, Protocol):
     @property
     def running(self) -> RunMachine:
         """The run's machine, while the process is up."""
+
+    def takes_clock_of(self, agent: StreamAgent) -> bool:
+        """Return whether the clock of a client allows signed messages."""
+
+    def next_instant(self) -> int:
+        """Return the instant of a signature [us]."""
 
     def post(self, event: Event) -> None:
         """Let the machine receive an event."""
@@ -59,12 +68,12 @@ class ControlStreams:
     def send(self, client_id: ClientId, event: client.Event) -> None:
         """Send an event to a client, if it is connected."""
         if (connection := self._streams.get(client_id)) is not None:
-            connection.to_agent(event)
+            connection.to_agent(event, self._coordinator.next_instant())
 
     def send_to_all(self, event: client.Event) -> None:
         """Send an event to all connected clients."""
-        for connection in self._streams.values():
-            connection.to_agent(event)
+        for client_id in list(self._streams):
+            self.send(client_id, event)
 
     def break_all(self) -> None:
         """Close all streams, because the process has crashed."""
@@ -85,15 +94,18 @@ class ControlStreams:
 
     def hello(self, connection: Connection, joined: ClientJoined) -> None:
         """Register an opened control stream, which replaces the client's older one."""
+        if not self._coordinator.takes_clock_of(connection.agent):
+            connection.cut()
+            return
         if (older := self._streams.get(joined.client_id)) is not None:
             older.close()
         self._streams[joined.client_id] = connection
         self.heard_from(joined.client_id)
-        connection.to_agent(client.Connected())
+        self.send(joined.client_id, client.Connected())
         if self._is_running:
             self._coordinator.post(joined)
         elif joined.working_on:
-            connection.to_agent(client.RunEnded(RUN))
+            self.send(joined.client_id, client.RunEnded(RUN))
 
     def heard(self, connection: Connection, message: client.Effect | Ready | None) -> None:
         """Receive a message (None: a goodbye) on a control stream; one that was replaced is ignored."""
@@ -120,7 +132,18 @@ class ControlStreams:
         if (is_newest or self._world.rng.random() < 0.5) and self._is_running:
             self._coordinator.post(ClientDisconnected(client_id, connection.session))
 
+    def dismiss_wrong_clocks(self) -> None:
+        """Close the streams of the clients whose clocks allow no signed message, after a jump."""
+        for connection in list(self._streams.values()):
+            if not self._coordinator.takes_clock_of(connection.agent):
+                connection.cut()
+
     # ------------------------------------------------------------ leases
+
+    def bytes_came(self, client_id: ClientId) -> None:
+        """Renew the lease of a client by the bytes of a transfer."""
+        self._leases.renew(client_id, self._coordinator.now)
+        self._world.history.signs[client_id] = self._world.now
 
     def heard_from(self, client_id: ClientId) -> None:
         """Renew a client's lease after a sign of life."""
@@ -153,5 +176,8 @@ class ControlStreams:
         self._watched.discard(client_id)
         if (connection := self._streams.pop(client_id, None)) is not None:
             connection.close()
+        quiet = self._world.now - self._world.history.signs.get(client_id, -math.inf)
+        if reason is LossReason.LEASE_EXPIRED and quiet < self._world.scenario.server_lease - MOMENT_S:
+            self._world.fail(f"{client_id} is given up {quiet:.3f} s after the last byte of its transfer")
         if self._is_running and client_id in self._coordinator.running.ledger.membership.members:
             self._coordinator.post(ClientLost(client_id, reason))

@@ -7,8 +7,9 @@ from typing import Protocol
 
 from atoll.aggregation.printable import count_of
 from atoll.client.session import events as client
+from atoll.protocol.identity.statement import SKEW_S
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RunState
-from atoll.server.clock import MonotoneClock
+from atoll.server.clock import JUMP_S, ClockComparison, MonotoneClock, Reading, fault_at_start, next_instant
 from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import (
     Abandon,
@@ -52,14 +53,18 @@ from atoll.server.rounds.run_machine import RunMachine
 from atoll.simulations.histories.control_streams import RUN, ControlStreams
 from atoll.simulations.histories.disk import Disk, Posted, Reply, Snapshot, records_of
 from atoll.simulations.histories.history import Acknowledged, Restart, Step
+from atoll.simulations.histories.network import StreamAgent
 from atoll.simulations.histories.parts import KeptParts
 from atoll.simulations.histories.scenario import TASK
 from atoll.simulations.histories.scheduling import World
+from atoll.simulations.histories.wall_clocks import WallClock
 from atoll.simulations.referee.measure_referee import values_of
 
 RESUMABLE = (RunState.STOPPED, RunState.FAILED)
 STEP_CRASHES_MAX = 6
 DISK_RETRY_S = 1.0
+LOOK_S = 30.0
+"""Interval at which the clocks are compared [s]."""
 
 
 class CoordinatorWorld(World, Protocol):
@@ -77,14 +82,11 @@ class CoordinatorWorld(World, Protocol):
     def run_ended(self) -> None:
         """Take note of the end of the run."""
 
-    def fail(self, why: str) -> None:
-        """Fail the history, because of an event that must never happen."""
-
 
 class SimulatedCoordinator:
     """The coordinator process; `life` counts its crashes, each of which cancels all planned actions.
 
-    Its time is that of its `clock`, the deployed one; `set_by` is the error of the machine's wall clock [s].
+    Its deadlines are by `clock`, the deployed one; what it signs is by `wall`, the clock of its machine.
     """
 
     slept = wakes_at = 0.0
@@ -95,7 +97,11 @@ class SimulatedCoordinator:
         self.is_up = False
         self.disk = Disk()
         self.parts = KeptParts(world)
-        self.set_by = 0.0
+        self.wall = WallClock(world, random.Random(f"wall clock {world.history.seed}"))
+        self._people = random.Random(f"clocks {world.history.seed}")
+        self._boot, self._signed_us = 1, 0
+        self._noted: Reading | None = None
+        self._is_accepted = False
         self.num_step_crashes = 0
         self._no_room_until = 0.0
         self._alive_at = 0.0  # the time on its own clock that it has recorded last
@@ -131,9 +137,10 @@ class SimulatedCoordinator:
 
     def start(self) -> None:
         """Start the process, for the first time or again."""
-        world = self.world
-        wall, monotonic = lambda: world.now + self.set_by, lambda: world.now
-        self.clock = MonotoneClock(self.disk.last_instant(), wall=wall, monotonic=monotonic)
+        if self._is_refused():
+            return
+        self._watch_clocks()
+        self.clock = MonotoneClock(self.disk.last_instant(), wall=self.wall.now, monotonic=lambda: self.world.now)
         self.is_up = True
         if self.disk.entries:
             self._recover()
@@ -186,6 +193,8 @@ class SimulatedCoordinator:
         lost = [type(posted.step.event).__name__ for posted in self._posted]
         world.remark("coordinator", f"CRASHES {where}; not on disk: {', '.join(lost) or 'nothing'}")
         self._alive_at = self.now - world.rng.uniform(0, 0.5)
+        self._noted = self._reading()
+        self._boot += self._people.random() < 0.5
         self.life += 1
         self.is_up = False
         self.streams.break_all()
@@ -204,7 +213,54 @@ class SimulatedCoordinator:
         if world.happens("clock_jumps"):
             by = rng.uniform(-1, 1) * world.scenario.faults.clock_jump
             world.remark("coordinator", f"its wall clock is set by {by:+.1f} s")
-            self.set_by += by
+            self.wall.set(self.wall.error + by)
+            world.after(self._people.expovariate(1 / world.scenario.faults.clock_wrong), self.wall.set)
+
+    # ------------------------------------------------------------ clocks
+
+    def _reading(self) -> Reading:
+        return Reading(self.wall.now(), self.world.now, str(self._boot))
+
+    def _is_refused(self) -> bool:
+        """Return whether this start is refused for its clock, which the operator sets or accepts after a while."""
+        fault = "" if self._noted is None else fault_at_start(self._noted, self._reading())
+        if fault and not self._is_accepted:
+            self.world.remark("coordinator", f"is not started: {fault}")
+            self._is_accepted = self._people.random() < 0.5
+            if not self._is_accepted:
+                self.wall.set()
+            self.world.after(self._people.expovariate(1 / 30), self.start)
+            return True
+        self._is_accepted = False
+        return False
+
+    def _watch_clocks(self) -> None:
+        """Compare the clocks now and from time to time: a jump of the wall clock is told, within a look."""
+        begun = self._reading()
+        comparison, told = ClockComparison(begun), 0.0
+
+        def look() -> None:
+            nonlocal told
+            now = self._noted = self._reading()
+            if by := comparison.jump(now):
+                told += by
+                self.world.remark("coordinator", f"notices that its clock was set by {by:+.1f} s")
+                self.streams.dismiss_wrong_clocks()
+            if abs(now.true - begun.true - (now.uptime - begun.uptime) - told) >= JUMP_S:
+                self.world.fail(f"the clock jumped, and {told:+.1f} s of it are told")
+            self.world.after(LOOK_S, look, self)
+
+        if self.world.scenario.faults.clock_gap:
+            self.world.after(LOOK_S, look, self)
+
+    def takes_clock_of(self, agent: StreamAgent) -> bool:
+        """Return whether the clock of a client allows signed messages."""
+        return abs(agent.wall.now() - self.wall.now()) <= SKEW_S
+
+    def next_instant(self) -> int:
+        """Return the instant of a signature [us], by the deployed rule."""
+        self._signed_us = next_instant(self._signed_us, int(self.wall.now() * 1e6))
+        return self._signed_us
 
     def _dies_at(self, where: str) -> bool:
         if self.num_step_crashes >= STEP_CRASHES_MAX or not self.world.happens("crash_at_step"):

@@ -6,7 +6,8 @@ only the network's latency and clients of different speed.
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 
 Seconds = float
 
@@ -65,6 +66,8 @@ class Faults:
     upload_repeated: float = 0.0
     download_fails: float = 0.0
     download_damaged: float = 0.0
+    slow_line: float = 0.0
+    """Share of the clients whose uploads take many leases, while no heartbeat comes through."""
 
     # ------------------------------------------------------------ disks
 
@@ -91,6 +94,10 @@ class Faults:
     suspend_gap: Seconds = 0.0
     """Sleep of a client's machine, whose monotonic clock stands still."""
     suspend: Seconds = 30.0
+    clock_gap: Seconds = 0.0
+    """Jump, drift or stop of the wall clock of a running machine, the coordinator's or a client's."""
+    clock_wrong: Seconds = 300.0
+    """Mean time until such a clock is set right."""
     lag: Seconds = 0.0
     """Maximum delay of a wake-up for a deadline."""
 
@@ -116,10 +123,13 @@ class Faults:
 COORDINATOR_DIES = ("coordinator_crashes", "crash_at_step")
 CUTS = ("cut_gap", "offline", "half_open", "partition_gap", "one_way", "arrives_after_the_end", "absence_gap")
 MESSAGES = ("broken_by", "dropped", "delayed", "repeated", "overtakes")
-TRANSFERS = ("verdict_lost", "upload_cut", "upload_damaged", "upload_repeated", "download_fails", "download_damaged")
+TRANSFERS = (
+    *("verdict_lost", "upload_cut", "upload_damaged", "upload_repeated", "download_fails", "download_damaged"),
+    "slow_line",
+)
 AGENT_DIES = ("agent_crash_gap", "agent_crash_at_step", "leave_gap", "half_open", "worker_crashes", "worker_hangs")
+CLOCKS = ("clock_jumps", "clock_gap", "suspend_gap", "lag")
 DISKS = ("slow_writes", "full_disk_gap", "damaged_snapshots", "lost_files", "spool_full", "spool_damaged")
-CLOCKS = ("clock_jumps", "suspend_gap", "lag")
 PRESETS: Mapping[str, frozenset[str]] = {
     "none": frozenset(),
     "network": frozenset((*CUTS, *MESSAGES, *TRANSFERS)),
@@ -143,9 +153,16 @@ def random_faults(rng: random.Random, preset: str = "standard") -> Faults:
 
 
 def _random_faults(rng: random.Random) -> Faults:
-    def maybe(chance: float, *values: float) -> float:
-        return rng.choice(values) if rng.random() < chance else 0.0
+    """Draw all faults; new ones come last, so that a seed's other draws did not change."""
+    return _with_later_faults(_first_faults(rng), rng)
 
+
+def _maybe(rng: random.Random, chance: float, *values: float) -> float:
+    return rng.choice(values) if rng.random() < chance else 0.0
+
+
+def _first_faults(rng: random.Random) -> Faults:
+    maybe = partial(_maybe, rng)
     return Faults(
         coordinator_crashes=int(maybe(0.5, 1, 2, 4)),
         coordinator_crash_gap=rng.choice([20.0, 60.0, 120.0]),
@@ -197,8 +214,18 @@ def _random_faults(rng: random.Random) -> Faults:
         operator_gap=rng.choice([20.0, 100.0]),
         pauses=int(maybe(0.25, 1, 2, 4)),
         approvals=maybe(0.2, 0.3, 1.0),
-        approval=rng.choice([10.0, 60.0, 300.0]),  # new ones come last, so that a seed's other draws did not change
+        approval=rng.choice([10.0, 60.0, 300.0]),
+    )
+
+
+def _with_later_faults(faults: Faults, rng: random.Random) -> Faults:
+    maybe = partial(_maybe, rng)
+    return replace(
+        faults,
         absence_gap=maybe(0.15, 60.0, 300.0),
         absence=rng.choice([600.0, 3600.0, 10800.0]),
+        clock_gap=maybe(0.25, 60.0, 300.0, 2000.0),
+        clock_wrong=rng.choice([30.0, 300.0, 3000.0]),
+        slow_line=maybe(0.2, 0.3, 1.0),
         lost_files=maybe(0.4, 0.5, 1.0),
     )

@@ -106,6 +106,7 @@ class History:
     records: dict[RoundId, RoundRecord] = field(default_factory=dict)  # those on disk at the end
     snapshot: Callable[[], tuple[int, Ledger]] = lambda: (0, Ledger())  # reads from disk: number of steps, ledger
     left_in_spool: list[tuple[ClientId, client.Key]] = field(default_factory=list)
+    signs: dict[ClientId, float] = field(default_factory=dict)  # when the last byte of each client's transfers came
     machine: RunMachine | None = None
     ended_at: float = 0.0
 

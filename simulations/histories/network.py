@@ -1,6 +1,8 @@
 """The simulated network: ordered control streams that may break at any time, and uploads that may be repeated."""
 
 import math
+from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from atoll.client.session import events as client
@@ -9,6 +11,7 @@ from atoll.server.rounds.events import Accept, ClientJoined, Effect, Profile, Re
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.simulations.histories.disk import Reply
 from atoll.simulations.histories.scheduling import Endpoint, World
+from atoll.simulations.histories.wall_clocks import WallClock
 
 BAD_BYTES = (
     RejectReason.BAD_MANIFEST,
@@ -18,6 +21,12 @@ BAD_BYTES = (
     RejectReason.NOT_FINITE,
 )
 IN_THE_MANIFEST = BAD_BYTES[:3]
+
+
+PIECE_S = 2.0
+"""Longest time between two pieces of a transfer over a slow line [s]."""
+SLOW_LEASES = 6.0
+"""Longest transfer over a slow line, in leases of the coordinator."""
 
 
 class Ready:
@@ -32,8 +41,20 @@ class StreamAgent(Endpoint, Protocol):
     connection: "Connection | None"
     """The stream that the agent uses now."""
 
-    def heard(self, connection: "Connection", event: client.Event) -> None:
-        """Take a message that has arrived."""
+    @property
+    def is_online(self) -> bool:
+        """Return whether the client has a network."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Return whether the client's line is slow."""
+
+    @property
+    def wall(self) -> WallClock:
+        """The clock of the client's machine."""
+
+    def heard(self, connection: "Connection", event: client.Event, issued_us: int = 0) -> None:
+        """Take a message that has arrived, signed at an instant [us]; 0: it arrives once more, or unsigned."""
 
     def disconnected(self, connection: "Connection") -> None:
         """Take note of the end of the stream."""
@@ -48,6 +69,9 @@ class Streams(Protocol):
     def heard(self, connection: "Connection", message: client.Effect | Ready | None) -> None:
         """Take a message that has arrived; None: a goodbye."""
 
+    def bytes_came(self, client_id: ClientId) -> None:
+        """Take note of the bytes of a transfer."""
+
     def ended(self, connection: "Connection") -> None:
         """Take note of the end of a stream."""
 
@@ -55,26 +79,24 @@ class Streams(Protocol):
 class StreamServer(Endpoint, Protocol):
     """The coordinator's end of a control stream."""
 
+    is_up: bool
+    wall: WallClock
+    """The clock of the coordinator's machine."""
+
     @property
     def streams(self) -> Streams:
         """The open streams of this coordinator."""
 
 
-class UploadAgent(Endpoint, Protocol):
+class UploadAgent(StreamAgent, Protocol):
     """The agent that sends an upload."""
-
-    @property
-    def is_online(self) -> bool:
-        """Return whether the client has a network."""
 
     def upload_ended(self, upload: "Upload", event: client.Event) -> None:
         """Take the answer to an upload, or its end without one."""
 
 
-class UploadServer(Endpoint, Protocol):
+class UploadServer(StreamServer, Protocol):
     """The coordinator that takes an upload."""
-
-    is_up: bool
 
     @property
     def running(self) -> RunMachine:
@@ -99,8 +121,44 @@ class UploadServer(Endpoint, Protocol):
         """Record that an acceptance is sent."""
 
 
-class Server(StreamServer, UploadServer, Protocol):
-    """The interface of the coordinator for an agent."""
+def transfer(
+    world: World,
+    agent: StreamAgent,
+    server: StreamServer,
+    seconds: float,
+    done: Callable[[], None],
+    broken: Callable[[], object],
+) -> None:
+    """Let the bytes of an upload or a download pass.
+
+    Over a slow line they come in pieces, each of them a sign of life, and no heartbeat comes through meanwhile.
+
+    Args:
+        world: the world.
+        agent: one end.
+        server: the other end.
+        seconds: the time that it takes over a line that is not slow [s].
+        done: what happens when all bytes have passed.
+        broken: what happens when one of the ends is gone before that; of a slow line only.
+    """
+    if not agent.is_slow:
+        world.after(seconds, done)
+        return
+    world.history.faults["slow_line"] += 1
+    life = server.life
+
+    def piece(left: float) -> None:
+        if not (server.is_up and server.life == life and agent.is_online):
+            broken()
+        elif left <= 0:
+            done()
+        else:
+            server.streams.bytes_came(agent.client_id)
+            if agent.connection is not None:
+                agent.connection.fall_silent(world.now + PIECE_S)
+            world.after(min(left, PIECE_S), lambda: piece(left - PIECE_S), agent)
+
+    piece(seconds + world.rng.uniform(1.0, SLOW_LEASES) * world.scenario.server_lease)
 
 
 class Connection:
@@ -112,28 +170,37 @@ class Connection:
         self.is_stalled = False  # half open: no message passes, and neither side is notified
         self._lives = (agent.life, coordinator.life)
         self._arrival_at_agent = self._arrival_at_coordinator = 0.0
+        self._on_the_way: deque[tuple[client.Event, int]] = deque()
         self._silent_since = math.inf  # the beginning of a time without heartbeats
         self._silent_until = 0.0
 
     # ------------------------------------------------------------ messages
 
-    def to_agent(self, event: client.Event) -> None:
-        """Send an event to the agent."""
+    def to_agent(self, event: client.Event, issued_us: int = 0) -> None:
+        """Send an event to the agent, signed at an instant [us]."""
         when = self._arrival(self._arrival_at_agent, self._delay())
         self._arrival_at_agent = max(self._arrival_at_agent, when)
         is_welcome = isinstance(event, client.Connected)  # the answer to the call, without which there is no stream
         if self._breaks() or (not is_welcome and self.world.happens("dropped")):
             return
-        self.world.at(when, lambda: self.agent.heard(self, event) if self.carries else None, self.agent)
+        self._on_the_way.append((event, issued_us))
+        self.world.at(when, self._next_at_agent, self.agent)
         if not is_welcome and self.world.happens("repeated"):
             self.world.after(self._until_the_repeat(), lambda: self._again_to_agent(event), self.agent)
+
+    def _next_at_agent(self) -> None:
+        """Deliver the oldest message on the way, unless messages overtake each other; a sleep may not do that."""
+        newest = self.world.happens("overtakes") and len(self._on_the_way) > 1
+        event, issued_us = self._on_the_way.pop() if newest else self._on_the_way.popleft()
+        if self.carries:
+            self.agent.heard(self, event, issued_us)
 
     def to_coordinator(self, message: client.Effect | Ready | None) -> None:
         """Send a message to the coordinator; None: a goodbye."""
         delay = self._delay()
         when = self._arrival(self._arrival_at_coordinator, delay)
         if delay:
-            self._fall_silent(when)
+            self.fall_silent(when)
         self._arrival_at_coordinator = max(self._arrival_at_coordinator, when)
         if self._breaks() or self.world.happens("dropped"):
             return
@@ -187,7 +254,8 @@ class Connection:
         now = self.world.now
         return now - self._silent_since if now < self._silent_until else 0.0
 
-    def _fall_silent(self, until: float) -> None:
+    def fall_silent(self, until: float) -> None:
+        """Let no heartbeat through until then."""
         now = self.world.now
         if now >= self._silent_until:
             self._silent_since = now
@@ -197,7 +265,7 @@ class Connection:
         """Block one or both directions; messages sent meanwhile arrive at the end, if the stream is still open."""
         if to_coordinator:
             self._arrival_at_coordinator = max(self._arrival_at_coordinator, until)
-            self._fall_silent(until)
+            self.fall_silent(until)
         if to_agent:
             self._arrival_at_agent = max(self._arrival_at_agent, until)
         patience = self.world.rng.uniform(0.5, self.world.scenario.server_lease)  # the client's keepalive timeout
@@ -286,7 +354,8 @@ class Upload:
                 self.coordinator.update_arrived(self.update, self._judged)
                 return
         self.coordinator.upload_begun(self.update)
-        self.world.after(self.world.rng.uniform(0.5, 1.5) * self.world.scenario.upload, self._transferred)
+        seconds = self.world.rng.uniform(0.5, 1.5) * self.world.scenario.upload
+        transfer(self.world, self.agent, self.coordinator, seconds, self._transferred, self.cut)
 
     def _transferred(self) -> None:
         if not self._reaches_server():

@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from atoll.client.session import events as client
@@ -13,7 +14,7 @@ from atoll.server.parts.gathering import Gathering, newest_first
 from atoll.server.rounds.events import Accept, Update
 from atoll.server.transfers.timeouts import PARTIALS_MAX
 from atoll.simulations.histories.history import History, PartStep
-from atoll.simulations.histories.network import IN_THE_MANIFEST, Upload, UploadAgent, UploadServer
+from atoll.simulations.histories.network import IN_THE_MANIFEST, Upload, UploadAgent, UploadServer, transfer
 from atoll.simulations.histories.scheduling import World
 
 TOGETHER = RejectReason.WRONG_LAYOUT
@@ -197,7 +198,8 @@ class PartedUpload(Upload):
         elif is_wanted:
             self.coordinator.upload_begun(self.update)
             seconds = self.world.rng.uniform(0.5, 1.5) * self.world.scenario.upload / self._num_parts
-            self._after(seconds, index, self._part_transferred)
+            done, broken = partial(self._part_transferred, index), partial(self._reaches, index)
+            transfer(self.world, self.agent, self.coordinator, seconds, done, broken)
         else:
             self._decide(index)
 

@@ -46,5 +46,8 @@ class World(Protocol):
     def wait(self, seconds: float) -> float:
         """Draw how long a wait of `seconds` really takes [s]."""
 
+    def fail(self, why: str) -> None:
+        """Fail the history, because of an event that must never happen."""
+
     def remark(self, who: str, what: str) -> None:
         """Write a line for the reader of the history."""

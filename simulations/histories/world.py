@@ -22,6 +22,7 @@ from atoll.simulations.histories.faults import Seconds
 from atoll.simulations.histories.history import History, Remark
 from atoll.simulations.histories.scenario import Scenario
 from atoll.simulations.histories.scheduling import Endpoint
+from atoll.simulations.histories.wall_clocks import WallClock
 
 BEGIN = 1000.0
 """Time at which a world begins [s]."""
@@ -33,6 +34,8 @@ PAUSES_MAX = 3
 """Number of times that the operator resumes a run that its own policy has paused; then the operator stops it."""
 ABSENCES_MAX = 2
 """Number of times that a client is away for hours: a quorum must be there at the same time in the end."""
+WRONG_CLOCKS_MAX = 4
+"""Number of times that the clock of a machine goes wrong."""
 DRAIN = 3000.0
 """Seconds after the end of the run within which every agent must be idle."""
 
@@ -172,6 +175,8 @@ class World:
             self._repeat("cut_gap", partial(self._cut, agent), faults.cut_gap)
             self._repeat("suspend_gap", partial(self._suspend, agent), faults.suspend_gap)
             self._plan_absences(agent)
+            self._plan_wrong_clocks(agent.client_id, agent.wall)
+        self._plan_wrong_clocks("coordinator", self.coordinator.wall)
         self._repeat("partition_gap", self._partition, faults.partition_gap)
         self._repeat("full_disk_gap", self._fill_disk, faults.full_disk_gap)
         self._repeat("strangers", self._stranger, 15.0, faults.strangers)
@@ -301,6 +306,26 @@ class World:
         if faults.absence_gap:
             self.after(rng.expovariate(1 / faults.absence_gap), partial(leave, ABSENCES_MAX))
 
+    def _plan_wrong_clocks(self, who: str, clock: WallClock) -> None:
+        """Let a machine's clock go wrong, and right after a while, by chances of its own: those of the world stay."""
+        rng, faults = random.Random(f"wrong clocks {self.seed} {who}"), self.scenario.faults
+
+        def go_wrong(left: int) -> None:
+            if not self._is_troubled or not left:
+                return
+            self.remark(who, clock.go_wrong())
+            self.history.faults["clock_gap"] += 1
+            seconds = rng.expovariate(1 / faults.clock_wrong)
+            self.after(seconds, partial(self._set_right, who, clock))
+            self.after(seconds + rng.expovariate(1 / faults.clock_gap), partial(go_wrong, left - 1))
+
+        if faults.clock_gap:
+            self.after(rng.expovariate(1 / faults.clock_gap), partial(go_wrong, WRONG_CLOCKS_MAX))
+
+    def _set_right(self, who: str, clock: WallClock) -> None:
+        self.remark(who, "its clock is set right")
+        clock.set()
+
     def run_ended(self) -> None:
         """Take note of the end of the run, which the operator may reopen."""
         state = self.coordinator.running.ledger.state
@@ -315,6 +340,8 @@ class World:
             self._ended_at = self.now
             for agent in self.agents.values():  # the faults end with the run, so that the world can end
                 agent.offline_until = min(agent.offline_until, self.now + self.scenario.faults.partition)
+                agent.wall.set()
+            self.coordinator.wall.set()
 
     def _resume(self) -> None:
         if not self.coordinator.is_up:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,24 @@ from tests.waiting import BOUND_S
 NOBODY = str(JoinCode(("127.0.0.1:1",), bytes(32), bytes(8), bytes(16)))
 WAITING = [("agent", f"{TINY}:task", "--site", "north"), ("aggregator", "--rank", "0", "--of", "1")]
 """Services that wait for a coordinator without an answer."""
+
+
+@pytest.fixture(autouse=True)
+def hangups() -> Iterator[None]:
+    """Let children have the default effect of SIGHUP, whatever started the tests; `nohup` ignores it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def code_of(child: int) -> int:
+    """Return the exit code of a child once it has ended."""
+    until = time.monotonic() + BOUND_S
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.05)
+    return os.waitstatus_to_exitcode(ended[1])
 
 
 def await_line(log: Path, words: str, process: "subprocess.Popen[bytes]") -> None:
@@ -66,8 +85,7 @@ def test_a_service_whose_terminal_closes_ends_in_order(tmp_path: Path, arguments
         assert time.monotonic() < until, shown
         shown += os.read(terminal, 1024)
     os.close(terminal)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, shown
+    assert code_of(child) == 0, shown
 
 
 def test_a_command_whose_terminal_closes_saves_its_work_and_resumes(tmp_path: Path) -> None:
@@ -82,8 +100,7 @@ def test_a_command_whose_terminal_closes_saves_its_work_and_resumes(tmp_path: Pa
         assert time.monotonic() < until, shown
         shown += os.read(terminal, 1024)
     os.close(terminal)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 130, shown
+    assert code_of(child) == 130, shown
     done = len(rounds.read_text().splitlines())
     result = subprocess.run(
         [*command[:-1], f"rounds={done + 1}"], stderr=subprocess.PIPE, check=False, timeout=BOUND_S, cwd=tmp_path

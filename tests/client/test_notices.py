@@ -57,12 +57,10 @@ def test_a_refusal_for_the_clock_is_told_in_the_words_of_the_log(tmp_path):
     assert look(it)[Condition.CLOCK] == "the clock of site north shows ..."
 
 
-def test_an_approval_is_told_with_the_commands(tmp_path):
+def test_an_approval_is_told_in_the_words_of_the_log(tmp_path):
     it = watch(tmp_path, disk=0)
-    it._gate.awaiting["digits-1"] = "abc123"
-    sentence = look(it)[Condition.APPROVAL]
-    assert "run digits-1 waits for approval here" in sentence
-    assert f"`atoll site approve digits-1 --terms abc123 --state {tmp_path}`" in sentence
+    it._gate.awaiting["digits-1"] = "run digits-1 waits for approval: `atoll site approve digits-1`"
+    assert look(it)[Condition.APPROVAL] == "run digits-1 waits for approval: `atoll site approve digits-1`"
 
 
 def test_a_disk_below_its_limit_is_told(tmp_path):

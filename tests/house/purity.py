@@ -33,6 +33,7 @@ PURE: dict[str, frozenset[str]] = {
     "client/policy/disclosure.py": NOTHING,
     "client/policy/small_cells.py": NOTHING,
     "client/session": NOTHING,
+    "client/session/rollback_rules.py": frozenset({"atoll.protocol.identity.clock_hint"}),  # the instants in words
     "protocol/audit/recovery.py": frozenset({"atoll.protocol.audit.chain", "mmap", "re"}),  # handed a file's bytes
     "protocol/notices/book.py": frozenset({"atoll.protocol.notices.notice"}),
     "protocol/notices/notice.py": NOTHING,
@@ -47,6 +48,7 @@ PURE: dict[str, frozenset[str]] = {
     "server/following/follower.py": frozenset({"atoll.server.views.sentences"}),  # pure, but for `json`
     "server/following/items.py": NOTHING,
     "server/views/narration.py": NOTHING,
+    "server/views/reasons.py": NOTHING,
     "server/views/notices.py": frozenset({"atoll.protocol.identity.clock_hint", "atoll.server.identity.register"}),
     "server/backup/contents.py": frozenset({"pydantic", "re"}),
     "server/exchanges": NOTHING,
@@ -54,6 +56,7 @@ PURE: dict[str, frozenset[str]] = {
     "server/names/conflicts.py": frozenset({"atoll.protocol.bounded_mapping"}),
     "server/rounds": NOTHING,
     "server/rounds/policy.py": frozenset({"pydantic"}),
+    "server/rounds/waiting.py": frozenset({"datetime"}),  # writes the instants that it is handed
     "server/parts": NOTHING,
     "server/selection": NOTHING,
     "server/statistics/collection.py": NOTHING,

@@ -11,7 +11,7 @@ import pytest
 from atoll.protocol.durable import DiskFull
 from atoll.server.errors import OperatorError, StateInUse
 from atoll.server.hosting import run_driver
-from atoll.server.hosting.recovering import WAY_OUT
+from atoll.server.required.losses import WAY_OUT
 from tests.cli.invoking import refused
 from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running

@@ -8,9 +8,8 @@ import pytest
 
 from atoll.aggregation.tensors.safetensors_file import read
 from atoll.server.errors import OperatorError
-from atoll.server.hosting.recovering import WAY_OUT
 from atoll.server.journal.placement import state_of_rank
-from atoll.server.required.losses import losses_in
+from atoll.server.required.losses import WAY_OUT, losses_in
 from atoll.server.views.history import History
 from tests.cli.invoking import refused
 from tests.parts.test_wire import invited
@@ -112,6 +111,26 @@ async def test_an_update_that_was_damaged_and_has_its_size_ends_alone_before_the
         np.testing.assert_array_equal(read(it.run.reducer.version(1).path)["w"], np.full(4, 5.0, np.float32))
     first, *_ = History(state).rounds("tiny-1")
     assert (first.clients["a"].reason, first.clients["b"].used_in) == ("update_lost", 1)
+
+
+@live
+async def test_without_an_old_version_an_asynchronous_run_goes_on_and_tells_who_trains_from_it_to_stop(tmp_path):
+    state, fedasync = tmp_path / "state", {"round__mode": "fedasync", "round__concurrency": 2, "rounds": 5}
+    async with running(state, **fedasync) as it, it.client("a") as a:
+        await report(a)
+        await committed(it, 1)
+        async with it.client("b") as b:
+            assert (await b.next("invite")).base_version == 1
+            await report(a)
+            await committed(it, 2)
+    gone = [version(state, f"000001.{kind}") for kind in ("manifest.json", "safetensors")]
+    for path in gone:
+        path.unlink()
+    with pytest.raises(OperatorError, match=r"it is version 1: what was trained from it, or waits for its evaluation"):
+        await starts(state, **fedasync)
+    async with running(state, accept_losses=True, **fedasync) as it, it.client("b") as b:
+        assert (await b.next("invite")).base_version == 2
+        assert it.run.machine.ledger.lost == [1]
 
 
 @live

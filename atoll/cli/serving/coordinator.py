@@ -137,7 +137,7 @@ def _check_files(state: Path, database: str) -> None:
         CommandError: an open run lacks some; of a run that has ended they are noted.
     """
     from atoll.server.journal.binding import has_state
-    from atoll.server.required.losses import lines_of, losses_in
+    from atoll.server.required.losses import WAY_OUT, lines_of, losses_in
 
     if not has_state(state):
         return
@@ -146,7 +146,8 @@ def _check_files(state: Path, database: str) -> None:
     for line in lines_of(loss for loss in losses if not loss.is_open):
         note(line)
     if found := [loss for loss in losses if loss.is_open]:
-        raise CommandError(*lines_of(found))
+        raise CommandError(*lines_of(found), WAY_OUT)
+    note(f"{state} has every file on which its open runs rely, undamaged")
 
 
 def _check_task(file: "RunFile") -> None:

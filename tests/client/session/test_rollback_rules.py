@@ -119,8 +119,8 @@ def test_what_was_signed_at_another_time_is_not_done(clock, words):
 @pytest.mark.parametrize("event", [invite(1, time_left=5.0), Asked(EvaluationRequest("r-1", 1, "t", D0, 5.0))])
 def test_what_was_over_when_it_arrived_is_refused_and_leaves_no_trace(event):
     refused = judge(event, int(NOW * 1e6), Seen(), NOW + 290)
-    assert refused == Refused(FailureReason.OUT_OF_TIME, "it arrived 285.0 s after its deadline")
-    assert judge(event, int(NOW * 1e6), Seen(), NOW + 5).reason is FailureReason.OUT_OF_TIME
+    assert refused == Refused(FailureReason.CLOCK_SKEW, "it arrived 285.0 s after its deadline, or a clock was set")
+    assert judge(event, int(NOW * 1e6), Seen(), NOW + 5).reason is FailureReason.CLOCK_SKEW
     assert isinstance(judge(event, int(NOW * 1e6), Seen(), NOW + 4.9), Seen)
 
 
@@ -129,6 +129,21 @@ def test_the_time_on_the_way_is_over_and_a_clock_that_is_behind_makes_none(age, 
     assert timed(invite(1), int(NOW * 1e6), NOW + age) == invite(1, time_left=left)
     released = Released("r-1", 1, ReleaseReason.ROUND_CLOSED, False)
     assert timed(released, int(NOW * 1e6), NOW + age) is released
+
+
+@pytest.mark.parametrize("ahead", [-280.0, -60.0, 60.0, 280.0])
+def test_a_difference_of_the_clocks_is_no_time_on_the_way(ahead):
+    """The Welcome shows the difference, which an operator may not even notice: up to five minutes are allowed."""
+    issued, now = int(NOW * 1e6), NOW + ahead + 2.0  # two seconds on the way
+    assert isinstance(judge(invite(1, time_left=3.0), issued, Seen(), now, ahead=ahead), Seen)
+    assert judge(invite(1, time_left=2.0), issued, Seen(), now, ahead=ahead).reason is FailureReason.CLOCK_SKEW
+    assert timed(invite(1), issued, now, ahead=ahead).request.time_left == pytest.approx(28.0)
+
+
+def test_a_message_that_a_clock_set_back_makes_older_waits_for_the_clock_and_fails_nothing():
+    seen = judge(invite(1), int((NOW + 100) * 1e6), Seen(), NOW)
+    refused = judge(invite(2), int(NOW * 1e6), seen, NOW)
+    assert refused.reason is FailureReason.CLOCK_SKEW
 
 
 def test_refused_leaves_no_trace():

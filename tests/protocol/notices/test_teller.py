@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -127,6 +128,38 @@ def test_a_receiver_that_hangs_delays_the_end_by_a_bounded_time(tmp_path, monkey
 
     assert asyncio.run(life()) < 1.5
     assert json.loads((tmp_path / FILE).read_text())["due"]  # its outcome is not known
+
+
+def test_a_command_that_hangs_does_not_outlive_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(teller, "CLOSE_S", 0.3)
+    pids = tmp_path / "pids"
+
+    async def look(_book, _now):
+        return [DISK]
+
+    async def life():
+        command = f"sh -c 'echo $$ > {pids}; sleep 300 & echo $! >> {pids}; wait'"
+        one = Notices(NotifyConfig(command=command), tmp_path, Teller("coordinator"), look)
+        running = asyncio.ensure_future(one.run())
+        while not (pids.exists() and pids.read_text().count("\n") == 2):
+            await asyncio.sleep(0.01)
+        await one.close()
+        running.cancel()
+
+    asyncio.run(life())
+    left = {int(pid) for pid in pids.read_text().split()}
+    until = time.monotonic() + 60
+    while any(is_alive(pid) for pid in left) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not any(is_alive(pid) for pid in left)
+
+
+def is_alive(pid):
+    """A zombie whose parent has not asked yet is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_a_book_that_cannot_be_written_tells_nothing_twice(tmp_path, caplog):

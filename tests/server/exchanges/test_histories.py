@@ -11,7 +11,7 @@ from atoll.protocol.vocabulary import RoundId
 from atoll.server.exchanges.events import AnswerMessages, AnswerNodes, Deliver, Effects, Event, NodesAsked
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.exchanges.rules import ExchangeRules
-from atoll.server.rounds.events import UpdateReceived
+from atoll.server.rounds.events import FilesLost, UpdateReceived
 from tests.server.exchanges.world import World, faults_of
 
 SEEDS = range(40)
@@ -32,6 +32,14 @@ def test_a_history_with_faults_keeps_every_rule() -> None:
     assert fates >= {"reported", "failed", "refused", "lost", "straggler", "released"}
     assert sum(len(world.lives) for world in worlds) > 5 * len(worlds), "the programs died too seldom to show anything"
     assert any(world.machine.ledger.pulls for world in worlds)
+    assert any(world.lost for world in worlds), "a reply was lost on the disk, and its program told so"
+
+
+class _ForgetsALoss(ExchangeMachine):
+    """Keeps a reply whose file is lost as if it were there."""
+
+    def receive(self, event: Event, now: float) -> Effects:
+        return super().receive(replace(event, updates=()) if isinstance(event, FilesLost) else event, now)
 
 
 class _LosesAReply(ExchangeMachine):
@@ -116,7 +124,7 @@ class _ForgetsAnExchange(ExchangeMachine):
 
 PLANTED = [
     *(_LosesAReply, _RepeatsAReply, _AnswersInOrderOfArrival, _LooksAgain, _DeliversAtOnce, _TakesLateReplies),
-    _ForgetsAnExchange,
+    *(_ForgetsAnExchange, _ForgetsALoss),
 ]
 
 

@@ -40,6 +40,7 @@ from atoll.server.rounds.events import (
     ClientJoined,
     ClientLost,
     CoordinatorStarted,
+    FilesLost,
     Release,
     RunStarted,
     TimePassed,
@@ -188,8 +189,26 @@ class World:
             self._post(RunStarted(Digest("")))
         else:
             self._post(CoordinatorStarted(down_since, self.rng.choice([0.0, 3.0, 30.0])))
+            self._lose_files()
         for agent in self.agents.values():
             self._after(self.rng.uniform(0.1, 5), lambda agent=agent: self._join(agent))
+
+    @property
+    def lost(self) -> set[Digest]:
+        """The replies that are lost; the event is on disk."""
+        return {digest for _, event, _ in self.journal if isinstance(event, FilesLost) for digest in event.updates}
+
+    def _lose_files(self) -> None:
+        """Lose replies that the program has not had, and contents of messages, as an operator accepts it."""
+        rng = random.Random(f"lost {self.seed} {len(self.journal)}")
+        if rng.random() > 0.2 * self.faults:
+            return
+        sent = [
+            one for exchange in self.machine.ledger.open.values() if exchange.call.is_waiting for one in exchange.sent
+        ]
+        replies = {one.reply for one in sent if one.reply is not None and rng.random() < 0.5}
+        contents = {one.message.content for one in sent if one.is_waiting and rng.random() < 0.5}
+        self._post(FilesLost(tuple(sorted(replies)), contents=tuple(sorted(contents)), detail="gone"))
 
     def _act(self, effect: Effect) -> None:
         match effect:
@@ -406,6 +425,9 @@ def _acknowledged(world: World) -> list[str]:
     wrong = []
     for client_id, number, of in world.acknowledged:
         sent = world.sent(number)
+        if of in world.lost:
+            wrong += [f"the lost reply to message {number} counts"] if sent is not None and sent.reply == of else []
+            continue
         if sent is None or sent.reply != of or sent.fate != "reported" or sent.message.client_id != client_id:
             wrong.append(f"the reply of {client_id} to message {number} was acknowledged and is {sent and sent.fate}")
     return wrong

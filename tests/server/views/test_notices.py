@@ -23,7 +23,7 @@ from atoll.server.views import notices
 from atoll.server.views.notices import Place
 from tests.server.rounds.test_cohort_round import Drive
 
-PLACE, DAY = Place("/srv/atoll"), 86400.0
+PLACE, DAY = Place("/srv/atoll", "--state /srv/atoll"), 86400.0
 NOW = 1_800_000_000.0
 SECRET = "KeyError: patient 4711 weighs 80.5 kg"
 

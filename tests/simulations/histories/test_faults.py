@@ -103,6 +103,14 @@ def test_a_partition_cuts_a_group_off_and_the_clients_come_back() -> None:
     assert any(isinstance(effect, Commit) for step, effect in history.effects() if step.when > at)
 
 
+def test_the_bytes_of_a_transfer_over_a_slow_line_keep_its_client() -> None:
+    policy = POLICY.model_copy(update={"deadline": 300.0})
+    history = world_with(policy=policy, slow_line=1.0)
+    assert history.faults["slow_line"] > 20
+    assert not lost(history), "no heartbeat came through for up to six leases"
+    assert all(record.phase is Phase.COMMITTED for record in history.records.values())
+
+
 def test_a_goodbye_arrives() -> None:
     seen = lost(world_with(rounds=30, leave_gap=60.0))
     assert seen[LossReason.LEFT] > 5 * seen[LossReason.LEASE_EXPIRED], "who leaves before it was welcomed says nothing"
@@ -171,6 +179,20 @@ def test_a_clock_set_forward_extends_a_round_by_at_most_the_policys_bound() -> N
     outages = [outage for record in history.records.values() for outage in record.outages]
     assert max(outage.seconds for outage in outages) > 100
     assert all(0 <= outage.extended <= 5 for outage in outages)
+
+
+def test_clocks_that_go_wrong_are_told_and_the_rounds_commit_once_they_are_right() -> None:
+    history = world_with(rounds=60, clock_gap=300.0, clock_wrong=100.0)
+    assert remarks(history, "notices that its clock was set by")
+    assert remarks(history, "its clock stands still")
+    assert remarks(history, "refuses Asked: clock_skew")
+    assert all(record.phase is Phase.COMMITTED for record in history.records.values())
+
+
+def test_a_start_with_a_wrong_clock_waits_for_the_operator() -> None:
+    history = world_with(rounds=40, crash_at_step=0.02, clock_jumps=1.0, clock_jump=5000.0)
+    assert remarks(history, "is not started: this machine's clock shows")
+    assert history.restarts
 
 
 def test_a_machine_that_sleeps_has_less_time_behind_it() -> None:
