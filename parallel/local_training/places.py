@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
+from atoll.parallel.dtensor import is_dtensor
+
 if TYPE_CHECKING or "torch" in sys.modules:
     import torch
     from torch import nn
@@ -358,7 +360,7 @@ class Values(Cell):
 
     def __init__(self, path: str, now: Any, is_kept: bool) -> None:
         super().__init__(path)
-        self.now = now
+        self.now = now = _here(now)
         self.version = now._version if is_tensor(now) else 0
         self.first = (now.detach().clone() if is_tensor(now) else now.copy()) if is_kept else None
 
@@ -393,6 +395,16 @@ class Values(Cell):
         else:
             self.now[...] = self.first
         return True
+
+
+def _here(value: Any) -> Any:
+    """Return a tensor as this rank has it: of a sharded one its shard, for a comparison of the whole needs all ranks,
+    and others may not have it.
+    """
+    if not is_dtensor(value):
+        return value
+    with torch.no_grad():
+        return value.to_local()
 
 
 class Drawn(Cell):

@@ -114,6 +114,26 @@ async def test_an_update_that_was_damaged_and_has_its_size_ends_alone_before_the
 
 
 @live
+async def test_without_an_old_version_an_asynchronous_run_goes_on_and_tells_who_trains_from_it_to_stop(tmp_path):
+    state, fedasync = tmp_path / "state", {"round__mode": "fedasync", "round__concurrency": 2, "rounds": 5}
+    async with running(state, **fedasync) as it, it.client("a") as a:
+        await report(a)
+        await committed(it, 1)
+        async with it.client("b") as b:
+            assert (await b.next("invite")).base_version == 1
+            await report(a)
+            await committed(it, 2)
+    gone = [version(state, f"000001.{kind}") for kind in ("manifest.json", "safetensors")]
+    for path in gone:
+        path.unlink()
+    with pytest.raises(OperatorError, match=r"it is version 1: what was trained from it, or waits for its evaluation"):
+        await starts(state, **fedasync)
+    async with running(state, accept_losses=True, **fedasync) as it, it.client("b") as b:
+        assert (await b.next("invite")).base_version == 2
+        assert it.run.machine.ledger.lost == [1]
+
+
+@live
 async def one_round(state, **settings):
     async with running(state, **settings) as it, it.client("a") as a, it.client("b") as b:
         await asyncio.gather(report(a), report(b))

@@ -7,7 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.utils import parametrizations, prune
 
 from atoll.parallel.local_training.as_built import AsBuilt
@@ -159,3 +163,21 @@ def test_flags_of_the_process_and_hooks_of_all_modules_are_given_back() -> None:
         "torch.set_grad_enabled",
     ]
     assert any("global_forward_hooks" in path for path in changed)
+
+
+def test_a_sharded_tensor_is_compared_by_its_shard_without_the_other_ranks() -> None:
+    """Another stage of a pipeline does not have it, and would wait for ever."""
+    dist.init_process_group("fake", rank=1, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        layer = nn.Linear(2, 2)
+        layer.seen = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)], src_data_rank=None)  # type: ignore[assignment]
+        with CommDebugMode() as calls:  # type: ignore[no-untyped-call]
+            before = AsBuilt({"model": layer})
+            assert before.restore() == ([], [])
+            layer.seen.to_local().add_(1)  # type: ignore[operator]
+            assert before.restore().changed == ["model.seen"]
+        assert layer.seen.to_local().tolist() == [2, 3]  # type: ignore[operator]
+        assert calls.get_total_counts() == 0
+    finally:
+        dist.destroy_process_group()
