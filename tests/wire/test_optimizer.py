@@ -7,7 +7,7 @@ import pytest
 
 from atoll.aggregation.optimizers import FedAdam, FedAvgM
 from atoll.aggregation.tensors.safetensors_file import read
-from atoll.server.errors import StoreCorrupted
+from atoll.server.errors import OperatorError
 from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live, report
@@ -66,6 +66,6 @@ async def test_damaged_moments_are_found_at_the_start_and_named(tmp_path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(StoreCorrupted, match=r"000001\.momentum\.safetensors is damaged \(tensors 'w'\)"):
+    with pytest.raises(OperatorError, match=r"000001\.momentum\.safetensors is damaged \(tensor 'w'"):
         async with running(tmp_path / "state", **MOMENTUM):
             pass
