@@ -17,9 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from atoll.aggregation.printable import count_of
+from atoll.aggregation.printable import count_of, span
 from atoll.protocol.bounded_mapping import BoundedMapping
-from atoll.protocol.identity.clock_hint import span
 from atoll.protocol.wire.channel import PROOF_S
 from atoll.server.transport.sockets import Place
 
