@@ -1,8 +1,8 @@
 """A slow line that is cut for six minutes in each phase of a round: `python -m tests.federation.cut_line`.
 
 It takes half an hour. A model of 2 MB, a line of 20 kB/s with 200 ms there and back, default settings. For each phase
-there is a federation of one site, whose line is cut once in the first round; every round must commit, without a retry. The last
-line is JSON; exit code 1: a round did not.
+there is a federation of one site, whose line is cut once in the first round; every round must commit, without a retry.
+The last line is JSON; exit code 1: a round did not.
 """
 
 import argparse
