@@ -122,14 +122,11 @@ def test_a_member_that_fails_once_and_is_proven_a_moment_later_is_late_but_not_a
 
 def test_many_members_behind_one_address_may_each_be_late():
     port, members = Handshakes(), [(MEMBER[0], 10 + number) for number in range(5)]
+    begin(port, 100.0, *members)
     for member in members:
-        begin(port, 100.0, member)
         port.proven(member, 101.0)
     late = [(MEMBER[0], 100 + number) for number in range(4 * LATE_MAX)]
-    for place in late:
-        begin(port, 102.0, place)
-    port.look(dict.fromkeys([*members, *late], False), 103.0)
-    port.look(dict.fromkeys(members, False), 104.0)
+    begin(port, 102.0, *members, *late)
     port.look(dict.fromkeys(members, False), 103.0 + WAIT_S)
     assert {report.kind for report in port.due(103.0 + WAIT_S)} == {FailedHandshake.LATE}
 
