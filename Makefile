@@ -130,10 +130,10 @@ deaths: setup # a real coordinator dies at every entry of a ServerApp's run; abo
 	ATOLL_EVERY_DEATH=1 $(BIN)/python -m pytest -q -n 2 --dist load -m long tests/messages/test_coordinator_deaths.py
 
 chaos-hour: setup # real processes with an hour of bad luck; CHAOS="--minutes 10"
-	$(BIN)/python -m tests.federation.chaos_hour $(CHAOS)
+	$(BIN)/python -m tests.federation.bad_luck.chaos_hour $(CHAOS)
 
 bad-week: setup # real processes with a week of bad luck, in less than ten minutes
-	$(BIN)/python -m tests.federation.bad_week
+	$(BIN)/python -m tests.federation.bad_luck.bad_week
 
 papers: setup # the papers' tables in docs/papers.md; hours, of which MNIST (ATOLL_DATA) takes most
 	$(BIN)/python -m atoll.simulations.experiments.tables.papers

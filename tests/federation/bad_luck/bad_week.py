@@ -1,4 +1,4 @@
-"""A bad week for real processes: `python -m tests.federation.bad_week` (`make bad-week`), in less than ten minutes.
+"""A bad week for real processes: `python -m tests.federation.bad_luck.bad_week` (`make bad-week`), in less than ten minutes.
 
 A coordinator and five agents train until their run is finished. Seven days pass; each night does so at once for all
 machines, which sleep, while the coordinator is down.
@@ -32,10 +32,10 @@ from signal import SIGHUP, SIGTERM
 
 from atoll.protocol.vocabulary import Phase, RoundId, RunState
 from benchmarks import reaper
-from tests.federation.chaos_hour import lost_updates
+from tests.federation.bad_luck.chaos_hour import lost_updates
+from tests.federation.bad_luck.set_clock import SetClock
+from tests.federation.bad_luck.slow_line import SlowLine
 from tests.federation.processes import ATOLL, Federation, ended_after
-from tests.federation.set_clock import SetClock
-from tests.federation.slow_line import SlowLine
 
 SITES = ("city", "town", "rural", "drift", "owl")
 RUN, ROUNDS, A_DAY, NIGHT_S = "week-1", 45, 6, 20 * 3600.0

@@ -1,4 +1,4 @@
-"""A slow line that is cut for six minutes in each phase of a round: `python -m tests.federation.cut_line`.
+"""A slow line that is cut for six minutes in each phase of a round: `python -m tests.federation.bad_luck.cut_line`.
 
 It takes half an hour. A model of 2 MB, a line of 20 kB/s with 200 ms there and back, default settings. For each phase
 there is a federation of one site, whose line is cut once in the first round; every round must commit, without a retry.
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from atoll.protocol.vocabulary import Phase
 from benchmarks import reaper
+from tests.federation.bad_luck.slow_line import SlowLine
 from tests.federation.processes import Federation, ended_after
-from tests.federation.slow_line import SlowLine
 
 ROUNDS = 2
 TASK = """
