@@ -1,4 +1,4 @@
-"""A bad week for real processes: `python -m tests.federation.bad_luck.bad_week` (`make bad-week`), in less than ten minutes.
+"""A bad week for real processes: `make bad-week`, in less than ten minutes.
 
 A coordinator and five agents train until their run is finished. Seven days pass; each night does so at once for all
 machines, which sleep, while the coordinator is down.

@@ -1,4 +1,4 @@
-"""An hour of bad luck for real processes: `python -m tests.federation.bad_luck.chaos_hour --minutes 60` (`make chaos-hour`).
+"""An hour of bad luck for real processes: `make chaos-hour`, or CHAOS="--minutes 10".
 
 A coordinator and five agents train until their run is finished, while
 
