@@ -159,7 +159,7 @@ NEVER_JOINED = {
     Standing.MEMBER: "enrolled, has not connected",
     Standing.LAPSED: "its certificate has expired: it needs a new invitation",
 }
-"""Why a member has never joined a run, by its standing; a revoked one is not missing."""
+"""Reasons for which a member has never joined a run, by its standing; a revoked one is not missing."""
 
 
 def _run(history: History, row: RunRow, machine: RunMachine | None = None) -> Document:
