@@ -15,6 +15,7 @@ from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.notices.teller import Notices, Teller
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import ClientId, LossReason
+from atoll.server.audit.chain_watch import ChainWatch
 from atoll.server.clock import jumped
 from atoll.server.hosting.control_streams import Connection
 from atoll.server.hosting.coordinator import Coordinator
@@ -58,7 +59,7 @@ class CoordinatorWatch:
         self._place = Place(state, f"--state {shlex.quote(state)}")
         self._known: Sequence[Member] = ()
         self._free, self._authority_until, self._next_slow = math.inf, math.inf, 0.0
-        self._left: set[ClientId] = set()
+        self._left, self._chain = set[ClientId](), ChainWatch(coordinator.state.path)
         coordinator.attendance.listeners.append(self)
         self.notices = Notices(config, coordinator.state.path, Teller("coordinator"), self.look)
         coordinator.clocks.on_jump.append(self._jumped)
@@ -85,6 +86,7 @@ class CoordinatorWatch:
             if pem := self._ca_pem():
                 self._authority_until = max(validity_of(each).end for each in read_certificates(pem))
             self._next_slow = at + max(SLOW_S, SLOW_SHARE * (time.monotonic() - at))
+        await on_thread(None, self._chain.step)
         of_sites: Iterator[Notice] = iter(())
         if self._num_sites <= SITES_MAX:
             self._note_versions(book)
@@ -140,4 +142,4 @@ class CoordinatorWatch:
         yield from told.of_authority(self._authority_until, now, place)
         yield from told.of_disk(self._free, self._config.disk, place)
         yield from told.of_clocks(coordinator.clocks.told)
-        yield from told.of_audit(coordinator.audit.damage, place)
+        yield from told.of_audit(coordinator.audit.damage or self._chain.fault, place)

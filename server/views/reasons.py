@@ -13,6 +13,8 @@ from atoll.protocol.vocabulary import (
     RejectReason,
     ReleaseReason,
 )
+from atoll.server.exchanges.exchange import FILES_LOST
+from atoll.server.rounds.record import UPDATE_LOST
 
 _REJECTIONS = {
     RejectReason.WRONG_ROUND: "it names a round that does not exist",
@@ -33,7 +35,8 @@ _REJECTIONS = {
     RejectReason.NOT_FINITE: "it holds values that are NaN or infinite",
     RejectReason.RUN_ENDED: "the run had ended",
 }
-_FAILURES = {
+_FAILURES: dict[str, str] = {
+    UPDATE_LOST: "its accepted update was lost on the coordinator's disk",
     FailureReason.TASK_NOT_ALLOWED: "its operator does not allow this task",
     FailureReason.POLICY_REFUSED: "its site's own policy does not allow it",
     FailureReason.AWAITS_APPROVAL: "the run waits for the approval of its site's operator",
@@ -53,7 +56,8 @@ _FAILURES = {
     FailureReason.REPLAYED: "it had seen the invitation, or a newer one, before",
     FailureReason.ROLLBACK: "it had seen a newer round or version of the run",
 }
-_LOSSES = {
+_LOSSES: dict[str, str] = {
+    FILES_LOST: "the message, or its reply, was lost on the coordinator's disk",
     LossReason.LEASE_EXPIRED: "it was silent for longer than its lease",
     LossReason.LEFT: "it left the run",
     LossReason.REVOKED: "its certificate was revoked",

@@ -8,7 +8,7 @@ from typing import Any
 from atoll.aggregation.printable import conclusion, lines_of, printable_size
 from atoll.protocol.vocabulary import CloseReason, Fate, Phase, RejectReason
 from atoll.server.journal.codec import encode_record
-from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, RoundRecord
+from atoll.server.rounds.record import UPDATE_LOST, CarriedRecord, ClientRecord, Outage, RoundRecord
 from atoll.server.rounds.waiting import retry_of
 from atoll.server.views.reasons import explain, explain_named
 
@@ -214,6 +214,9 @@ def _kept(record: RoundRecord, client: ClientRecord) -> str:
 
 
 def _gave_up(record: RoundRecord, client: ClientRecord) -> str:
+    if client.reason == UPDATE_LOST:
+        again = "; if it comes once more in time, it counts" if record.ended_at is None else ""
+        return f"its update was {client.detail}, {_since_invitation(client)}{again}"
     did = {Fate.FAILED: "it gave up", Fate.LOST: "it was given up"}.get(client.fate, "its update was refused")
     rest = f"; it was then left alone for {_seconds(client.rest)}" if client.rest else ""
     return f"{did} {_since_invitation(client)}: {_given_up(client)}{rest}"
@@ -253,7 +256,7 @@ _FATES = {
 
 def _use(record: RoundRecord, client: ClientRecord) -> str:
     """Return the use of an accepted update, unless it counted in its own round."""
-    if client.unused_because:
+    if client.unused_because and client.reason != UPDATE_LOST:
         return f"; no model holds it: {client.unused_because}"
     if client.used_in is not None and client.used_in != record.round_id:
         return f"; it counts in round {client.used_in}"

@@ -16,7 +16,11 @@ from atoll.cli.printing import take_notes
 from atoll.protocol.identity.join_code import JoinCode
 from tests.cli.federation import ATOLL
 from tests.cli.invoking import TINY
+from tests.federation.processes import federation
 from tests.waiting import BOUND_S
+
+WORDS = {"run": r"\b(trouble-1)\b", "round": r"\bround (\d+)\b", "site": r"^(?:client )?([ab]) |: ([ab]) reported"}
+"""The texts that name a run, a round or a site in a line."""
 
 UNREACHABLE = str(JoinCode(("127.0.0.1:1",), bytes(32), bytes(8), bytes(16)))
 
@@ -115,3 +119,25 @@ def test_an_agent_s_process_writes_its_site_s_name(tmp_path: Path) -> None:
     assert first.startswith("atoll agent north, for ")
     assert others
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d north: ", line) for line in others), others
+
+
+@pytest.mark.real
+def test_every_line_of_a_federation_names_what_it_is_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOLL_LOG", "json")
+    with federation(tmp_path) as it:
+        it.coordinator(rounds=2, round__cohort_size=2, round__quorum=2)
+        for site in "ab":
+            it.agent(site)
+        assert it.wait_for_end() == 0
+        logs = {name: it.log(name) for name in ("coordinator", "a", "b")}
+    found = {
+        name: [json.loads(line) for line in text.splitlines() if line.startswith("{")] for name, text in logs.items()
+    }
+    assert all(line["site"] == name for name in "ab" for line in found[name])
+    for name, lines in found.items():
+        assert sum("round" in line for line in lines) >= 6, name
+        for line in lines:
+            for field, pattern in WORDS.items():
+                if (named := re.search(pattern, line["message"])) is not None:
+                    value = next(group for group in named.groups() if group)
+                    assert str(line.get(field)) == value, (name, line)

@@ -48,6 +48,7 @@ PURE: dict[str, frozenset[str]] = {
     "server/following/follower.py": frozenset({"atoll.server.views.sentences"}),  # pure, but for `json`
     "server/following/items.py": NOTHING,
     "server/views/narration.py": NOTHING,
+    "server/views/reasons.py": NOTHING,
     "server/views/notices.py": frozenset({"atoll.protocol.identity.clock_hint", "atoll.server.identity.register"}),
     "server/backup/contents.py": frozenset({"pydantic", "re"}),
     "server/exchanges": NOTHING,

@@ -114,6 +114,26 @@ async def test_an_update_that_was_damaged_and_has_its_size_ends_alone_before_the
 
 
 @live
+async def test_without_an_old_version_an_asynchronous_run_goes_on_and_tells_who_trains_from_it_to_stop(tmp_path):
+    state, fedasync = tmp_path / "state", {"round__mode": "fedasync", "round__concurrency": 2, "rounds": 5}
+    async with running(state, **fedasync) as it, it.client("a") as a:
+        await report(a)
+        await committed(it, 1)
+        async with it.client("b") as b:
+            assert (await b.next("invite")).base_version == 1
+            await report(a)
+            await committed(it, 2)
+    gone = [version(state, f"000001.{kind}") for kind in ("manifest.json", "safetensors")]
+    for path in gone:
+        path.unlink()
+    with pytest.raises(OperatorError, match=r"it is version 1: what was trained from it, or waits for its evaluation"):
+        await starts(state, **fedasync)
+    async with running(state, accept_losses=True, **fedasync) as it, it.client("b") as b:
+        assert (await b.next("invite")).base_version == 2
+        assert it.run.machine.ledger.lost == [1]
+
+
+@live
 async def one_round(state, **settings):
     async with running(state, **settings) as it, it.client("a") as a, it.client("b") as b:
         await asyncio.gather(report(a), report(b))
@@ -188,6 +208,21 @@ async def test_an_update_that_is_missing_at_a_rank_in_the_directory_is_told(tmp_
     gone.unlink()
     with pytest.raises(OperatorError, match=rf"{gone} is missing: it is the accepted update of a in round 1"):
         await starts(state, **ONE)
+
+
+@live
+async def test_an_update_that_is_gone_at_a_rank_at_its_fold_ends_alone(tmp_path):
+    state, folder = tmp_path / "state", tmp_path / "rank"
+    async with running(state, **ONE, **WITHOUT_RETRY, round__quorum=1) as it, with_rank(it, folder) as at_rank:
+        async with at_rank.client("a") as a, at_rank.client("b") as b:
+            assert (await report(a))[1].accepted
+            [gone] = (folder / "runs" / "tiny-1" / "updates").glob("*.bin")
+            gone.unlink()
+            assert (await report(b, 5.0))[1].accepted
+            await committed(it, 1)
+    first, *_ = History(state).rounds("tiny-1")
+    assert (first.clients["a"].reason, first.clients["b"].used_in) == ("update_lost", 1)
+    assert f"rank 0: UpdateDamaged: {gone}" in first.clients["a"].detail
 
 
 def test_an_ended_run_lacks_files_and_stops_nothing(tmp_path, caplog):

@@ -233,6 +233,16 @@ def test_a_failure_is_explained(reason):
     assert said_of(client) == expected
 
 
+def test_a_lost_update_says_which_file_and_until_when_it_may_come_once_more():
+    client = reported(1.0)
+    client.lose("lost after it was accepted: x.bin is missing", 5.0)
+    text = "west (failed): its update was lost after it was accepted: x.bin is missing, 5.0 s after the invitation"
+    assert said_of(client, RoundRecord(7, 6, 0.0, 2, 2, 2)) == f"{text}; if it comes once more in time, it counts."
+    why = AbandonReason.FILES_LOST
+    record = RoundRecord(7, 6, 0.0, 2, 2, 2, phase=Phase.ABANDONED, ended_at=9.0, abandon_reason=why)
+    assert said_of(client, record) == f"{text}."
+
+
 @pytest.mark.parametrize("reason", RejectReason)
 def test_a_refusal_is_explained(reason):
     client = ClientRecord(0.0, Fate.REFUSED, 5.0, reason)
