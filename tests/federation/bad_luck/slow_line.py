@@ -26,28 +26,24 @@ class SlowLine:
         self._listening = _socket()
         self._listening.bind(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._begun = threading.Event()
 
     def __enter__(self) -> "SlowLine":
         self._thread.start()
+        self._begun.wait()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(
-            asyncio.start_server(self._connected, sock=self._listening, limit=BUFFER_BYTES)
-        )
-        self._loop.run_forever()
+    async def _serve(self) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._connected, sock=self._listening, limit=BUFFER_BYTES)
+        self._begun.set()
+        await self._over.wait()
         server.close()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0.1))
-        self._loop.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far, (host, _, port) = _socket(), self._target.rpartition(":")
@@ -64,10 +60,14 @@ class SlowLine:
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=40)
 
         async def arrive() -> None:
-            while (item := await under_way.get())[1]:
-                await asyncio.sleep(max(0.0, item[0] - time.monotonic()))
-                writer.write(item[1])
-                await writer.drain()
+            try:
+                while (item := await under_way.get())[1]:
+                    await asyncio.sleep(max(0.0, item[0] - time.monotonic()))
+                    writer.write(item[1])
+                    await writer.drain()
+            except ConnectionError:
+                while (await under_way.get())[1]:
+                    pass  # what still comes has nowhere to go
             writer.close()
 
         arriving = asyncio.create_task(arrive())
@@ -80,7 +80,7 @@ class SlowLine:
                 await under_way.put((time.monotonic() + self._delay, data))
         except ConnectionError:
             pass
-        finally:
+        if not arriving.done():
             await under_way.put((0.0, b""))
         await asyncio.gather(arriving, return_exceptions=True)
 
