@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation batched audit_log data_plane parts round_vs_flower hostile rotation ranks import_time startup trees large_client flower_app agent_memory
 
-.PHONY: setup peers demo demo-large test test-fast test-long durations coverage test-parallel test-flower flower-table flower-strategy-tests test-cuda check format constraints proto docs notebooks bench bench-guard soak pages odd-tasks chaos-hour deaths fuzz papers mutants clean
+.PHONY: setup peers demo demo-large test test-fast test-long durations coverage test-parallel test-flower flower-table flower-strategy-tests test-cuda check format constraints proto docs notebooks bench bench-guard soak pages odd-tasks chaos-hour bad-week deaths fuzz papers mutants clean
 
 setup: $(STAMP)
 
@@ -130,7 +130,10 @@ deaths: setup # a real coordinator dies at every entry of a ServerApp's run; abo
 	ATOLL_EVERY_DEATH=1 $(BIN)/python -m pytest -q -n 2 --dist load -m long tests/messages/test_coordinator_deaths.py
 
 chaos-hour: setup # real processes with an hour of bad luck; CHAOS="--minutes 10"
-	$(BIN)/python -m tests.federation.chaos_hour $(CHAOS)
+	$(BIN)/python -m tests.federation.bad_luck.chaos_hour $(CHAOS)
+
+bad-week: setup # real processes with a week of bad luck, in less than ten minutes
+	$(BIN)/python -m tests.federation.bad_luck.bad_week
 
 papers: setup # the papers' tables in docs/papers.md; hours, of which MNIST (ATOLL_DATA) takes most
 	$(BIN)/python -m atoll.simulations.experiments.tables.papers

@@ -50,6 +50,15 @@ def printable_size(num_bytes: int) -> str:
     return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
 
 
+def span(seconds: float) -> str:
+    """Return the length of a difference between two instants [s], without its sign, in at most two units."""
+    whole = round(abs(seconds))
+    for unit, size, smaller, parts in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // parts} {smaller}"
+    return f"{whole} s"
+
+
 def instead_of(name: str, known: Iterable[str]) -> str:
     """Return the end of the refusal of an unknown name: `: did you mean north? (known: north, south)`."""
     names = list(dict.fromkeys(known))

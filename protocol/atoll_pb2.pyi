@@ -589,16 +589,18 @@ class Folded(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., sha256: _Optional[_Iterable[bytes]] = ..., seconds: _Optional[float] = ..., exchanged_bytes: _Optional[int] = ...) -> None: ...
 
 class FoldFailed(_message.Message):
-    __slots__ = ("run_id", "attempt", "detail", "again")
+    __slots__ = ("run_id", "attempt", "detail", "again", "damaged")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     AGAIN_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     detail: str
     again: bool
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., detail: _Optional[str] = ..., again: bool = ...) -> None: ...
+    damaged: bytes
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., detail: _Optional[str] = ..., again: bool = ..., damaged: _Optional[bytes] = ...) -> None: ...
 
 class Collect(_message.Message):
     __slots__ = ("run_id", "current", "keep_versions", "pinned", "is_over", "oldest_base")

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from atoll.protocol.identity.clock_hint import instant, span
+from atoll.aggregation.printable import span
+from atoll.protocol.identity.clock_hint import instant
 
 SET_BACK_MAX_S = 600.0
 """Largest step back of the true clock that signatures do not follow [s]: their instants count on from the last one

@@ -30,6 +30,9 @@ OWN_EXAMPLES = (
 OWN_STATE = ("the model's state outside of buffers", "the loss's state", "the model's state for evaluation")
 """The names of state that shows in outputs, in the loss, and in outputs of an evaluation alone."""
 
+ROWS = 8
+"""Rows that are compared: of one class, or of two, many things look alike."""
+
 Values = dict[str, torch.Tensor]
 
 
@@ -46,10 +49,12 @@ def follows_examples(task: Task, plan: Plan, seed: int, data: Any) -> str | None
     """
     if plan.mesh.dp == 1 or len(data) < 2:
         return None
-    middle = len(data) // 2
-    first, last = (torch.arange(start, min(start + 2, len(data))) for start in (0, max(middle, len(data) - 2)))
+    count = min(ROWS, max(2, len(data) // 2))
+    fewer = count - (count > 2)  # by chance two parts of one size may have the same classes
+    first, last = torch.arange(count), torch.arange(max(len(data) // 2, len(data) - fewer), len(data))
+    spread = torch.arange(count) * len(data) // count  # rows may be sorted by classes
     try:
-        one, other = (_after(task, seed, data, rows, first) for rows in (first, last))
+        one, other = (_after(task, seed, data, rows, spread) for rows in (first, last))
     except Exception:  # the first step reports it
         return None
     if not (differing := _differing(one, other)):

@@ -28,15 +28,6 @@ def instant(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
-def span(seconds: float) -> str:
-    """Return the length of a difference between two instants [s], without its sign, in at most two units."""
-    whole = round(abs(seconds))
-    for unit, size, smaller, parts in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // parts} {smaller}"
-    return f"{whole} s"
-
-
 def out_of_time(what: str, validity: Validity, now: float, remedy: str) -> str:
     """Return the sentence about a certificate that this machine's clock takes for not valid.
 

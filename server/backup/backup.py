@@ -399,12 +399,12 @@ class _Archive:
         stat, info = path.stat(), tarfile.TarInfo(name)
         info.size, info.mode, info.mtime = stat.st_size, stat.st_mode & 0o700, int(stat.st_mtime)
         with path.open("rb") as file:
-            reader = _Hashing(file, on_block)
+            reader = Hashing(file, on_block)
             self._tar.addfile(info, reader)
         return Part(path=name, num_bytes=info.size, mode=info.mode, sha256=reader.sha256.hexdigest())
 
 
-class _Hashing:
+class Hashing:
     """A file that is being read, with the digest of the bytes so far."""
 
     def __init__(self, file: Any, on_block: Callable[[int], None]) -> None:
@@ -421,7 +421,7 @@ class _Hashing:
 def copy_durably(source: Any, path: Path, mode: int, on_block: Callable[[int], None]) -> tuple[int, str]:
     """Copy an open file to a new, durable one, and return its size [bytes] and its SHA-256."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    reader = _Hashing(source, on_block)
+    reader = Hashing(source, on_block)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
         while block := reader.read():
             file.write(block)

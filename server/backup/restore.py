@@ -11,7 +11,7 @@ from typing import IO
 
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.progress import OnBytes, not_told
-from atoll.server.backup.backup import CONTENTS, Backup, beside, copy_durably, naming
+from atoll.server.backup.backup import CONTENTS, Backup, Hashing, beside, copy_durably, naming
 from atoll.server.backup.contents import BackupFailed, Contents, Part, parse_contents
 from atoll.server.backup.journal_copy import move_into_schema
 from atoll.server.required.losses import lines_of, losses_of
@@ -50,12 +50,14 @@ def restore(source: Path, state: Path, *, database: str = "", on_bytes: OnBytes 
 
 
 def verify(source: Path, *, on_bytes: OnBytes = not_told) -> Backup:
-    """Check a backup as a restoration does, in a temporary folder, which needs room for its files.
+    """Check a backup as a restoration does: a tar file in a temporary folder, which needs room for its files.
 
     Raises:
         BackupFailed: the backup is damaged, or files that its journal relies on are missing.
         OSError: a file cannot be read or written.
     """
+    if source.is_dir():
+        return _paired(source, source, _read(source, on_bytes))
     with TemporaryDirectory(prefix="atoll-backup-") as folder:
         return _checked(source, Path(folder), on_bytes)
 
@@ -64,6 +66,27 @@ def _checked(source: Path, part: Path, on_bytes: OnBytes) -> Backup:
     """Unpack a backup, and check that journal and files fit to each other."""
     contents = _unpack(source, part, on_bytes)
     (part / "runs").mkdir(exist_ok=True)
+    return _paired(source, part, contents)
+
+
+def _read(source: Path, on_bytes: OnBytes) -> Contents:
+    """Read a backup that is a folder, and check the digest of each of its files."""
+    opened = _Folder(source)
+    try:
+        contents = _contents_of(opened)
+        for part in contents.files:
+            with opened.open(part.path) as file:
+                reader, num_bytes = Hashing(file, lambda more: on_bytes(more, contents.num_bytes)), 0
+                while block := reader.read():
+                    num_bytes += len(block)
+            _check_digest(part, num_bytes, reader.sha256.hexdigest())
+    except BackupFailed as error:
+        raise BackupFailed(f"{source} is no complete backup: {error}") from error
+    return contents
+
+
+def _paired(source: Path, part: Path, contents: Contents) -> Backup:
+    """Check that the journal and the files of a backup fit to each other."""
     needs = needs_of(part)
     if losses := losses_of(part, needs, reads="all"):
         lines = (line.replace(f"{part}{os.sep}", "") for line in lines_of(losses))
@@ -95,7 +118,11 @@ def _contents_of(opened: "_Folder | _Archive") -> Contents:
 def _copy(opened: "_Folder | _Archive", part: Part, target: Path, on_block: Callable[[int], None]) -> None:
     with opened.open(part.path) as file:
         found = copy_durably(file, target / part.path, part.mode & 0o700, on_block)
-    if found != (part.num_bytes, part.sha256):
+    _check_digest(part, *found)
+
+
+def _check_digest(part: Part, num_bytes: int, sha256: str) -> None:
+    if (num_bytes, sha256) != (part.num_bytes, part.sha256):
         raise BackupFailed(f"{part.path} is damaged: its size and SHA-256 differ from those in {CONTENTS}")
 
 

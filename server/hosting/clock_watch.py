@@ -4,8 +4,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from atoll.aggregation.printable import count_of
-from atoll.protocol.identity.clock_hint import instant, span
+from atoll.aggregation.printable import count_of, span
+from atoll.protocol.identity.clock_hint import instant
 from atoll.protocol.identity.statement import SKEW_S
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.audit.actions import Action

@@ -27,7 +27,7 @@ from atoll.server.views.notices import Place
 SLOW_S, SLOW_SHARE = 10.0, 20
 """Least interval between two looks at the register and the disk [s], and as a multiple of the look itself."""
 
-SITES_MAX = 10_000
+SITES_MAX = 2_000
 """Largest number of sites of which each is told when it is away, or has another version: beyond it they are devices,
 which come and go."""
 
@@ -58,6 +58,7 @@ class CoordinatorWatch:
         state = str(coordinator.state.path)
         self._place = Place(state, f"--state {shlex.quote(state)}")
         self._known: Sequence[Member] = ()
+        self._certificates: Sequence[Notice] = ()
         self._free, self._authority_until, self._next_slow = math.inf, math.inf, 0.0
         self._left, self._chain = set[ClientId](), ChainWatch(coordinator.state.path)
         coordinator.attendance.listeners.append(self)
@@ -83,6 +84,7 @@ class CoordinatorWatch:
             with suppress(OSError):  # the disk or the database does not answer, which the log has
                 self._free = await on_thread(None, lambda: shutil.disk_usage(self._place.state).free)
                 self._known = await self._members() if self._members is not None else ()
+                self._certificates = await on_thread(None, self._of_members, now)
             if pem := self._ca_pem():
                 self._authority_until = max(validity_of(each).end for each in read_certificates(pem))
             self._next_slow = at + max(SLOW_S, SLOW_SHARE * (time.monotonic() - at))
@@ -135,10 +137,12 @@ class CoordinatorWatch:
                 (found.add if is_valid else found.discard)(member.identity.name)
         return found - gone
 
+    def _of_members(self, now: float) -> list[Notice]:
+        return [notice for member in self._known for notice in told.of_member(member, now, self._place)]
+
     def _of_the_rest(self, now: float) -> Iterator[Notice]:
         coordinator, place = self._coordinator, self._place
-        for member in self._known:
-            yield from told.of_member(member, now, place)
+        yield from self._certificates
         yield from told.of_authority(self._authority_until, now, place)
         yield from told.of_disk(self._free, self._config.disk, place)
         yield from told.of_clocks(coordinator.clocks.told)

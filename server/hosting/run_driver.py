@@ -317,7 +317,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
             except (ValueError, OSError) as error:
                 if effect is not self._folding:
                     return
-                if isinstance(error, UpdateDamaged):
+                if isinstance(error, UpdateDamaged) and any(c.digest == error.digest for c in effect.contributions):
                     self.post(FilesLost((error.digest,), detail=str(error)))
                     return
                 logger.error("the aggregation of round %d failed", effect.round_id, exc_info=error)

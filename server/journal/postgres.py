@@ -24,7 +24,7 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection, NullPool, StaticPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
-from atoll.aggregation.printable import count_of
+from atoll.aggregation.printable import count_of, span
 from atoll.protocol.secrets import without_password
 from atoll.server.errors import DatabaseAway, DatabaseFull, StateInUse, StateUnusable, StoreCorrupted
 from atoll.server.journal.database import Database
@@ -137,7 +137,7 @@ class PostgresDatabase(Database):
                 found = work()
                 self.away = ""
                 if waited:
-                    logger.warning("%s is back after %.1f s; no data was lost", self.name, waited)
+                    logger.warning("%s is back after %s; no data was lost", self.name, span(waited))
                 return found
             except DatabaseAway as error:
                 self.away = str(error)

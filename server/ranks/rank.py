@@ -37,6 +37,7 @@ from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId, Version
 from atoll.protocol.wire.channel import CHUNK_BYTES
+from atoll.server.errors import UpdateDamaged
 from atoll.server.files.run_store import INCOMING_AGE_MAX_S, KeptUpdate
 from atoll.server.files.versions import VersionFile
 from atoll.server.folding.method import Method
@@ -410,5 +411,6 @@ class _Fold:
 
 def _failed(order: pb.Fold, error: Exception, *, again: bool) -> pb.RankMessage:
     detail = f"{type(error).__name__}: {error}"[:2000]
-    failed = pb.FoldFailed(run_id=order.run_id, attempt=order.attempt, detail=detail, again=again)
+    damaged = bytes.fromhex(error.digest) if isinstance(error, UpdateDamaged) else b""
+    failed = pb.FoldFailed(run_id=order.run_id, attempt=order.attempt, detail=detail, again=again, damaged=damaged)
     return pb.RankMessage(fold_failed=failed)

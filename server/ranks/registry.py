@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.vocabulary import RoundId, RunId
+from atoll.protocol.vocabulary import Digest, RoundId, RunId
 from atoll.protocol.wire.channel import CHUNK_BYTES
+from atoll.server.errors import UpdateDamaged
 from atoll.server.names.conflicts import UNKNOWN, Claimant
 from atoll.server.names.places import RANK, Places
 from atoll.server.ranks.spread_parts import SpreadParts
@@ -198,6 +199,7 @@ class Ranks:
         Raises:
             RanksAway: a rank did not come back.
             FoldRefused: the updates cannot be folded.
+            UpdateDamaged: one of them is missing or damaged at a rank.
         """
         async with self._folding:
             while True:
@@ -232,7 +234,8 @@ class Ranks:
             case "fold_failed":
                 failed = message.fold_failed
                 if (attempt := self._current(failed.attempt)) is not None:
-                    attempt.failed(connection.rank, failed.detail, again=failed.again)
+                    damaged = Digest(failed.damaged.hex()) if failed.damaged else None
+                    attempt.failed(connection.rank, failed.detail, again=failed.again, damaged=damaged)
             case _:
                 pass
 
@@ -278,8 +281,15 @@ class _Attempt:
         self._folded[rank] = folded
         self._settle()
 
-    def failed(self, rank: int, detail: str, *, again: bool) -> None:
-        """Note that a rank has failed, or is gone; a shard that it has written before stays written."""
+    def failed(self, rank: int, detail: str, *, again: bool, damaged: Digest | None = None) -> None:
+        """Note that a rank has failed, or is gone; a shard that it has written before stays written.
+
+        Args:
+            rank: the rank.
+            detail: the reason.
+            again: another attempt may succeed.
+            damaged: the accepted update whose file is missing or damaged there; None: it is another reason.
+        """
         if self.done.done() or self._folded[rank] is not None:
             return
         if not self._broken:
@@ -288,7 +298,8 @@ class _Attempt:
         if again:
             self._settle()
         else:
-            self.done.set_exception(FoldRefused(f"rank {rank}: {detail}"))
+            what = f"rank {rank}: {detail}"
+            self.done.set_exception(UpdateDamaged(damaged, what) if damaged else FoldRefused(what))
 
     def _settle(self) -> None:
         """Finish when all have answered, also those that broke off: the first failure may not be the reason."""

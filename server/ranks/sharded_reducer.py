@@ -66,6 +66,7 @@ class ShardedReducer(Reducer):
 
         Raises:
             FoldRefused: the updates cannot be folded.
+            UpdateDamaged: one of them is missing or damaged at a rank.
             RanksAway: a rank is away for longer than the patience.
             OSError: the journal cannot be read, or the manifest cannot be written.
         """

@@ -10,8 +10,8 @@ from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 
-DISK = "disk"
-"""The cause of a wait for room on the coordinator's disk."""
+DISK, TOO_FEW = "disk", "too_few_clients"
+"""The causes of a wait for room on the coordinator's disk, and for clients that are not there."""
 
 NAMES_MAX = 8
 """Largest number of clients that a reason names; the others are counted."""
@@ -105,7 +105,7 @@ def wait_of(machine: RunMachine) -> Wait | None:
         return Wait(DISK, ledger.short_since, detail=ledger.short_of)
     if ledger.state is RunState.PAUSED and ledger.resumes_itself:
         last = ledger.past[max(ledger.past)]
-        return Wait("too_few_clients", last.waiting_since or ledger.now, _missing(membership))
+        return Wait(TOO_FEW, last.waiting_since or ledger.now, _missing(membership))
     if ledger.state is not RunState.RUNNING or round_ is None or ledger.training or not round_.may_draw:
         return None
     record = round_.record
@@ -113,7 +113,7 @@ def wait_of(machine: RunMachine) -> Wait | None:
     if len(there) >= record.quorum:
         return None
     awaits_approval = len(there.union(membership.awaiting())) >= record.quorum
-    cause = "awaits_approval" if awaits_approval else "too_few_clients"
+    cause = "awaits_approval" if awaits_approval else TOO_FEW
     return Wait(cause, record.waiting_since or record.opened_at, _missing(membership))
 
 

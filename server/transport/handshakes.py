@@ -17,9 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from atoll.aggregation.printable import count_of
+from atoll.aggregation.printable import count_of, span
 from atoll.protocol.bounded_mapping import BoundedMapping
-from atoll.protocol.identity.clock_hint import span
 from atoll.protocol.wire.channel import PROOF_S
 from atoll.server.transport.sockets import Place
 
@@ -37,7 +36,8 @@ LINE_S, LINE_MAX_S = 60.0, 3600.0
 """The first and the longest interval between two lines about one class; it doubles [s]."""
 
 LATE_MAX = 10
-"""Late connections of one host in an interval, beyond which they count as refused: a member tries seldom so often."""
+"""Late connections of one host in an interval, for each proven connection from there, beyond which they count as
+refused: a member tries seldom so often, and many members may share an address."""
 
 HOSTS_MAX, CONNECTIONS_MAX, NAMED_MAX = 1000, 10_000, 5
 """Hosts that are counted one by one, connections that are watched, and hosts that a line names."""
@@ -165,6 +165,7 @@ class Handshakes:
             self._num_unseen -= 1
             if len(self._watched) < CONNECTIONS_MAX:
                 self._watched[place] = _Watched(now, now, had_left)
+        members = Counter(host for host, _ in self._proven)
         for place, watched in list(self._watched.items()):
             if place in is_open:
                 watched.seen_open = now
@@ -173,12 +174,12 @@ class Handshakes:
                 if place in is_open:
                     self._proven[place] = self._hosts[place[0]] = now
                 else:
-                    self._add(self._kind_of(place, watched), place, now)
+                    self._add(self._kind_of(place, watched, members[place[0]]), place, now)
 
-    def _kind_of(self, place: Place, watched: _Watched) -> FailedHandshake:
+    def _kind_of(self, place: Place, watched: _Watched, num_members: int) -> FailedHandshake:
         is_members = self._hosts.get(place[0], -1.0) >= watched.begun - WAIT_S
         late = self._counts[FailedHandshake.LATE].hosts[place[0]]
-        if watched.had_left or (is_members and late < LATE_MAX):
+        if watched.had_left or (is_members and late < LATE_MAX * max(1, num_members)):
             return FailedHandshake.LATE
         if watched.seen_open - watched.begun >= SILENT_S:
             return FailedHandshake.SILENT

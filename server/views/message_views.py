@@ -10,6 +10,7 @@ from atoll.server.exchanges.ledger import Ledger
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.journal.exchanges import read_exchanges, recover_exchanges, replay_exchanges
 from atoll.server.journal.journal import RunRow
+from atoll.server.rounds.waiting import TOO_FEW, Missing, Wait
 from atoll.server.views.exchange_sentences import exchange_document, summary
 from atoll.server.views.history import History
 from atoll.server.views.message_lines import NODES_MAX, nodes_in_words, sentence
@@ -110,6 +111,29 @@ def clients(history: History, row: RunRow) -> list[Document]:
             }
         )
     return rows
+
+
+def ledger_of(history: History, row: RunRow) -> Ledger:
+    """Return the present state of a run of messages."""
+    return exchanges_of(history, row, after=history.newest_record(row.run_id) or 0)[1].ledger
+
+
+def wait_of_program(ledger: Ledger, min_available: int, since: float) -> Wait | None:
+    """Return the wait of a running program for its nodes: for the first ones, or after a restart; None: it works.
+
+    Args:
+        ledger: the state of the run.
+        min_available: the nodes for which its first look at them waits.
+        since: the begin of a wait for the first ones [s since the epoch].
+    """
+    if ledger.state is not RunState.RUNNING:
+        return None
+    lacks = not ledger.looks and len(ledger.membership.present) < min_available
+    if not ledger.awaited and not lacks:
+        return None
+    away = sorted(ledger.awaited or set(ledger.membership.members).difference(ledger.membership.present))
+    missing = tuple(Missing(client_id, None, "not connected") for client_id in away)
+    return Wait(TOO_FEW, ledger.awaited_since or since, missing)
 
 
 def _wait(history: History, machine: ExchangeMachine, min_available: int) -> str:

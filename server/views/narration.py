@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from atoll.aggregation.printable import conclusion, count_of
+from atoll.aggregation.printable import conclusion, count_of, span
 from atoll.parallel.task.metrics import LEFT_OUT
 from atoll.protocol.vocabulary import DECLINES, Fate, ReleaseReason, RoundId, RunState
 from atoll.server.rounds.client_evaluation import SILENT, merged
@@ -135,7 +135,7 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
         case CoordinatorStarted(down_since):
             due = machine.ledger.retry_at - machine.ledger.now
             then = f"; the next round begins in {due:.1f} s" if machine.ledger.is_round_due and due > 0 else ""
-            yield f"the coordinator is back after {machine.ledger.now - down_since:.1f} s{then}"
+            yield f"the coordinator is back after {span(machine.ledger.now - down_since)}{then}"
         case ClientFailed(client_id, round_id, reason, detail):
             record = machine.record_of(round_id)
             row = record.clients.get(client_id) if record is not None else None

@@ -63,7 +63,7 @@ def of_run(run_id: str, state: RunState, machine: RunMachine | None, place: Plac
             sentence = f"run {run_id} waits for the approval of site {client}: its operator types there"
             sentence += f" `atoll site approve {run_id}`; `atoll site list` shows the terms first"
             yield Notice(Condition.APPROVAL, f"{run_id} at {client}", sentence, run=run_id)
-    wait = wait_of(machine)
+    wait = wait_of(machine) if machine.ledger.short_since is not None else None  # else it would go over all members
     if wait is not None and wait.cause == DISK:
         free = "free some, and it goes on by itself"
         yield Notice(Condition.DISK, run_id, f"run {run_id} is {wait.sentence()}: {free}", run=run_id)

@@ -1,7 +1,8 @@
 """The views of runs in JSON types, for the commands on this machine and for remote ones."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
@@ -14,6 +15,7 @@ from atoll.protocol.settings import effective
 from atoll.protocol.vocabulary import TERMINAL, ClientId, RoundId, RunId, RunState, Version
 from atoll.server.config.run_changes import changes_of
 from atoll.server.files.version_folder import VersionFolder
+from atoll.server.identity.register import Standing
 from atoll.server.journal.holder import run_folder
 from atoll.server.journal.journal import EvaluationRow, RunRow, SettingsChange, VersionRow
 from atoll.server.journal.placement import num_ranks_of
@@ -23,7 +25,7 @@ from atoll.server.names.presence import Presence
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.waiting import wait_of, what_a_pause_waits_for, what_a_run_waits_for, why_not
+from atoll.server.rounds.waiting import TOO_FEW, Missing, wait_of, what_a_pause_waits_for, what_a_run_waits_for, why_not
 from atoll.server.statistics import results
 from atoll.server.views import message_views
 from atoll.server.views.attendance import attended
@@ -152,6 +154,12 @@ def run_of(history: History, name: str) -> RunRow:
 
 WAITING = "waiting"
 """The state in which a running run is shown while it waits for what time or a person mends."""
+NEVER_JOINED = {
+    Standing.INVITED: "invited, has not enrolled",
+    Standing.MEMBER: "enrolled, has not connected",
+    Standing.LAPSED: "its certificate has expired: it needs a new invitation",
+}
+"""Reasons for which a member has never joined a run, by its standing; a revoked one is not missing."""
 
 
 def _run(history: History, row: RunRow, machine: RunMachine | None = None) -> Document:
@@ -162,14 +170,34 @@ def _run(history: History, row: RunRow, machine: RunMachine | None = None) -> Do
 
 
 def _waiting_for(history: History, row: RunRow, machine: RunMachine | None) -> Document | None:
-    if row.config.is_of_messages or row.state not in (RunState.RUNNING, RunState.PAUSED):
+    if row.state not in (RunState.RUNNING, RunState.PAUSED):
         return None
-    machine = machine or history.machine(row.run_id)
-    if (wait := wait_of(machine)) is None:
+    members: Set[ClientId]
+    if row.config.is_of_messages:
+        ledger = message_views.ledger_of(history, row)
+        needed = row.config.round.min_available
+        wait, members = message_views.wait_of_program(ledger, needed, row.created_at), ledger.membership.members.keys()
+    else:
+        machine = machine or history.machine(row.run_id)
+        wait, members = wait_of(machine), machine.ledger.membership.members.keys()
+    if wait is None:
         return None
+    if wait.cause == TOO_FEW:
+        wait = replace(wait, missing=(*wait.missing, *_never_joined(history, members)))
     missing = [{"site": one.client, "since": one.since, "why": one.why} for one in wait.missing]
     sentence = wait.sentence()
     return {"cause": wait.cause, "since": wait.since, "missing": missing, "sentence": sentence}
+
+
+def _never_joined(history: History, joined: Set[ClientId]) -> Iterator[Missing]:
+    """Yield the members of the coordinator that neither are connected nor have ever joined the run."""
+    if (presence := history.presence()) is None:
+        return
+    known = joined | {one.client for one in presence.clients}
+    for member in history.members():
+        name = ClientId(member.identity.name)
+        if name not in known and (why := NEVER_JOINED.get(member.standing)):
+            yield Missing(name, None, why)
 
 
 def _facts(history: History, row: RunRow) -> Document:

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from torch.utils.data import TensorDataset
 
+from atoll.parallel.local_training.as_built import AsBuilt
 from atoll.parallel.local_training.parameters import build_model
 from atoll.parallel.task.arrays import Arrays, layout_of
 from atoll.parallel.task.context import context_of, within
@@ -32,6 +33,8 @@ class Benches:
         self._training = training
         self._version: Arrays = {}
         self._number = 0
+        self._process = AsBuilt({}, with_process=True)
+        """The flags of this process, which a loop of the task's own may leave to the next client's."""
 
     @cached_property
     def form(self) -> Form:
@@ -92,6 +95,8 @@ class Benches:
             if not isinstance(task, FlowerTask):
                 raise
             return Failed(job.client_id, kind_of(error, "train"), detail_of(error))  # as at an agent: it runs on
+        finally:
+            self._process.restore()
         trained = outcome.trained
         statistics = {name: tuple(numbers) for name, numbers in trained.statistics.items()}
         return Trained(

@@ -57,10 +57,10 @@ class Federation:
             **dict(environment),
         )
 
-    def agent(self, site, *, name="", tasks=None, environment=(), **settings):
+    def agent(self, site, *, name="", tasks=None, environment=(), address="", **settings):
         keys = {"exit_when_done": True, "reconnect_max": 0.5, **settings}
         overrides = [part for key, value in keys.items() for part in ("--set", f"{key}={_toml(value)}")]
-        command = ("agent", *(tasks or [self.task]), "--site", site, "--coordinator", self.address)
+        command = ("agent", *(tasks or [self.task]), "--site", site, "--coordinator", address or self.address)
         name = name or site  # of the process and its folder: two may have one site
         equip(self.state, self.folder / name, Identity(Role.CLIENT, site))
         return self.start(name, *command, "--state", self.folder / name, *overrides, **dict(environment))

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from atoll.aggregation.tensors.safetensors_file import read
 from atoll.server.views.views import View, look
-from tests.federation.processes import federation
+from tests.federation.processes import ATOLL, federation
 
 GIB = 1 << 30
 
@@ -154,11 +155,14 @@ def test_a_run_waits_for_its_first_sites_and_names_the_one_that_goes_away(tmp_pa
             return row["state"] == "waiting" and row["wait"]["cause"] == "too_few_clients" and sites == [*missing]
 
         it.wait_for(lambda: "no client has joined yet" in it.log("coordinator") and shown())
+        subprocess.run([ATOLL, "client", "invite", "late", "--state", it.state], check=True, capture_output=True)
+        it.wait_for(lambda: shown("late"))
+        assert "late (invited, has not enrolled)" in look(it.history(), View.RUNS)[0]["cause"]
         it.agent("a")
         it.agent("b")
         it.wait_for(lambda: "committed as version" in it.log("coordinator"))
         it.kill("b")
-        it.wait_for(lambda: shown("b"))
+        it.wait_for(lambda: shown("b", "late"))
         it.agent("b")
         assert it.wait_for_end() == 0
         assert {record.abandon_reason for record in it.rounds()} <= {None, "awaits_clients"}

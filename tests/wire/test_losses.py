@@ -210,6 +210,21 @@ async def test_an_update_that_is_missing_at_a_rank_in_the_directory_is_told(tmp_
         await starts(state, **ONE)
 
 
+@live
+async def test_an_update_that_is_gone_at_a_rank_at_its_fold_ends_alone(tmp_path):
+    state, folder = tmp_path / "state", tmp_path / "rank"
+    async with running(state, **ONE, **WITHOUT_RETRY, round__quorum=1) as it, with_rank(it, folder) as at_rank:
+        async with at_rank.client("a") as a, at_rank.client("b") as b:
+            assert (await report(a))[1].accepted
+            [gone] = (folder / "runs" / "tiny-1" / "updates").glob("*.bin")
+            gone.unlink()
+            assert (await report(b, 5.0))[1].accepted
+            await committed(it, 1)
+    first, *_ = History(state).rounds("tiny-1")
+    assert (first.clients["a"].reason, first.clients["b"].used_in) == ("update_lost", 1)
+    assert f"rank 0: UpdateDamaged: {gone}" in first.clients["a"].detail
+
+
 def test_an_ended_run_lacks_files_and_stops_nothing(tmp_path, caplog):
     state = tmp_path / "state"
     one_round(state, rounds=1)

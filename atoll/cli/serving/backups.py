@@ -99,7 +99,7 @@ def backup(
 def verify(source: Source, json: options.Json = False) -> None:
     """Check a backup: every file against its digest, and the journal with the files that it relies on.
 
-    It is unpacked for that into a temporary folder (TMPDIR), which needs room for its files, and starts nothing.
+    A .tar file is unpacked for that into a temporary folder (TMPDIR), which needs room for it. Nothing is started.
     """
     from atoll.cli.temporary import size_of, writing_to
     from atoll.server.backup.contents import BackupFailed

@@ -208,3 +208,26 @@ def test_what_several_passes_of_a_step_move_is_named(kind: type[Layers], names: 
         found = moved_by_passes(task, plan, 0, DATA, check_forward(task, plan, 0, DATA))
         expected = names if plan.microbatches > 1 else ""
         assert found.partition(": each forward pass changes them, and a step has 2 passes")[0] == expected
+
+
+class Frequencies(nn.Module):
+    """A loss whose weights follow how often it has seen each class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.ones(3))
+
+    def forward(self, outputs: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+        seen = self.get_buffer("seen")
+        seen.mul_(0.5).add_(torch.bincount(classes, minlength=3) / len(classes) * 0.5)
+        return functional.cross_entropy(outputs, classes, weight=1 / seen)
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_weights_of_classes_that_a_rank_counts_by_itself_are_refused(is_sorted: bool) -> None:
+    """The first two rows are of one class, whose weight alone changes nothing."""
+    classes = torch.tensor([0] * 8 + [1] * 8 + [2] * 8) if is_sorted else torch.tensor([0, 0, 1, 2, 0, 0] * 4)
+    data = TensorDataset(torch.randn(24, 6, generator=torch.Generator().manual_seed(2)), classes)
+    task = Task(model=lambda: nn.Linear(6, 3), data=lambda site, split: data, loss=Frequencies(), sites=["a"])
+    with pytest.raises(JobRefused, match="the loss's state: a pass leaves values there"):
+        check_forward(task, COPIES, 0, data)

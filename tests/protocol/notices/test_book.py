@@ -98,6 +98,19 @@ def test_a_failed_attempt_stays_due_and_uses_up_no_hour():
     assert told_of(book, NOW + 32) == []
 
 
+def test_a_failed_attempt_to_tell_an_event_or_what_begins_again_uses_up_no_hour():
+    book, jump = Book(), Notice(Condition.CLOCK, "jump", "the clock was set")
+    assert tell(book, DISK, at=NOW) == [DISK.sentence]
+    tell(book, at=NOW + 60)
+    later = NOW + HOUR_S - 30
+    book.look([DISK], later)
+    book.post(jump, later)
+    for second in (30, 40):
+        for group in book.ready(later + second):
+            book.failed(book.attempted(group, later + second))
+    assert told_of(book, later + 41) == [jump.sentence, DISK.sentence]
+
+
 def test_what_is_over_before_it_could_be_told_is_not_told():
     book = Book()
     book.look([DISK], NOW)

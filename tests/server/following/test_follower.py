@@ -118,7 +118,7 @@ def test_the_items_tell_the_run_its_rounds_and_the_lines_of_the_log():
     assert sorted(set(ended)) == [(1, "committed"), (2, "committed"), (3, "abandoned"), (4, "committed")]
     said = [line for item in items for line in item.lines]
     assert "round 1: committed as version 1" in said
-    assert "the coordinator is back after 14.0 s" in said
+    assert "the coordinator is back after 14 s" in said
     assert "the run is stopped: enough" in said
 
 

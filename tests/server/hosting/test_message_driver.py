@@ -28,7 +28,7 @@ from atoll.server.journal.pruning import Stay
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.programs.contents import Contents
 from atoll.server.rounds.events import ClientFailed, ClientJoined, RunStarted
-from atoll.server.views.message_views import what_a_program_waits_for
+from atoll.server.views.message_views import wait_of_program, what_a_program_waits_for
 from tests.wire.test_round import live
 
 NORTH, NOBODY = ClientId("north"), ClientId("nobody")
@@ -240,8 +240,12 @@ async def test_the_first_look_at_the_nodes_says_how_many_it_waits_for(
             "its server program gets no nodes before 3 are here (round.min_available); "
             "2 nodes are connected (north, south)"
         )
+        wait = wait_of_program(ledger, 3, 17.0)
+        assert wait is not None
+        assert (wait.cause, wait.since) == ("too_few_clients", 17.0)
         await run.all(ClientJoined(ClientId("west"), "1"))
         assert len((await run.answer(1))["nodes"]) == 3
+        assert wait_of_program(ledger, 3, 17.0) is None
         assert "works, or waits for more nodes; 3 nodes are connected" in what_a_program_waits_for(ledger, 3)
         await run.all(run.push(NORTH))
         assert what_a_program_waits_for(ledger, 3) == "it waits for replies of north"

@@ -8,6 +8,7 @@ import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.wire.channel import CHUNK_BYTES, MESSAGE_BYTES_MAX
+from atoll.server.errors import UpdateDamaged
 from atoll.server.names.places import Places
 from atoll.server.ranks import registry as ranks_module
 from atoll.server.ranks.registry import FoldRefused, RankConnection, Ranks, RanksAway
@@ -72,8 +73,8 @@ class Fold:
     def folded(self, rank, attempt, digest=b"d"):
         self.says(rank, folded=pb.Folded(attempt=attempt, sha256=[digest]))
 
-    def failed(self, rank, attempt, *, again, detail="why"):
-        self.says(rank, fold_failed=pb.FoldFailed(attempt=attempt, again=again, detail=detail))
+    def failed(self, rank, attempt, *, again, detail="why", damaged=b""):
+        self.says(rank, fold_failed=pb.FoldFailed(attempt=attempt, again=again, detail=detail, damaged=damaged))
 
     def broken_off(self, rank):
         """The attempts that a rank is told to give up."""
@@ -182,6 +183,17 @@ async def test_a_fault_of_the_updates_ends_the_fold_whatever_other_ranks_answer(
     with pytest.raises(FoldRefused, match="rank 2: update u7 is damaged"):
         await waiting
     assert fold.broken_off(1) == [order.attempt]
+
+
+@on_loop
+async def test_an_update_that_is_damaged_at_a_rank_is_named_by_its_digest():
+    fold = Fold(1)
+    waiting = fold.begin()
+    order, _ = await fold.order(0)
+    fold.failed(0, order.attempt, again=False, detail="u7.bin is gone", damaged=bytes.fromhex("ab" * 32))
+    with pytest.raises(UpdateDamaged, match=r"rank 0: u7.bin is gone") as caught:
+        await waiting
+    assert caught.value.digest == "ab" * 32
 
 
 @on_loop

@@ -120,6 +120,17 @@ def test_a_member_that_fails_once_and_is_proven_a_moment_later_is_late_but_not_a
     assert kinds == {FailedHandshake.LATE: LATE_MAX, FailedHandshake.REFUSED: 3}
 
 
+def test_many_members_behind_one_address_may_each_be_late():
+    port, members = Handshakes(), [(MEMBER[0], 10 + number) for number in range(5)]
+    begin(port, 100.0, *members)
+    for member in members:
+        port.proven(member, 101.0)
+    late = [(MEMBER[0], 100 + number) for number in range(4 * LATE_MAX)]
+    begin(port, 102.0, *members, *late)
+    port.look(dict.fromkeys(members, False), 103.0 + WAIT_S)
+    assert {report.kind for report in port.due(103.0 + WAIT_S)} == {FailedHandshake.LATE}
+
+
 def test_a_flood_between_two_looks_is_counted_while_it_lasts():
     port, told = Handshakes(), 0
     begin(port, 1.0, MEMBER)

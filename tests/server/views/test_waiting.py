@@ -102,7 +102,7 @@ def test_between_two_rounds_the_retry_and_its_number_are_named():
     assert sentences(drive.record)[0].endswith(f"; retry 1 of 5 follows {wait:.1f} s later.")
     assert any(f"it was then left alone for {rest:.1f} s" in sentence for sentence in sentences(drive.record))
     back = said(drive, CoordinatorStarted(drive.now), drive.now - 1000.0 + 1.0)
-    assert back == [f"the coordinator is back after 1.0 s; the next round begins in {wait - 1:.1f} s"]
+    assert back == [f"the coordinator is back after 1 s; the next round begins in {wait - 1:.1f} s"]
 
 
 def test_a_line_about_a_failure_has_the_exception_and_not_the_head_of_its_traceback():

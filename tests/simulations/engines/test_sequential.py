@@ -73,6 +73,22 @@ def test_a_training_of_the_tasks_own_is_called_as_it_is_deployed() -> None:
     check(case, replace(case.training(), task=replace(case.task(), fit=fit)))
 
 
+def test_flags_that_a_loop_leaves_in_the_process_do_not_reach_the_next_client() -> None:
+    seen = []
+
+    def fit(model: nn.Module, data: Any, local: Local, deadline: Any) -> float:
+        seen.append((torch.is_grad_enabled(), torch.get_default_dtype()))
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        return 1.0
+
+    case = Case("fit")
+    engine = Sequential(replace(case.training(), task=replace(case.task(), fit=fit)))
+    all_trained(engine.train(first_version(case.training()), [Job(site, 0) for site in SIZES]))
+    assert seen == [(True, torch.float32)] * len(SIZES)
+    assert (torch.is_grad_enabled(), torch.get_default_dtype()) == (True, torch.float32)
+
+
 class Counting:
     """An ArrayTask whose update has the values of the request."""
 

@@ -1,6 +1,7 @@
 """A machine's clock that a test sets, for one real process: a preloaded library shifts the system's clock by a file.
 
-All of the process sees the shifted clock, TLS included. Monotonic clocks stay as they are.
+All of the process sees the shifted clock, TLS included. The monotonic clock stays as it is, as in a machine that
+sleeps; a night passes on the count since the boot, too.
 """
 
 import os
@@ -20,20 +21,21 @@ SOURCE = r"""
 #include <time.h>
 #include <unistd.h>
 
-static long long shift_ns(void) {
+static long long shift_ns(int is_count) {
     static int file = -2;
     if (file == -2) file = open(getenv("TEST_CLOCK") ? getenv("TEST_CLOCK") : "", O_RDONLY | O_CLOEXEC);
-    char text[32] = {0};
-    if (file < 0 || pread(file, text, 31, 0) <= 0) return 0;
-    return llround(atof(text) * 1e9);
+    char text[64] = {0}, *rest;
+    if (file < 0 || pread(file, text, 63, 0) <= 0) return 0;
+    double clock = strtod(text, &rest), nights = strtod(rest, NULL);
+    return llround((is_count ? nights : clock + nights) * 1e9);
 }
 
 int clock_gettime(clockid_t id, struct timespec *at) {
     static int (*real)(clockid_t, struct timespec *);
     if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
     int rc = real(id, at);
-    if (rc == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) {
-        long long ns = at->tv_sec * 1000000000LL + at->tv_nsec + shift_ns();
+    if (rc == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE || id == CLOCK_BOOTTIME)) {
+        long long ns = at->tv_sec * 1000000000LL + at->tv_nsec + shift_ns(id == CLOCK_BOOTTIME);
         at->tv_sec = ns / 1000000000LL;
         at->tv_nsec = ns % 1000000000LL;
     }
@@ -63,6 +65,8 @@ class SetClock:
     """The clock of the processes that are started with `environment`; `set` shifts it at once."""
 
     def __init__(self, folder: Path, seconds: float = 0.0) -> None:
+        folder.mkdir(exist_ok=True)
+        self._seconds = self._nights = 0.0
         self._file, library = folder / "clock.txt", folder / "clock.so"
         (folder / "clock.c").write_text(SOURCE)
         subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, folder / "clock.c", "-ldl", "-lm"], check=True)
@@ -70,6 +74,15 @@ class SetClock:
         self.set(seconds)
 
     def set(self, seconds: float) -> None:
-        """Let the clock show this many seconds more than the machine's."""
+        """Let the clock show this many seconds more than the true time."""
+        self._seconds = seconds
+        self._write()
+
+    def sleep(self, seconds: float) -> None:
+        """Let this much time pass at once, as while the machine sleeps."""
+        self._nights += seconds
+        self._write()
+
+    def _write(self) -> None:
         with self._file.open("r+b" if self._file.exists() else "wb") as file:  # in place: the library has it open
-            os.pwrite(file.fileno(), f"{seconds:<30}".encode(), 0)
+            os.pwrite(file.fileno(), f"{self._seconds:.3f} {self._nights:.3f}".ljust(60).encode(), 0)

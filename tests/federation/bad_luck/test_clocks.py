@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
+from tests.federation.bad_luck.set_clock import SetClock, needs_compiler
 from tests.federation.processes import ATOLL, federation
-from tests.federation.set_clock import SetClock, needs_compiler
 
 pytestmark = [needs_compiler]
 

@@ -1,4 +1,4 @@
-"""An hour of bad luck for real processes: `python -m tests.federation.chaos_hour --minutes 60` (`make chaos-hour`).
+"""An hour of bad luck for real processes: `make chaos-hour`, or CHAOS="--minutes 10".
 
 A coordinator and five agents train until their run is finished, while
 
@@ -223,7 +223,7 @@ class Chaos(Federation):
         committed = [record for record in records if record.phase is Phase.COMMITTED]
         if [record.version for record in committed] != list(range(1, self.rounds_wanted + 1)):
             yield f"versions {[record.version for record in committed]} are committed"
-        yield from _lost(records)
+        yield from lost_updates(records)
         rows = {(site, record.round_id): row for record in records for site, row in record.clients.items()}
         for site in SITES:
             for number in re.findall(rf"the update of round (\d+) of {RUN} is accepted", self.log(site)):
@@ -236,7 +236,7 @@ class Chaos(Federation):
             yield "a traceback in the log"
 
 
-def _lost(records: list[RoundRecord]) -> Iterator[str]:
+def lost_updates(records: list[RoundRecord]) -> Iterator[str]:
     """Yield the accepted updates that are in no version without a reason, or in one that does not exist."""
     committed = {record.round_id for record in records if record.phase is Phase.COMMITTED}
     for record in records:
