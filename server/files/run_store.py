@@ -22,7 +22,7 @@ from pathlib import Path
 
 from atoll.aggregation.codecs.names import open_codec
 from atoll.aggregation.folders import sync_folder
-from atoll.aggregation.printable import count_of
+from atoll.aggregation.printable import count_of, printable_size
 from atoll.aggregation.tensors.layout import Piece
 from atoll.aggregation.updates.inspection import Inspection, inspect
 from atoll.aggregation.updates.reader import StoredUpdate
@@ -162,9 +162,9 @@ class RunStore(VersionFolder):
             missing, free = max(0, wanted - already), shutil.disk_usage(self._incoming).free
             if missing and missing + reserved + self._disk.free_min > free:
                 raise DiskFull(
-                    f"{self._incoming}: an update of {count_of(wanted, 'byte')} does not "
-                    f"fit: {count_of(free, 'byte is', 'bytes are')} free, "
-                    f"{reserved} are reserved for other uploads, {self._disk.free_min} stay free"
+                    f"{self._incoming}: an update of {printable_size(wanted)} does not fit: {printable_size(free)} are "
+                    f"free, {printable_size(reserved)} are reserved for other uploads, "
+                    f"{printable_size(self._disk.free_min)} stay free (coordinator.disk_free_min)"
                 )
             if missing and self._disk.incoming_max:
                 self._check_quota(missing + reserved, wanted)

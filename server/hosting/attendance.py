@@ -215,7 +215,8 @@ class Attendance:
             self._leases.forget(client_id)
             self._places.leave(CLIENT, client_id, for_good=True)
             why = f" ({failure}: {detail})" if failure is not None else ""
-            logger.info("%s is lost: %s%s", client_id, reason, why, extra={"site": client_id})
+            what = "has left" if reason is LossReason.LEFT else f"is lost: {reason}"
+            logger.info("%s %s%s", client_id, what, why, extra={"site": client_id})
             self._record(Action.CLIENT_LOST, client_id, reason)
             for listener in self.listeners:
                 listener.lost(client_id, reason)

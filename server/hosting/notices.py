@@ -37,6 +37,10 @@ LEFT, GONE = "left ", "yes"
 Members = Callable[[], Awaitable[Sequence[Member]]]
 
 
+STARTING_S = 60.0
+"""Time after a start in which sites may connect before one is told as absent [s]."""
+
+
 class CoordinatorWatch:
     """The look of one coordinator, see `Notices`.
 
@@ -57,6 +61,7 @@ class CoordinatorWatch:
         self._coordinator, self._config, self._members, self._ca_pem = coordinator, config, members, ca_pem
         state = str(coordinator.state.path)
         self._place = Place(state, f"--state {shlex.quote(state)}")
+        self._started = time.time()
         self._known: Sequence[Member] = ()
         self._certificates: Sequence[Notice] = ()
         self._free, self._authority_until, self._next_slow = math.inf, math.inf, 0.0
@@ -117,11 +122,16 @@ class CoordinatorWatch:
             yield from told.of_run(run_id, run.machine.ledger.state, machine, self._place)
 
     def _of_sites(self, book: Book, now: float) -> Iterator[Notice]:
-        hub, hold = self._coordinator.attendance.hub, self._config.away
+        hub = self._coordinator.attendance.hub
         for client in sorted(self._expected(book)):
             if client not in hub:
                 since = book.since(f"{Condition.AWAY} {client}", now)
-                yield told.of_absent(client, since, hold, self._place)
+                yield told.of_absent(client, since, self._hold_of(since), self._place)
+
+    def _hold_of(self, since: float) -> float:
+        """Return the time from which on an absence is told [s]: after a start, sites have a moment to connect."""
+        hold = self._config.away
+        return max(hold, self._started + min(STARTING_S, hold) - since)
 
     def _expected(self, book: Book) -> set[str]:
         """Return the sites that should be connected: members with a valid certificate, and those of open runs.

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from atoll.aggregation.printable import conclusion, count_of, span
 from atoll.parallel.task.metrics import LEFT_OUT
-from atoll.protocol.vocabulary import DECLINES, Fate, ReleaseReason, RoundId, RunState
+from atoll.protocol.vocabulary import DECLINES, FailureReason, Fate, LossReason, ReleaseReason, RoundId, RunState
 from atoll.server.rounds.client_evaluation import SILENT, merged
 from atoll.server.rounds.events import (
     Abandon,
@@ -90,6 +90,13 @@ class Narrator:
         return (LogLine(wait, record),)
 
 
+OLDER_STATE = (
+    "sites have seen newer rounds than this coordinator's state has: an older state was restored, or begun anew. If the "
+    "newer state is still there, stop this coordinator and use that one; or let each site's operator accept it"
+)
+"""The line about the first site of a round that refuses a rollback."""
+
+
 def narrate(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> Iterator[str]:
     """Yield the lines for one event and its effects, after the machine has applied it."""
     yield from (LogLine(line, event) for line in _of_event(machine, event))
@@ -141,6 +148,8 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
             row = record.clients.get(client_id) if record is not None else None
             rest = f"; it is left alone for {row.rest:.1f} s" if row is not None and row.rest else ""
             yield f"round {round_id}: {client_id} failed: {reason}{_after_colon(detail)}{rest}"
+            if _is_first_with(record, FailureReason.ROLLBACK, reason):
+                yield OLDER_STATE
         case UpdateRefused(client_id, round_id, reason, detail):
             yield f"round {round_id}: {client_id} was refused: {reason}{_after_colon(detail)}"
         case DiskFree():
@@ -150,7 +159,7 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
             lost += [f"version {', '.join(map(str, versions))}"] * bool(versions)
             yield f"lost on the coordinator's disk: {' and '.join(lost)}: {detail[:LINE_MAX]}"
         case ClientLost(client_id, reason):
-            yield f"{client_id} is lost: {reason}"
+            yield f"{client_id} has left" if reason is LossReason.LEFT else f"{client_id} is lost: {reason}"
         case MetricsComputed(version, source) if machine.rules.best is not None and machine.rules.best.source == source:
             best = machine.ledger.best
             if best is not None and best.version == version:
@@ -159,6 +168,11 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
             yield "the run is resumed" + (", and waits until there is room" if wait else "")
         case _:
             pass
+
+
+def _is_first_with(record: RoundRecord | None, wanted: FailureReason, reason: FailureReason) -> bool:
+    """Return whether a failure has this reason, as the first one of its round."""
+    return record is not None and reason == wanted and sum(row.reason == wanted for row in record.clients.values()) == 1
 
 
 def _of_effect(machine: RunMachine, effect: Effect) -> str | None:
@@ -214,8 +228,8 @@ def _accepted(machine: RunMachine, accept: Accept) -> str:
 def _closed(machine: RunMachine, round_id: RoundId, num_updates: int) -> str:
     record = machine.record_of(round_id)
     reason = record.close_reason if record else ""
-    late = [client_id for client_id, _ in record.with_fate(Fate.STRAGGLER)] if record else []
-    stragglers = f"; silent: {', '.join(late)}" if late else ""
+    late = sorted(client_id for client_id, _ in record.with_fate(Fate.STRAGGLER, Fate.RELEASED)) if record else []
+    stragglers = f"; without {named(late)}" if late else ""
     updates = count_of(num_updates, "update")
     return f"round {round_id}: closed ({reason}), aggregating {updates}{stragglers}"
 

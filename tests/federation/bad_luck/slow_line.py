@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 
 SEGMENT_BYTES, BUFFER_BYTES = 1400, 32768
+ESTABLISHED = 1
+"""State of a TCP connection in `TCP_INFO`."""
 
 
 class SlowLine:
@@ -46,6 +48,14 @@ class SlowLine:
         server.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        near = writer.transport.get_extra_info("socket")
+        writer.transport.pause_reading()
+        while self.is_cut:
+            await asyncio.sleep(0.05)
+        if near.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != ESTABLISHED:
+            writer.close()  # given up while the line was cut: no byte of it has gone out
+            return
+        writer.transport.resume_reading()
         far, (host, _, port) = _socket(), self._target.rpartition(":")
         try:
             await self._loop.sock_connect(far, (host, int(port)))

@@ -181,7 +181,7 @@ def with_free(monkeypatch, free):
 def test_an_upload_beyond_the_disk_margin_is_refused_before_its_first_byte(tmp_path, monkeypatch):
     store = RunStore(tmp_path / "run", disk=DiskLimits(free_min=100))
     with_free(monkeypatch, 1000)
-    with pytest.raises(DiskFull, match="an update of 901 bytes does not fit: 1000 bytes are free"):
+    with pytest.raises(DiskFull, match=r"an update of 901 B does not fit: 1\.0 kB are free"):
         store.open_incoming(DIGESTS[1], 901)
     assert files(store) == []
     with store.open_incoming(DIGESTS[1], 900):
@@ -192,7 +192,7 @@ def test_what_was_promised_to_open_uploads_is_not_promised_again(tmp_path, monke
     store = RunStore(tmp_path / "run", disk=DiskLimits(free_min=100))
     with_free(monkeypatch, 1000)
     with store.open_incoming(DIGESTS[1], 600) as first:
-        with pytest.raises(DiskFull, match="600 are reserved for other uploads"):
+        with pytest.raises(DiskFull, match="600 B are reserved for other uploads"):
             store.open_incoming(DIGESTS[2], 301)
         first.append(b"x" * 200)
         with store.open_incoming(DIGESTS[2], 500):
