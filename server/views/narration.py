@@ -91,8 +91,8 @@ class Narrator:
 
 
 OLDER_STATE = (
-    "sites have seen newer rounds than this coordinator's state has: an older state was restored, or begun anew. If the "
-    "newer state is still there, stop this coordinator and use that one; or let each site's operator accept it"
+    "sites have seen newer rounds than this coordinator's state has: an older state was restored, or begun anew. If "
+    "the newer state is still there, stop this coordinator and use that one; or let each site's operator accept it"
 )
 """The line about the first site of a round that refuses a rollback."""
 
@@ -143,13 +143,8 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
             due = machine.ledger.retry_at - machine.ledger.now
             then = f"; the next round begins in {due:.1f} s" if machine.ledger.is_round_due and due > 0 else ""
             yield f"the coordinator is back after {span(machine.ledger.now - down_since)}{then}"
-        case ClientFailed(client_id, round_id, reason, detail):
-            record = machine.record_of(round_id)
-            row = record.clients.get(client_id) if record is not None else None
-            rest = f"; it is left alone for {row.rest:.1f} s" if row is not None and row.rest else ""
-            yield f"round {round_id}: {client_id} failed: {reason}{_after_colon(detail)}{rest}"
-            if _is_first_with(record, FailureReason.ROLLBACK, reason):
-                yield OLDER_STATE
+        case ClientFailed():
+            yield from _failed(machine, event)
         case UpdateRefused(client_id, round_id, reason, detail):
             yield f"round {round_id}: {client_id} was refused: {reason}{_after_colon(detail)}"
         case DiskFree():
@@ -170,9 +165,14 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
             pass
 
 
-def _is_first_with(record: RoundRecord | None, wanted: FailureReason, reason: FailureReason) -> bool:
-    """Return whether a failure has this reason, as the first one of its round."""
-    return record is not None and reason == wanted and sum(row.reason == wanted for row in record.clients.values()) == 1
+def _failed(machine: RunMachine, event: ClientFailed) -> Iterator[str]:
+    record = machine.record_of(event.round_id)
+    row = record.clients.get(event.client_id) if record is not None else None
+    rest = f"; it is left alone for {row.rest:.1f} s" if row is not None and row.rest else ""
+    yield f"round {event.round_id}: {event.client_id} failed: {event.reason}{_after_colon(event.detail)}{rest}"
+    older = [row for row in record.clients.values() if row.reason == FailureReason.ROLLBACK] if record else []
+    if event.reason == FailureReason.ROLLBACK and len(older) == 1:
+        yield OLDER_STATE
 
 
 def _of_effect(machine: RunMachine, effect: Effect) -> str | None:
