@@ -152,15 +152,12 @@ class Round(OpenRound):
 
     def _selecting_is_over(self, now: float) -> Effects:
         """Draw from fewer clients, or from those that rest, or wait on for approvals, or abandon the round."""
+        if not self._can_make_quorum() and any(map(self.membership.is_connected, self.membership.resting())):
+            self.membership.wake()  # a rest must not cost a round
         if self._can_make_quorum():
             if self._wait is not None:
                 self.membership.settle_for_these()
             return self._draw()
-        resting = [c for c in self.membership.resting() if self.membership.is_connected(c)]
-        if resting:
-            self.membership.wake()  # a rest must not cost a round
-            if self._can_make_quorum():
-                return self._draw()
         counted = {*self._reported, *self.late, *self.membership.available()}
         if self._may_wait_for_approvals(counted, now):
             assert self.membership.approval_by is not None

@@ -104,7 +104,7 @@ class Ledger:
         if record.abandon_reason is AbandonReason.STOP_REQUESTED:
             why = "the run was stopped below the quorum"
         elif record.abandon_reason is not AbandonReason.AGGREGATION_FAILED:
-            self.waiting += updates
+            self.waiting = [*updates, *self.waiting]  # those that came during its fold came later
             return []
         return [effect for update in updates for effect in self.leave_unused(update, why)]
 

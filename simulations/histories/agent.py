@@ -198,7 +198,7 @@ class SimulatedAgent:
             if isinstance(event, Connected):
                 self._ahead = age_of(issued_us, now)
             return None
-        if judged.reason is FailureReason.REPLAYED and self.world.scenario.faults.overtakes:
+        if judged.reason in (FailureReason.REPLAYED, FailureReason.ROLLBACK) and self.world.scenario.faults.overtakes:
             return None
         is_right = self.wall.worst < CLOCK_ERROR_S and self.coordinator.wall.times_wrong <= 1
         if judged.reason in (FailureReason.REPLAYED, FailureReason.ROLLBACK) and is_right:
