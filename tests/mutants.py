@@ -695,7 +695,7 @@ PLANTED = (
     Mutant(
         "what was in an abandoned buffer is lost",
         LEDGER,
-        "            self.waiting += updates\n",
+        "            self.waiting = [*updates, *self.waiting]  # those that came during its fold came later\n",
         "",
         "accepted updates vanish with an abandoned buffer",
     ),

@@ -155,6 +155,16 @@ def test_a_buffer_lets_lost_updates_go_in_it_and_in_the_queue() -> None:
     assert flow.machine.ledger.waiting == []
 
 
+def test_an_abandoned_fold_leaves_its_updates_before_those_that_came_meanwhile() -> None:
+    flow = Flow(buffer_size=2, concurrency=3)
+    flow.join("abc")
+    flow.update("a")
+    assert [client for client, *_ in buffered(flow.update("b"))] == ["a", "b"]
+    flow.update("c")
+    flow.do(lost("a1"))
+    assert [update.digest for update in flow.machine.ledger.waiting] == ["b1", "c1"]
+
+
 def test_clients_that_train_from_a_lost_version_are_told_to_stop_and_their_updates_are_refused() -> None:
     flow = Flow(buffer_size=1, concurrency=2, max_staleness=4)
     flow.join("a")
