@@ -12,7 +12,7 @@ from atoll.aggregation.tensors.safetensors_header import read_header
 from atoll.parallel.task.metrics import LEFT_OUT, values
 from atoll.protocol.json_values import plain
 from atoll.protocol.settings import effective
-from atoll.protocol.vocabulary import TERMINAL, ClientId, RoundId, RunId, RunState, Version
+from atoll.protocol.vocabulary import TERMINAL, ClientId, Fate, RoundId, RunId, RunState, Version
 from atoll.server.config.run_changes import changes_of
 from atoll.server.files.version_folder import VersionFolder
 from atoll.server.identity.register import Standing
@@ -84,9 +84,7 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
         return plain({"document": _whole_run(history, row), "toml": effective(row.config)})
     if view is View.ROUND:
         of_messages = row.config.is_of_messages
-        return plain(
-            message_views.exchange(history, row, number) if of_messages else _round(history, row.run_id, number)
-        )
+        return plain(_exchange(history, row, number) if of_messages else _round(history, row.run_id, number))
     if view is View.VERSIONS:
         rows = _versions(history, row)
         return plain({"run": row.run_id, "rows": rows, "metadata": _metadata(history, row.run_id)})
@@ -279,21 +277,34 @@ def _round(history: History, run_id: RunId, number: int) -> Document:
     record, machine = _record(history, run_id, number), history.machine(run_id)
     found = as_json(record) | {"training": _trainings(history, run_id, record)}
     is_open = machine.round is not None and machine.round.record.round_id == record.round_id
-    found["arriving"] = _arriving(history, run_id, record.round_id)
-    found["sentences"] += [
-        f"{row['client']}: {printable_size(row['num_bytes'])} of {printable_size(row['total_bytes'])} of its update "
-        f"have arrived ({row['num_bytes'] / max(1, row['total_bytes']):.0%})."
-        for row in found["arriving"]
-    ]
+    found["arriving"] = _arriving(history, run_id, {record.round_id})
+    found["sentences"] += _sentences_of(found["arriving"], "update")
     if is_open and (wait := _wait(history, machine)):
         found["sentences"].append(f"{wait[0].upper()}{wait[1:]}.")
     return found
 
 
-def _arriving(history: History, run_id: RunId, number: int) -> list[Document]:
-    """Return the updates of a round, or the replies of an exchange, that are on their way in."""
+def _exchange(history: History, row: RunRow, number: int) -> Document:
+    """Return an exchange with its messages and sentences, and the replies that are on their way in."""
+    found = message_views.exchange(history, row, number)
+    waiting = {one["number"] for one in found["messages"] if one["fate"] == Fate.WAITING}
+    found["arriving"] = _arriving(history, row.run_id, waiting)
+    found["sentences"] += _sentences_of(found["arriving"], "reply")
+    return found
+
+
+def _sentences_of(arriving: Iterable[Document], what: str) -> list[str]:
+    return [
+        f"{row['client']}: {printable_size(row['num_bytes'])} of {printable_size(row['total_bytes'])} of its {what} "
+        f"have arrived ({row['num_bytes'] / max(1, row['total_bytes']):.0%})."
+        for row in arriving
+    ]
+
+
+def _arriving(history: History, run_id: RunId, numbers: Set[int]) -> list[Document]:
+    """Return the updates of a round, or the replies to messages, that are on their way in."""
     presence = history.presence() or Presence()
-    rows = (each for each in presence.arriving if (each.run, each.round) == (run_id, number))
+    rows = (each for each in presence.arriving if each.run == run_id and each.round in numbers)
     return [{"client": row.client, "num_bytes": row.num_bytes, "total_bytes": row.total_bytes} for row in rows]
 
 
