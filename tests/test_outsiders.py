@@ -152,6 +152,7 @@ def faults_of_command(line: str) -> list[str]:
     """The words of a command line that `atoll` does not know: its command, or an option."""
     words = line.split()
     known = dict(commands())
+    known["atoll backup"] = known["atoll backup make"]  # the group's default
     path = next((" ".join(words[:n]) for n in (3, 2) if " ".join(words[:n]) in known), None)
     if path is None:
         return [] if words[1:] in (["--version"], ["--install-completion"], ["--show-completion"]) else [line]

@@ -190,7 +190,7 @@ def test_a_wrong_override_is_refused(run_toml: Path, override: str, fault: str) 
 
 
 def test_a_coordinator_without_a_run_takes_no_settings_of_one() -> None:
-    assert refused("coordinator", "--set", "rounds=3") == ["--set: rounds: unknown key (known: coordinator)"]
+    assert refused("coordinator", "--set", "rounds=3") == ["--set: rounds: unknown key (known: coordinator, notify)"]
 
 
 def test_a_file_that_is_not_there_or_no_toml_is_refused(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from atoll.cli.printing import as_json, say
 from atoll.cli.waiting import waiting_for
 
 File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="TOML of a coordinator, a run or an agent, with a table [notify].")
+    Path, typer.Argument(metavar="FILE", help="TOML of a coordinator, a run or an agent, with a table \\[notify].")
 ]
 
 
 def notify(file: File, overrides: options.Set = [], json: options.Json = False) -> None:  # noqa: B006
-    """Send a test message by the [notify] of a coordinator's or an agent's TOML.
+    """Send a test message by the table `notify` of a coordinator's or an agent's TOML.
 
     Its condition is `test`. The command ends when the message is delivered, or says why it is not.
     """
