@@ -14,11 +14,11 @@ from functools import cache
 from pathlib import Path
 
 from atoll.aggregation.printable import span
-from atoll.protocol.identity.clock_hint import instant
+from atoll.protocol.identity.clock_hint import SKEW_S, instant
 
-SET_BACK_MAX_S = 600.0
+SET_BACK_MAX_S = 2 * SKEW_S
 """Largest step back of the true clock that signatures do not follow [s]: their instants count on from the last one
-until the clock has caught up. A site takes messages within 300 s of its clock. One that took the last instant would
+until the clock has caught up. A site takes messages within `SKEW_S` of its clock. One that took the last instant would
 take a shorter step, if signatures followed it, for a replay; after a longer one it refuses both. So signatures follow a
 longer step at once: the sites' clocks were not those of before, or are set, too. Sites forget instants that no right
 clock can have shown (`client/session/rollback_rules.py`)."""

@@ -730,7 +730,7 @@ PLANTED = (
     Mutant(
         "signatures follow a short step back",
         CLOCK,
-        "SET_BACK_MAX_S = 600.0",
+        "SET_BACK_MAX_S = 2 * SKEW_S",
         "SET_BACK_MAX_S = 100.0",
         "sites take the messages of a coordinator whose clock was set back a little for replays",
     ),

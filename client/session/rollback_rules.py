@@ -24,11 +24,9 @@ from atoll.client.session.events import (
     RunEnded,
     StatisticsRequest,
 )
-from atoll.protocol.identity.clock_hint import instant
+from atoll.protocol.identity.clock_hint import SKEW_S, instant
 from atoll.protocol.vocabulary import Digest, FailureReason, RoundId, RunId, Version
 
-SKEW_S = 300.0
-"""Largest difference between this clock and the coordinator's [s]."""
 FUTURE_MAX_S = 240.0
 """Largest time by which the newest instant that was seen may be in the future [s]; a later one was seen by a clock that
 was ahead, and tells nothing: once the clocks are right, it would refuse every message until they have caught up."""

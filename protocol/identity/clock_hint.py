@@ -4,6 +4,9 @@ clock that is read when none is given."""
 import time
 from typing import NamedTuple
 
+SKEW_S = 300.0
+"""Largest difference between the clocks of two machines that sign and check messages [s]."""
+
 _EARLY = "not yet valid", "certificate_not_yet_valid"
 _LATE = "has expired", "certificate_expired", "certificate expired"
 """Parts of the texts of OpenSSL and BoringSSL for a certificate outside of its time."""

@@ -27,7 +27,7 @@ from google.protobuf.message import Message
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.certificates import CertificateError, certified_key, check_issued, read_leaf
-from atoll.protocol.identity.clock_hint import instant
+from atoll.protocol.identity.clock_hint import SKEW_S, instant
 from atoll.protocol.identity.names import Role
 
 LEFT_OUT = frozenset({"ServerMessage.signature", "Invite.manifest", "Invite.data", "Evaluate.manifest"})
@@ -35,8 +35,6 @@ LEFT_OUT = frozenset({"ServerMessage.signature", "Invite.manifest", "Invite.data
 
 KEY_BYTES = 32
 SIGNATURE_BYTES_MAX = 128
-SKEW_S = 300.0
-"""Largest difference between two clocks [s]."""
 
 _STATEMENT, _PUBLISHER = b"atoll.v1 statement\n", b"atoll.v1 publisher\n"
 

@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable
 
 from atoll.aggregation.printable import count_of, span
-from atoll.protocol.identity.clock_hint import instant
-from atoll.protocol.identity.statement import SKEW_S
+from atoll.protocol.identity.clock_hint import SKEW_S, instant
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog

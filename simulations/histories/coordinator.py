@@ -7,7 +7,7 @@ from typing import Protocol
 
 from atoll.aggregation.printable import count_of
 from atoll.client.session import events as client
-from atoll.protocol.identity.statement import SKEW_S
+from atoll.protocol.identity.clock_hint import SKEW_S
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RunState
 from atoll.server.clock import JUMP_S, ClockComparison, MonotoneClock, Reading, fault_at_start, next_instant
 from atoll.server.required.keep import Keep

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.client.session.events import Asked, EvaluationRequest, Invitation, Released, RunEnded, StatisticsRequest
-from atoll.client.session.rollback_rules import SKEW_S, Refused, Seen, judge, run_of, timed
+from atoll.client.session.rollback_rules import Refused, Seen, judge, run_of, timed
+from atoll.protocol.identity.clock_hint import SKEW_S
 from atoll.protocol.vocabulary import FailureReason, ReleaseReason
 
 NOW = 1_000_000.0

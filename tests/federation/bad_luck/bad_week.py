@@ -16,7 +16,6 @@ record, and the coordinator's log, which is printed, must tell each trouble. The
 something is wrong.
 """
 
-import json
 import os
 import re
 import shutil
@@ -24,15 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from signal import SIGHUP, SIGTERM
 
-from atoll.protocol.vocabulary import Phase, RoundId, RunState
+from atoll.protocol.vocabulary import Phase, RoundId
 from benchmarks import reaper
-from tests.federation.bad_luck.chaos_hour import lost_updates
+from tests.federation.bad_luck.judgement import faults_of, report, write_task
 from tests.federation.bad_luck.set_clock import SetClock
 from tests.federation.bad_luck.slow_line import SlowLine
 from tests.federation.processes import ATOLL, Federation, ended_after
@@ -40,23 +38,6 @@ from tests.federation.processes import ATOLL, Federation, ended_after
 SITES = ("city", "town", "rural", "drift", "owl")
 RUN, ROUNDS, A_DAY, NIGHT_S = "week-1", 45, 6, 20 * 3600.0
 GIB = 1 << 30
-TASK = """
-import time
-import numpy as np
-from atoll import Trained
-
-class Week:
-    sites = {sites}
-    def initial(self, seed):
-        return {{"w": np.zeros(20_000, np.float32)}}
-    def num_examples(self, site):
-        return 10
-    def train(self, parameters, instructions):
-        time.sleep(0.5)
-        return Trained({{"w": np.ones(20_000, np.float32)}}, 10, {{"loss": (5.0, 10.0)}})
-
-task = Week()
-"""
 TOLD = {
     "SIGHUP": r"SIGHUP: a service keeps running",
     "clock": r"this machine's clock was set forward by 10 min",
@@ -75,8 +56,7 @@ class BadWeek(Federation):
     """The federation with its troubles; `day` is the number of the present day."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        (folder / "week_task.py").write_text(TASK.format(sites=SITES))
-        super().__init__(folder, task=f"{folder / 'week_task.py'}:task")
+        super().__init__(folder, task=write_task(folder, SITES, 20_000))
         self.begun, self.day = time.monotonic(), 1
         self.clocks = {name: SetClock(folder / f"clock-{name}") for name in ("coordinator", *SITES)}
         rates = {"town": 200e3, "rural": 20e3}
@@ -261,24 +241,7 @@ class BadWeek(Federation):
 
     def faults(self) -> Iterator[str]:
         """Yield what is wrong after the end."""
-        row, records = self.history().run(RUN), self.history().rounds(RUN)
-        if row.state is not RunState.FINISHED:
-            yield f"the run is {row.state}: {row.cause}"
-        versions = [record.version for record in records if record.phase is Phase.COMMITTED]
-        if versions != list(range(1, ROUNDS + 1)):
-            yield f"versions {versions} are committed"
-        yield from lost_updates(records)
-        rows = {(site, record.round_id): row for record in records for site, row in record.clients.items()}
-        for site in SITES:
-            for number in re.findall(rf"the update of round (\d+) of {RUN} is accepted", self.log(site)):
-                found = rows.get((site, RoundId(int(number))))
-                if RoundId(int(number)) not in self.undone and (found is None or found.digest is None):
-                    yield f"{site} was told that its update of round {number} is accepted; no record has it"
-        log = self.log("coordinator")
-        yield from (f"the log does not tell of {name}" for name, line in TOLD.items() if not re.search(line, log))
-        for name in ("coordinator", *SITES):
-            if "Traceback" in self.log(name):
-                yield f"a traceback in the log of {name}"
+        return faults_of(self, RUN, SITES, rounds=ROUNDS, told=TOLD, undone=self.undone)
 
 
 def main() -> int:
@@ -295,19 +258,7 @@ def main() -> int:
             print("\nthe coordinator's log:\n" + it.log("coordinator"))
             faults += it.faults()
             records = it.history().rounds(RUN)
-    for fault in faults:
-        print(f"WRONG: {fault}")
-    fates = Counter(str(row.fate) for record in records for row in record.clients.values())
-    summary = {
-        "minutes": round((time.monotonic() - week.begun) / 60, 1),
-        "days": week.day,
-        "rounds": len(records),
-        "versions": sum(record.phase is Phase.COMMITTED for record in records),
-        "fates": dict(fates),
-        "faults": faults,
-    }
-    print(json.dumps(summary))
-    return 1 if faults else 0
+    return report(week.begun, records, faults, days=week.day)
 
 
 if __name__ == "__main__":

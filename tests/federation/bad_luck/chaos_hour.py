@@ -15,20 +15,17 @@ printed. The last line is JSON; exit code 1: something is wrong.
 """
 
 import argparse
-import json
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 
-from atoll.protocol.vocabulary import Phase, RoundId, RunState
-from atoll.server.rounds.record import RoundRecord
 from benchmarks import reaper
+from tests.federation.bad_luck.judgement import faults_of, report, write_task
+from tests.federation.bad_luck.set_clock import SetClock
 from tests.federation.processes import ATOLL, Federation, ended_after
 
 SITES = ("disk", "clock", "approval", "stopped", "steady")
@@ -37,36 +34,6 @@ ROUND_S = 6.0
 """Seconds of a calm round, its pause included: the number of rounds follows from the minutes."""
 
 CLOCK_AHEAD_S = 3600.0
-SKEW = """
-import os, time
-_now = time.time
-def _skewed():
-    try:
-        with open(os.environ["CHAOS_CLOCK"]) as file:
-            return _now() + float(file.read() or 0)
-    except (OSError, ValueError):
-        return _now()
-time.time = _skewed
-"""
-TASK = """
-import time
-import numpy as np
-from atoll import Trained
-
-class Chaos:
-    sites = {sites}
-    def initial(self, seed):
-        return {{"w": np.zeros(50_000, np.float32)}}
-    def num_examples(self, site):
-        return 10
-    def train(self, parameters, instructions):
-        time.sleep(0.5)
-        return Trained({{"w": np.ones(50_000, np.float32)}}, 10, {{"loss": (5.0, 10.0)}})
-    def evaluate(self, parameters, *, split, site):
-        return {{"mean": (float(parameters["w"][0]) * 10, 10)}}
-
-task = Chaos()
-"""
 TROUBLES = {
     "disk": r"disk failed: disk_full",
     "clock": r"the clock of site clock is 1 h 0 min ahead",
@@ -80,8 +47,8 @@ class Chaos(Federation):
     """The federation with its troubles; `begun` is the instant of its start on the monotonic clock."""
 
     def __init__(self, folder: Path, minutes: float) -> None:
-        (folder / "chaos_task.py").write_text(TASK.format(sites=SITES))
-        super().__init__(folder, task=f"{folder / 'chaos_task.py'}:task")
+        super().__init__(folder, task=write_task(folder, SITES, 50_000))
+        self.clock = SetClock(folder / "clock-of-a-site", CLOCK_AHEAD_S)
         self.seconds, self.kills, self.has_disk = 60.0 * minutes, 0, True
         self.rounds_wanted = max(4, int(self.seconds / ROUND_S))
         self.begun = time.monotonic()
@@ -89,13 +56,9 @@ class Chaos(Federation):
     def begin(self) -> None:
         """Start the coordinator and the five agents."""
         self.serve()
-        (self.folder / "clock.txt").write_text(str(CLOCK_AHEAD_S))
-        skew = self.folder / "skew"
-        skew.mkdir()
-        (skew / "sitecustomize.py").write_text(SKEW)
         (self.folder / "approval.toml").write_text('tasks = ["*"]\nruns = ["chaos-*"]\napproval = "each_run"\n')
         more = {
-            "clock": {"environment": {"PYTHONPATH": str(skew), "CHAOS_CLOCK": str(self.folder / "clock.txt")}},
+            "clock": {"environment": self.clock.environment},
             "approval": {"policy": self.folder / "approval.toml"},
         }
         for site in SITES:
@@ -149,7 +112,7 @@ class Chaos(Federation):
         half, first = self.seconds / 2, min(20.0, self.seconds / 8)
         yield first, lambda: self._fill("disk")
         yield first + min(60.0, self.seconds / 3), lambda: self._free("disk")
-        yield half, lambda: self._say("the clock is set right") or (self.folder / "clock.txt").write_text("0")  # type: ignore[func-returns-value]
+        yield half, lambda: self._say("the clock is set right") or self.clock.set(0)  # type: ignore[func-returns-value]
         yield half, self._approve
         for number in range(int(self.seconds / 50)):
             yield 30.0 + 50.0 * number, lambda: self._signal("stopped", SIGSTOP)
@@ -217,32 +180,8 @@ class Chaos(Federation):
 
     def faults(self) -> Iterator[str]:
         """Yield what is wrong after the end."""
-        row, records = self.history().run(RUN), self.history().rounds(RUN)
-        if row.state is not RunState.FINISHED:
-            yield f"the run is {row.state}: {row.cause}"
-        committed = [record for record in records if record.phase is Phase.COMMITTED]
-        if [record.version for record in committed] != list(range(1, self.rounds_wanted + 1)):
-            yield f"versions {[record.version for record in committed]} are committed"
-        yield from lost_updates(records)
-        rows = {(site, record.round_id): row for record in records for site, row in record.clients.items()}
-        for site in SITES:
-            for number in re.findall(rf"the update of round (\d+) of {RUN} is accepted", self.log(site)):
-                if (row_ := rows.get((site, RoundId(int(number))))) is None or row_.digest is None:
-                    yield f"{site} was told that its update of round {number} is accepted; no record has it"
-        log = self.log("coordinator")
-        wanted = {name: line for name, line in TROUBLES.items() if self.has_disk or name != "disk"}
-        yield from (f"the log does not tell of {name}" for name, line in wanted.items() if not re.search(line, log))
-        if "Traceback" in log:
-            yield "a traceback in the log"
-
-
-def lost_updates(records: list[RoundRecord]) -> Iterator[str]:
-    """Yield the accepted updates that are in no version without a reason, or in one that does not exist."""
-    committed = {record.round_id for record in records if record.phase is Phase.COMMITTED}
-    for record in records:
-        for site, row in record.clients.items():
-            if row.digest and not row.unused_because and row.used_in not in committed:
-                yield f"the update of {site} of round {record.round_id} is in no version, and its record has no reason"
+        told = {name: line for name, line in TROUBLES.items() if self.has_disk or name != "disk"}
+        return faults_of(self, RUN, SITES, rounds=self.rounds_wanted, told=told)
 
 
 def main() -> int:
@@ -259,22 +198,7 @@ def main() -> int:
             print("\nthe coordinator's log:\n" + it.log("coordinator"))
             faults = [*it.faults()]
             records = it.history().rounds(RUN)
-        fates = Counter(str(row.fate) for record in records for row in record.clients.values())
-        reasons = Counter(str(record.abandon_reason) for record in records if record.abandon_reason)
-        for fault in faults:
-            print(f"WRONG: {fault}")
-        summary = {
-            "minutes": round((time.monotonic() - chaos.begun) / 60, 1),
-            "rounds": len(records),
-            "versions": sum(record.phase is Phase.COMMITTED for record in records),
-            "coordinator_kills": chaos.kills,
-            "full_disk": chaos.has_disk,
-            "abandoned": dict(reasons),
-            "fates": dict(fates),
-            "faults": faults,
-        }
-        print(json.dumps(summary))
-        return 1 if faults else 0
+        return report(chaos.begun, records, faults, coordinator_kills=chaos.kills, full_disk=chaos.has_disk)
 
 
 if __name__ == "__main__":
