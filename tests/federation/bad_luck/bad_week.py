@@ -47,7 +47,7 @@ TOLD = {
     "losses": r"accepted by --accept-losses: run week-1: .* is missing",
     "nights": r"the coordinator is back after 20 h",
     "restore": r"an older state was restored",
-    "rollback": r"declining \(rollback\).*atoll site accept-rollback week-1",
+    "rollback": r"failed: rollback: .*atoll site accept-rollback week-1",
 }
 """Lines of the coordinator's log that tell each trouble."""
 
