@@ -87,16 +87,16 @@ class Attached:
                     module.register_forward_pre_hook(torch.compiler.disable(_pass_on))  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def _in_place(self, own: nn.Parameter, parameter: nn.Parameter) -> Iterator[None]:
-        """Put the model's own object into the place of a parameter: a hook may read it from its module."""
-        places = self._places.get(id(parameter), ()) if own is not parameter else ()
-        for module, name in places:
+    def _in_place(self, own: nn.Parameter, copies: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Put the model's object into the places of its copies: a hook may read it from its module."""
+        places = [(*place, copy) for copy in copies if copy is not own for place in self._places.get(id(copy), ())]
+        for module, name, _ in places:
             module._parameters[name] = own
         try:
             yield
         finally:
-            for module, name in places:
-                module._parameters[name] = parameter
+            for module, name, copy in places:
+                module._parameters[name] = copy
 
     def call(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Call the hooks of parameters that have a gradient; the ranks of each parameter's mesh call it together.
@@ -114,12 +114,15 @@ class Attached:
             for module in part.modules():
                 for name, parameter in module._parameters.items():
                     self._places.setdefault(id(parameter), []).append((module, name))
-        before = states_of_generators()
+        copies: dict[int, tuple[str, Hooked, list[nn.Parameter]]] = {}
         for name, hooked in self._hooked.items():
             parameter = parameters.get(name)
             if parameter is not None and parameter.grad is not None:
-                with torch.no_grad(), implicit_replication(), self._in_place(hooked.parameter, parameter):
-                    _call(name, hooked, parameter)
+                copies.setdefault(id(hooked), (name, hooked, []))[-1].append(parameter)
+        before = states_of_generators()
+        for name, hooked, found in copies.values():
+            with torch.no_grad(), implicit_replication(), self._in_place(hooked.parameter, found):
+                _call(name, hooked, found)
         if states_of_generators() != before:
             raise TaskBroken(
                 f"{', '.join(self._hooked)}: a hook draws random numbers, and each rank draws others: give it a "
@@ -156,13 +159,21 @@ def _kept(hooks: Mapping[int, Hook]) -> list[Hook]:
     return [kept.hook for kept in hooks.values() if isinstance(kept, _Kept)]
 
 
-def _call(name: str, hooked: Hooked, parameter: nn.Parameter) -> None:
-    """Call the hooks of one parameter; its own object has values and gradient meanwhile."""
-    own, gradient = hooked.parameter, parameter.grad
-    assert gradient is not None
-    if own is not parameter:
-        own.data = _whole(parameter.detach())
-    given = _whole(gradient)
+def _call(name: str, hooked: Hooked, copies: Sequence[nn.Parameter]) -> None:
+    """Call the hooks of one parameter once; the model's object has values and gradient meanwhile.
+
+    Args:
+        name: of the parameter, for messages.
+        hooked: its hooks.
+        copies: what stands for it on this rank, with equal values and gradients: more than one if stages of this rank
+            share it, of which one may be the model's object.
+    """
+    own, first = hooked.parameter, copies[0]
+    others = [copy for copy in copies if copy is not own]
+    if len(others) == len(copies):
+        own.data = _whole(first.detach())
+    assert first.grad is not None
+    given = _whole(first.grad)
     for hook in _kept(hooked.on_gradient):
         returned = hook(given)
         if returned is not None:
@@ -172,12 +183,14 @@ def _call(name: str, hooked: Hooked, parameter: nn.Parameter) -> None:
     own.grad = given.detach()
     for hook in _kept(hooked.on_accumulated):
         hook(own)
-    if own.grad is None:
-        parameter.grad = None
-    elif own is not parameter:
-        _write(gradient, own.grad)
-    if own is not parameter:
-        _write(parameter, own.detach())
+    for copy in others:
+        if own.grad is None:
+            copy.grad = None
+        else:
+            assert copy.grad is not None
+            _write(copy.grad, own.grad)
+        _write(copy, own.detach())
+    if len(others) == len(copies):
         _empty(own)
 
 

@@ -1,5 +1,6 @@
 """Hooks and attributes of parameters are what they are in one process, on every plan."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -56,6 +57,24 @@ def hooked() -> nn.Module:
     return model
 
 
+def sharing() -> nn.Module:
+    """A layer on the first and the third of four stages, with hooks that have a state, on gradient and value."""
+    torch.manual_seed(0)
+    shared = Scaling(64, 64)
+    shared.weight.scale = 1.5  # type: ignore[attr-defined]
+    pieces = (nn.Flatten(), shared, nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), shared, nn.Tanh(), nn.Linear(64, 10))
+    momentum = torch.zeros(64, 64)
+    shared.weight.register_hook(lambda gradient: momentum.mul_(0.5).add_(gradient).clone())
+
+    def project(bias: torch.Tensor) -> None:
+        assert bias.grad is not None
+        bias.grad.sub_(bias.grad.mean())
+        bias.data.mul_(0.9)
+
+    shared.bias.register_post_accumulate_grad_hook(project)
+    return nn.Sequential(*pieces)
+
+
 def hooked_decoder() -> nn.Module:
     model = decoder(2, tied=True)
     assert isinstance(model, Decoder)
@@ -92,11 +111,11 @@ def far(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> fl
     return max(float((tensor - expected[name]).abs().max()) for name, tensor in found.items())
 
 
-def on_a_rank(names: list[str]) -> dict[str, float]:
+def on_a_rank(names: list[str], make: Callable[[], nn.Module]) -> dict[str, float]:
     torch.set_num_threads(1)
-    expected = reference.plain_training(hooked(), nn.functional.cross_entropy, reference.image_batches(last=7), "sgd")
     batches, loss = reference.image_batches(last=7), nn.functional.cross_entropy
-    return {name: far(trained_on(hooked(), batches, loss, PLANS[name]), expected.parameters) for name in names}
+    expected = reference.plain_training(make(), loss, batches, "sgd")
+    return {name: far(trained_on(make(), batches, loss, PLANS[name]), expected.parameters) for name in names}
 
 
 def tensors_on_a_rank(names: list[str]) -> dict[str, float]:
@@ -110,8 +129,9 @@ def tensors_on_a_rank(names: list[str]) -> dict[str, float]:
 
 
 @pytest.mark.real
-def test_hooks_see_the_gradient_of_the_whole_batch_on_every_plan() -> None:
-    for distances in run_ranks(on_a_rank, 2, list(PLANS), timeout_s=300):
+@pytest.mark.parametrize("make", [hooked, sharing])
+def test_hooks_see_the_gradient_of_the_whole_batch_on_every_plan(make: Callable[[], nn.Module]) -> None:
+    for distances in run_ranks(on_a_rank, 2, list(PLANS), make, timeout_s=300):
         assert all(distance < CLOSE for distance in distances.values()), distances
 
 
