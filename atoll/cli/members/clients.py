@@ -208,10 +208,15 @@ def _members(state: Path) -> list[dict[str, Any]]:
     from atoll.server.identity.setup import AUTHORITY, identity_folder
 
     if is_elsewhere(state) or admin.is_listening(state):
-        return [
-            _row(row.role, row.name, row.standing, row.since, row.expires_at or None)
-            for row in admin.members(state).members
-        ]
+        try:
+            return [
+                _row(row.role, row.name, row.standing, row.since, row.expires_at or None)
+                for row in admin.members(state).members
+            ]
+        except CommandError as error:
+            is_away = isinstance(error, admin.NoAnswer) and not isinstance(error, admin.NotTrusted)
+            if is_elsewhere(state) or not admin.has_ended(state, admin.STOPPING_S if is_away else 0.0):
+                raise
     with reading(state):
         stored = stored_members(state, identity_folder(state) / AUTHORITY)
     note(f"no coordinator listens at {state}: these are the members in its database; none can be connected now")

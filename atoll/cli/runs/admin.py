@@ -43,6 +43,9 @@ STARTING_S = 30.0
 RECOVERY_S = 660.0
 """Longest wait in seconds for a coordinator that holds its state directory to listen: it recovers its runs first."""
 
+STOPPING_S = 5.0
+"""Seconds in which a coordinator that no longer answers, because it is stopping, must end."""
+
 CONNECT_S = 60.0
 """Seconds in which a coordinator that lives must take a connection: a stopped or overloaded process takes none."""
 
@@ -103,6 +106,16 @@ def dialer(state: Path) -> Dialer:
 def is_listening(state: Path) -> bool:
     """Return whether a coordinator holds `state` and answers at its address."""
     return running_coordinator(state) is not None
+
+
+def has_ended(state: Path, patience_s: float) -> bool:
+    """Return whether no coordinator holds `state`, after waiting up to `patience_s` seconds for one that is stopping."""
+    deadline = time.monotonic() + patience_s
+    while is_held(state):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: float = 0.0) -> Any:

@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import socket
+import threading
 import time
 from pathlib import Path
 
@@ -108,6 +111,21 @@ def test_members_of_a_stopped_coordinator_come_from_its_database_and_its_authori
     with (authority / "issued.jsonl").open("ab") as log:  # a line that a crash has cut off, and one of another kind
         log.write(b'{"why": "by hand", "identity": 7, "at": 1, "until": 2}\n[]\n{"at": 1.0, "iden')
     assert shown("client", "members", "--state", state) == listed
+
+
+def test_a_coordinator_that_is_stopping_is_waited_for_and_its_members_come_from_its_database(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    held = StateDirectory.open(state)
+    Register(held.database).invite(Identity(Role.CLIENT, "north"), now=time.time(), lifetime_s=3600.0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    held.announce(address, address, os.getpid(), insecure=True)
+    assert "does not answer" in refused("client", "members", "--state", state)[0]
+    ending = threading.Timer(1.0, held.close)
+    ending.start()
+    listed = shown("client", "members", "--state", state)
+    ending.join()
+    assert [(row["name"], row["standing"]) for row in listed] == [("north", "invited")]
 
 
 def test_the_members_of_what_is_no_state_directory_are_refused(tmp_path: Path) -> None:
