@@ -109,7 +109,7 @@ def is_listening(state: Path) -> bool:
 
 
 def has_ended(state: Path, patience_s: float) -> bool:
-    """Return whether no coordinator holds `state`, after waiting up to `patience_s` seconds for one that is stopping."""
+    """Return whether no coordinator holds `state`; one that is stopping has `patience_s` seconds to end."""
     deadline = time.monotonic() + patience_s
     while is_held(state):
         if time.monotonic() > deadline:
