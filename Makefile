@@ -123,7 +123,7 @@ bench-guard: setup # the speed of this checkout against an earlier commit, in tu
 	@$(BIN)/python -m benchmarks.guard $(if $(BASE),--base $(BASE)) $(GUARD)
 
 soak: setup # 20,000 seeded histories; 5,000 generated models in every plan, of which the refused are counted by reason
-	$(BIN)/python -m atoll.simulations.histories --seeds 20000
+	$(BIN)/python -m tests.histories --seeds 20000
 	$(BIN)/python -W ignore -m tests.parallel.generated --models 5000
 
 deaths: setup # a real coordinator dies at every entry of a ServerApp's run; about an hour

@@ -980,7 +980,7 @@ def outcome_of(mutant: Mutant | None, *, seeds: int = SEEDS, unit: bool = True) 
     """
     with tempfile.TemporaryDirectory(prefix="atoll-mutant-") as directory:
         tree = tree_with(mutant, Path(directory))
-        histories = [sys.executable, "-m", "tests.simulations.histories.first_bad", str(seeds)]
+        histories = [sys.executable, "-m", "tests.histories.first_bad", str(seeds)]
         result = run_in(tree, histories, timeout=300)
         if result.returncode:
             lines = (result.stderr or result.stdout).strip().splitlines()

@@ -70,11 +70,11 @@ ALLOWED = {
     "server/transfers/timeouts.py: patience.floor": "a rate",
     "server/views/notices.py: client": "a name, before a verb",
     "server/views/sentences.py: number": "more than two, as once and twice are words",
-    "simulations/referee/buffer_referee.py: age": "more than the allowed staleness, in an assertion of ours",
-    "simulations/referee/round_referee.py: staleness": "more than the allowed staleness, in an assertion of ours",
-    "simulations/histories/soak.py: median(self.num_rounds)": "a median",
-    "simulations/histories/soak.py: median(self.num_events)": "a median",
-    "simulations/histories/world.py: sequence": "more than ACTIONS_MAX",
+    "tests/histories/referee/buffer_referee.py: age": "more than the allowed staleness, in an assertion of ours",
+    "tests/histories/referee/round_referee.py: staleness": "more than the allowed staleness, in an assertion of ours",
+    "tests/histories/soak.py: median(self.num_rounds)": "a median",
+    "tests/histories/soak.py: median(self.num_events)": "a median",
+    "tests/histories/world.py: sequence": "more than ACTIONS_MAX",
     "simulations/populations/plot.py: report.examples_max": "the end of a range",
 }
 """The numbers that may stand before a plural, each with the reason."""

@@ -45,7 +45,6 @@ TESTS_ELSEWHERE = {
     "atoll/cli/project": "tests/cli/test_new.py",
     "server/services": "tests/wire",
     "server/transfers": "tests/wire",
-    "simulations/referee": "tests/simulations/histories",
 }
 """Folders whose tests lie elsewhere: what they do is seen through a socket, a process or a whole history."""
 
@@ -150,8 +149,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("process.py",),
     ),
     "simulations": (
-        ("attacks", "devices", "engines", "populations", "referee"),
-        ("histories",),
+        ("attacks", "devices", "engines", "populations"),
         ("engines/batched",),
         ("engines/processes",),
         ("engines/choice.py",),

@@ -2,7 +2,7 @@
 
 import random
 
-from atoll.simulations.histories.scheduling import World
+from tests.histories.scheduling import World
 
 JUMPS_S = (3.0, 60.0, 200.0, 290.0, 600.0, 5000.0)
 """The size of the jumps [s]: below and above each bound that a clock may be off."""

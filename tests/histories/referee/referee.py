@@ -21,12 +21,12 @@ from atoll.server.rounds import events as e
 from atoll.server.rounds.client_evaluation import clients_to_ask
 from atoll.server.rounds.retries import seconds_of_rest
 from atoll.server.rounds.run_rules import RunRules
-from atoll.simulations.referee.buffer_referee import BufferReferee
-from atoll.simulations.referee.decisions import Decision, decision_of
-from atoll.simulations.referee.measure_referee import MeasureReferee
-from atoll.simulations.referee.round_referee import RoundReferee
-from atoll.simulations.referee.run_facts import BufferFacts, RunFacts
-from atoll.simulations.referee.verdicts import verdict_on
+from tests.histories.referee.buffer_referee import BufferReferee
+from tests.histories.referee.decisions import Decision, decision_of
+from tests.histories.referee.measure_referee import MeasureReferee
+from tests.histories.referee.round_referee import RoundReferee
+from tests.histories.referee.run_facts import BufferFacts, RunFacts
+from tests.histories.referee.verdicts import verdict_on
 
 NO_FAILURES = (
     AbandonReason.STOP_REQUESTED,

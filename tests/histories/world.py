@@ -4,7 +4,7 @@ There is one heap of (time, sequence, action) and one seed: the same seed gives 
 
     history = World(seed, random_scenario(seed)).run()
 
-    atoll simulate --faults standard --seed 17      # shows the history of one seed
+    python -m tests.histories --faults standard --seed 17      # shows the history of one seed
 """
 
 import heapq
@@ -16,13 +16,13 @@ from functools import partial
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, FailureReason, RoundId, Version
 from atoll.server.rounds.events import ClientEvaluated, ClientFailed, DrawCohort, Update, UpdateReceived, UploadBegun
 from atoll.server.selection.sampling import draw
-from atoll.simulations.histories.agent import SimulatedAgent
-from atoll.simulations.histories.coordinator import RESUMABLE, SimulatedCoordinator
-from atoll.simulations.histories.faults import Seconds
-from atoll.simulations.histories.history import History, Remark
-from atoll.simulations.histories.scenario import Scenario
-from atoll.simulations.histories.scheduling import Endpoint
-from atoll.simulations.histories.wall_clocks import WallClock
+from tests.histories.agent import SimulatedAgent
+from tests.histories.coordinator import RESUMABLE, SimulatedCoordinator
+from tests.histories.faults import Seconds
+from tests.histories.history import History, Remark
+from tests.histories.scenario import Scenario
+from tests.histories.scheduling import Endpoint
+from tests.histories.wall_clocks import WallClock
 
 BEGIN = 1000.0
 """Time at which a world begins [s]."""

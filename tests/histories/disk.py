@@ -19,7 +19,7 @@ from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
-from atoll.simulations.histories.history import Step
+from tests.histories.history import Step
 
 Reply = Callable[[tuple[Effect, ...]], None]
 WHERE = "the simulated disk"

@@ -9,7 +9,7 @@ from atoll.server.config.run import CohortConfig
 from atoll.server.rounds.events import Sums
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_rules import EarlyStop, RunRules, Source, WaitRules, WatchedMetric
-from atoll.simulations.histories.faults import Faults, Seconds, random_faults
+from tests.histories.faults import Faults, Seconds, random_faults
 
 TASK = "task"
 CALM = Faults()

@@ -9,9 +9,9 @@ from atoll.client.session import events as client
 from atoll.protocol.vocabulary import ClientId, RejectReason
 from atoll.server.rounds.events import Accept, ClientJoined, Effect, Profile, Reject, Update
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.simulations.histories.disk import Reply
-from atoll.simulations.histories.scheduling import Endpoint, World
-from atoll.simulations.histories.wall_clocks import WallClock
+from tests.histories.disk import Reply
+from tests.histories.scheduling import Endpoint, World
+from tests.histories.wall_clocks import WallClock
 
 BAD_BYTES = (
     RejectReason.BAD_MANIFEST,

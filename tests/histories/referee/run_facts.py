@@ -19,7 +19,7 @@ from atoll.protocol.vocabulary import (
 from atoll.server.rounds.events import Update
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_rules import WaitRules
-from atoll.simulations.referee.sampler_view import SamplerView
+from tests.histories.referee.sampler_view import SamplerView
 
 MAY_REPORT = (Fate.WAITING, Fate.LOST, Fate.FAILED)
 

@@ -7,7 +7,7 @@ from atoll.protocol.vocabulary import Fate, RejectReason
 from atoll.server.rounds.events import Update
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_rules import RunRules
-from atoll.simulations.referee.run_facts import RoundFacts, RunFacts
+from tests.histories.referee.run_facts import RoundFacts, RunFacts
 
 
 class Verdict(Enum):

@@ -1,9 +1,9 @@
 """The run and the judgement of one world."""
 
-from atoll.simulations.histories.checks import check
-from atoll.simulations.histories.history import History
-from atoll.simulations.histories.scenario import Scenario, random_scenario
-from atoll.simulations.histories.world import World
+from tests.histories.checks import check
+from tests.histories.history import History
+from tests.histories.scenario import Scenario, random_scenario
+from tests.histories.world import World
 
 LINES_SHOWN = 60
 
@@ -30,6 +30,6 @@ def judged(seed: int, scenario: Scenario | None = None, *, preset: str = "standa
         check(history)
     except Exception as error:  # nothing narrower: a machine may raise anything, and the transcript shows the cause
         shown = world.history.transcript(last=LINES_SHOWN)
-        command = f"atoll simulate --faults {preset} --seed {seed}"
+        command = f"python -m tests.histories --faults {preset} --seed {seed}"
         raise BadHistory(f"seed={seed}: {type(error).__name__}: {error}\n\n{shown}\n\nreplay: {command}") from error
     return history

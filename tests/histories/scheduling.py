@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from atoll.simulations.histories.history import History
-from atoll.simulations.histories.scenario import Scenario
+from tests.histories.history import History
+from tests.histories.scenario import Scenario
 
 
 class Endpoint(Protocol):

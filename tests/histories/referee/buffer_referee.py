@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Digest, Fate, RejectReason, RoundId
 from atoll.server.rounds import events as e
 from atoll.server.rounds.run_rules import RunRules
-from atoll.simulations.referee.run_facts import BufferFacts, RoundFacts, RunFacts
-from atoll.simulations.referee.verdicts import Verdict, discount_of
+from tests.histories.referee.run_facts import BufferFacts, RoundFacts, RunFacts
+from tests.histories.referee.verdicts import Verdict, discount_of
 
 
 class BufferReferee:

@@ -11,9 +11,9 @@ from atoll.server.rounds import events as server
 from atoll.server.rounds.record import ClientRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.selection.sampling import draw
-from atoll.simulations.histories.history import AgentStep, History
-from atoll.simulations.histories.parts import faults_of_parts
-from atoll.simulations.referee.referee import Referee
+from tests.histories.history import AgentStep, History
+from tests.histories.parts import faults_of_parts
+from tests.histories.referee.referee import Referee
 
 EPSILON = 1e-6
 

@@ -28,13 +28,13 @@ from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
-from atoll.simulations.histories.checks import check, faults_of
-from atoll.simulations.histories.faults import Faults
-from atoll.simulations.histories.history import History
-from atoll.simulations.histories.judge import BadHistory, judged
-from atoll.simulations.histories.scenario import Scenario, calm, random_scenario
-from atoll.simulations.histories.world import World
-from tests.simulations.histories.test_faults import NOT_COUNTED
+from tests.histories.checks import check, faults_of
+from tests.histories.faults import Faults
+from tests.histories.history import History
+from tests.histories.judge import BadHistory, judged
+from tests.histories.scenario import Scenario, calm, random_scenario
+from tests.histories.test_faults import NOT_COUNTED
+from tests.histories.world import World
 
 SEEDS = 480
 BATCHES = [range(first, first + 60) for first in range(0, SEEDS, 60)]
@@ -166,7 +166,7 @@ def test_a_bad_history_names_its_seed_and_how_to_replay_it(monkeypatch: pytest.M
         judged(0, calm(rules, 2))
     text = str(caught.value)
     assert text.startswith("seed=0: ")
-    assert "replay: atoll simulate --faults standard --seed 0" in text
+    assert "replay: python -m tests.histories --faults standard --seed 0" in text
     assert "coordinator  " in text
 
 

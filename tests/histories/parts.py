@@ -13,9 +13,9 @@ from atoll.protocol.vocabulary import ClientId, Digest, RejectReason
 from atoll.server.parts.gathering import Gathering, newest_first
 from atoll.server.rounds.events import Accept, Update
 from atoll.server.transfers.timeouts import PARTIALS_MAX
-from atoll.simulations.histories.history import History, PartStep
-from atoll.simulations.histories.network import IN_THE_MANIFEST, Upload, UploadAgent, UploadServer, transfer
-from atoll.simulations.histories.scheduling import World
+from tests.histories.history import History, PartStep
+from tests.histories.network import IN_THE_MANIFEST, Upload, UploadAgent, UploadServer, transfer
+from tests.histories.scheduling import World
 
 TOGETHER = RejectReason.WRONG_LAYOUT
 """The fault of a manifest that only all parts together show."""

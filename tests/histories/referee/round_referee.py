@@ -7,8 +7,8 @@ from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Dige
 from atoll.server.rounds import events as e
 from atoll.server.rounds.policy import FIRST_WAIT_S
 from atoll.server.rounds.run_rules import RunRules
-from atoll.simulations.referee.run_facts import RoundFacts, RunFacts
-from atoll.simulations.referee.verdicts import Verdict, discount_of
+from tests.histories.referee.run_facts import RoundFacts, RunFacts
+from tests.histories.referee.verdicts import Verdict, discount_of
 
 
 class RoundReferee:

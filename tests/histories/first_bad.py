@@ -1,8 +1,8 @@
-"""The search for the first bad history: python -m tests.simulations.histories.first_bad 400; exit code 1 if found."""
+"""The search for the first bad history: python -m tests.histories.first_bad 400; exit code 1 if found."""
 
 import sys
 
-from atoll.simulations.histories import judge
+from tests.histories import judge
 
 
 def main(seeds: int) -> int:

@@ -18,8 +18,8 @@ from atoll.aggregation.printable import count_of
 from atoll.client.session.events import Answered
 from atoll.protocol.vocabulary import RejectReason
 from atoll.server.rounds.events import ClientLost, Commit, Reject, UpdateRefused
-from atoll.simulations.histories.history import History
-from atoll.simulations.histories.judge import BadHistory, judged
+from tests.histories.history import History
+from tests.histories.judge import BadHistory, judged
 
 SEEDS_AT_ONCE = 25
 

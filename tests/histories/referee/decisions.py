@@ -1,7 +1,7 @@
 """The decisions of the run machine in the referee's form, without details that the policy leaves open."""
 
 from atoll.server.rounds import events as e
-from atoll.simulations.referee.sampler_view import rounded
+from tests.histories.referee.sampler_view import rounded
 
 Decision = tuple[object, ...]
 

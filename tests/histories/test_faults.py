@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import fields, replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -11,11 +12,11 @@ from atoll.protocol.vocabulary import FailureReason, Fate, LossReason, Phase
 from atoll.server.rounds.events import ClientLost, Commit, CoordinatorStarted, Invite
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_rules import RunRules
-from atoll.simulations.histories.faults import COORDINATOR_DIES, PRESETS, Faults
-from atoll.simulations.histories.history import History
-from atoll.simulations.histories.judge import judged
-from atoll.simulations.histories.scenario import Scenario, random_scenario
-from atoll.simulations.histories.world import World
+from tests.histories.faults import COORDINATOR_DIES, PRESETS, Faults
+from tests.histories.history import History
+from tests.histories.judge import judged
+from tests.histories.scenario import Scenario, random_scenario
+from tests.histories.world import World
 
 HOW_BAD = {field.name for field in fields(Faults) if field.default not in (0, 0.0)}
 """Fields of the severity of a fault, not of its frequency."""
@@ -86,7 +87,7 @@ def test_overtaking_turns_the_order_of_two_messages_round() -> None:
                 rounds.setdefault(step.client_id, []).append(step.event.request.key[2])
         return all(a <= b for told in rounds.values() for a, b in pairwise(told))
 
-    slow = {"delayed": 0.3, "delay": 60.0}
+    slow: dict[str, Any] = {"delayed": 0.3, "delay": 60.0}
     assert all(orders(world_with(seed, rounds=20, **slow)) for seed in range(5))
     assert not all(orders(world_with(seed, rounds=20, overtakes=1.0, **slow)) for seed in range(5))
 
@@ -139,7 +140,7 @@ def test_a_slow_disk_delays_what_it_writes() -> None:
 
 
 def test_a_damaged_snapshot_is_passed_over_for_the_one_before() -> None:
-    faults = {"crash_at_step": 0.05, "downtime": 1.0}
+    faults: dict[str, Any] = {"crash_at_step": 0.05, "downtime": 1.0}
     history = world_with(rounds=30, damaged_snapshots=1.0, **faults)
     assert remarks(history, "newest snapshot is damaged")
     assert history.restarts

@@ -17,8 +17,8 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.leases import Leases
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.simulations.histories.network import Connection, Ready, StreamAgent
-from atoll.simulations.histories.scheduling import Endpoint, World
+from tests.histories.network import Connection, Ready, StreamAgent
+from tests.histories.scheduling import Endpoint, World
 
 RUN = RunId("run")
 LOOKS_A_LEASE = 4

@@ -50,15 +50,15 @@ from atoll.server.rounds.events import (
     UploadBegun,
 )
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.simulations.histories.control_streams import RUN, ControlStreams
-from atoll.simulations.histories.disk import Disk, Posted, Reply, Snapshot, records_of
-from atoll.simulations.histories.history import Acknowledged, Restart, Step
-from atoll.simulations.histories.network import StreamAgent
-from atoll.simulations.histories.parts import KeptParts
-from atoll.simulations.histories.scenario import TASK
-from atoll.simulations.histories.scheduling import World
-from atoll.simulations.histories.wall_clocks import WallClock
-from atoll.simulations.referee.measure_referee import values_of
+from tests.histories.control_streams import RUN, ControlStreams
+from tests.histories.disk import Disk, Posted, Reply, Snapshot, records_of
+from tests.histories.history import Acknowledged, Restart, Step
+from tests.histories.network import StreamAgent
+from tests.histories.parts import KeptParts
+from tests.histories.referee.measure_referee import values_of
+from tests.histories.scenario import TASK
+from tests.histories.scheduling import World
+from tests.histories.wall_clocks import WallClock
 
 RESUMABLE = (RunState.STOPPED, RunState.FAILED)
 STEP_CRASHES_MAX = 6

@@ -11,7 +11,7 @@ from atoll.server.rounds import events as server
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.simulations.histories.scenario import Scenario
+from tests.histories.scenario import Scenario
 
 ALWAYS_THE_SAME = frozenset({"run_id", "task", "model_digest"})
 

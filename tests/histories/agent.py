@@ -33,13 +33,13 @@ from atoll.client.session.rollback_rules import Refused, Seen, age_of, judge, ti
 from atoll.client.session.session import Session, SessionRules
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RejectReason
 from atoll.server.rounds.events import ClientJoined, Profile, Update
-from atoll.simulations.histories import network
-from atoll.simulations.histories.history import AgentStep, WorkerEnd
-from atoll.simulations.histories.parts import PartedUpload, PartsServer, num_parts_of
-from atoll.simulations.histories.scenario import TASK
-from atoll.simulations.histories.scheduling import World
-from atoll.simulations.histories.wall_clocks import WallClock
-from atoll.simulations.histories.worker import Worker
+from tests.histories import network
+from tests.histories.history import AgentStep, WorkerEnd
+from tests.histories.parts import PartedUpload, PartsServer, num_parts_of
+from tests.histories.scenario import TASK
+from tests.histories.scheduling import World
+from tests.histories.wall_clocks import WallClock
+from tests.histories.worker import Worker
 
 CLOCK_ERROR_S = 60.0
 """Largest error of a site's clock with which it never takes a new message for an old one, also when the coordinator's

@@ -18,8 +18,8 @@ from atoll.client.session.events import (
 )
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RejectReason, Version
 from atoll.server.rounds.events import Profile, Sums, Update
-from atoll.simulations.histories.network import BAD_BYTES
-from atoll.simulations.histories.scheduling import Endpoint, World
+from tests.histories.network import BAD_BYTES
+from tests.histories.scheduling import Endpoint, World
 
 STEPS = 8
 """Number of steps of local training; a partial update has 1 to 7 of them."""
