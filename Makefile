@@ -113,7 +113,7 @@ notebooks: setup # executes docs/notebooks and stores their outputs
 	$(BIN)/python -m tests.pages.notebooks
 
 docs: setup
-	$(BIN)/python -m atoll.cli.docs
+	$(BIN)/python -m tools.docs
 	$(BIN)/python -m benchmarks.plots
 
 bench: setup
@@ -136,7 +136,7 @@ bad-week: setup # real processes with a week of bad luck, in less than ten minut
 	$(BIN)/python -m tests.federation.bad_luck.bad_week
 
 papers: setup # the papers' tables in docs/papers.md; hours, of which MNIST (ATOLL_DATA) takes most
-	$(BIN)/python -m atoll.simulations.experiments.tables.papers
+	$(BIN)/python -m benchmarks.papers
 
 fuzz: setup # ten million mutated inputs for each parser: about an hour on two cores; FUZZ="--seed 7 --inputs 100000"
 	$(BIN)/python -m tests.fuzz $(FUZZ)

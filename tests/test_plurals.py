@@ -53,7 +53,7 @@ ALLOWED = {
     "server/config/run_changes.py: new.rounds": "another number than before, as of a schedule, which has several",
     "parallel/planner/choice.py: narrowest": "more than one, as every rank by itself is a mesh of tp = 1",
     "parallel/programs/grid.py: len(text)": "more than NAME_MAX",
-    "parallel/data/public/shakespeare.py: min_lines": "a setting, whose default is not one",
+    "examples/datasets/shakespeare.py: min_lines": "a setting, whose default is not one",
     "parallel/planner/search.py: states / room": "a ratio",
     "parallel/planner/search.py: where": "the name of an axis",
     "parallel/world.py: world.size": "more than one, by the condition above",

@@ -81,12 +81,12 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "loading.py",
             "log_streams.py",
         ),
-        ("checkpoint", "communication/by_hand", "optimizers", "task", "world.py"),
+        ("checkpoint", "optimizers", "task", "world.py"),
         ("adapters",),
         ("communication", "flower", "local_training"),
         ("statistics",),
         ("data", "programs", "worker"),
-        ("data/public", "engine"),
+        ("engine",),
         ("exchange", "exported"),
         ("launch", "models", "trainer"),
         ("crew/supervisor", "planner"),
@@ -155,8 +155,6 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("engines/choice.py",),
         ("federation",),
         ("experiments", "messages"),
-        ("experiments/tables",),
-        ("experiments/tables/papers",),
     ),
     "atoll": (
         (
@@ -183,7 +181,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cli/experiments", "cli/members"),
         ("cli/flower",),
         ("cli/commands.py", "interface"),
-        ("__init__.py", "cli/docs.py", "cli/main.py"),
+        ("__init__.py", "cli/main.py"),
         ("__main__.py",),
     ),
 }

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.docs import commands
 from atoll.cli.task_failures import one_line
 from tests.cli import failing_tasks
 from tests.cli.invoking import invoke, refused, said
+from tools.docs import commands
 
 TASKS = failing_tasks.__name__
 ALL = ("--set", "round.cohort_size=4", "--rounds", "1", "--set", "simulation.workers=1")
