@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.papers.pages import write_parts
 from benchmarks.papers import fedopt, fedprox, mcmahan
+from benchmarks.papers.pages import write_parts
 from benchmarks.papers.process_pool import run_with_progress
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "papers.md"

@@ -10,10 +10,10 @@ from atoll.protocol.settings import load_text
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.report import read_run
 from atoll.simulations.federation.config import SimulationFile
+from benchmarks.papers import fedopt, fedprox, mcmahan
 from benchmarks.papers.__main__ import PAGE, PAPERS, main
 from benchmarks.papers.goal import Goal
 from benchmarks.papers.pages import write_parts
-from benchmarks.papers import fedopt, fedprox, mcmahan
 from benchmarks.papers.process_pool import is_over, run_cell
 from examples import synthetic
 from tests.public_data import needs_data
