@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 
 from atoll.aggregation.folders import finds_no_room
 
-
 LOG_BYTES_MAX = 8 << 20
 """Size above which the content of a log becomes `NAME.1` [bytes], of which no more than this is kept."""
 
@@ -43,8 +42,8 @@ class LogFile(io.FileIO):
 def write_to_log() -> None:
     """Let `sys.stdout` and `sys.stderr` write each line to the logs behind the descriptors 1 and 2.
 
-    While the process lives, the file behind the descriptor 2, which must have been opened to append, stays bounded,
-    whoever writes to it.
+    While the process lives, the file behind the descriptor 2 stays bounded, also of what its children write. It must
+    have been opened to append.
     """
     for fd, name in ((1, "stdout"), (2, "stderr")):
         old = getattr(sys, name)
@@ -61,7 +60,11 @@ def _keep_bounded(fd: int) -> None:
     while True:
         time.sleep(LOOK_S)
         if (size := os.fstat(fd).st_size) > LOG_BYTES_MAX:
-            with suppress(OSError), open(path, "rb") as log, open(f"{path}.1", "wb") as older:  # a full disk, or deleted
+            with (
+                suppress(OSError),
+                open(path, "rb") as log,
+                open(f"{path}.1", "wb") as older,
+            ):  # a full disk, or deleted
                 log.seek(size - LOG_BYTES_MAX)
                 older.write(log.read(LOG_BYTES_MAX))
             os.ftruncate(fd, 0)

@@ -1,9 +1,9 @@
 """Rounds over narrow lines beside busy processes: `python -m tests.federation.bad_luck.narrow_lines`.
 
-It takes thirteen minutes. A model of 2 MB and a federation of one site for each line: 20 kB/s with 200 ms there and back,
-and 40 kB/s with 300 ms, both with small buffers on the way. Two processes keep two processors busy. Every round must
-commit without a retry, and no connection may end by a time-out; a line that is cut for good at the end must be found.
-The last line is JSON; exit code 1: it was not so.
+It takes thirteen minutes. A model of 2 MB and a federation of one site for each line: 20 kB/s with 200 ms there and
+back, and 40 kB/s with 300 ms, both with small buffers on the way. Two processes keep two processors busy. Every round
+must commit without a retry, and no connection may end by a time-out; a line that is cut for good at the end must be
+found. The last line is JSON; exit code 1: it was not so.
 """
 
 import argparse

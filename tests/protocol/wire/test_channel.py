@@ -148,7 +148,7 @@ def test_a_server_gives_up_a_silent_connection_before_its_client_would(monkeypat
 
 @pytest.mark.real
 def test_the_kernel_cuts_no_connection_whose_bytes_arrive_slowly() -> None:
-    """Linux counts a closed window from its first probe: gRPC's keepalive timeout, the socket's, must be beyond that."""
+    """Linux counts a closed window from its first probe: gRPC's keepalive timeout, which the socket has, is longer."""
     patience = set[int]()
     server = grpc.server(ThreadPoolExecutor(1), options=server_options())
     port = server.add_insecure_port("127.0.0.1:0")
