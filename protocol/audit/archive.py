@@ -29,7 +29,7 @@ class Archived:
     """Their files in the archive."""
     num_bytes: int
     found: Verifier
-    """What is wrong with them."""
+    """Verifier that has read them, with their faults."""
 
 
 def copy_into(out: Path, files: Sequence[Path], key: Path) -> list[Path]:

@@ -147,8 +147,11 @@ def _insist_on_files(state: Path, *, keys: bool) -> None:
 
 
 def _places(state: Path, link: str) -> Iterator[str]:
-    """Yield the paths of files of the coordinator that a link in a state directory may stand for."""
-    names = FOLDERS if (state / link).is_dir() else ("",)
+    """Yield the paths of files of the coordinator that a link in a state directory may stand for.
+
+    A link to nowhere may lead to a volume that is not mounted now.
+    """
+    names = ("",) if (state / link).is_file() else FOLDERS if (state / link).is_dir() else ("", *FOLDERS)
     return filter(belongs, (link + name for name in names))
 
 
