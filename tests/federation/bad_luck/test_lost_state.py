@@ -38,7 +38,7 @@ def test_a_start_without_an_accepted_update_is_refused_and_with_accept_losses_th
         log = it.log("coordinator")
         assert f"accepted by --accept-losses: run trouble-1: {file} is missing" in log
         assert f"lost on the coordinator's disk: 1 accepted update: {file.name} is missing" in log
-        assert "round 1: abandoned: files_lost" in log
+        assert "round 1: abandoned: files of it were lost on the coordinator's disk (files_lost)" in log
         assert "retry 1 of" not in log
         first, *others = it.rounds()
         assert (first.clients["a"].reason, first.clients["a"].used_in) == ("update_lost", None)
