@@ -16,7 +16,7 @@ from atoll.server.rounds.events import (
     StopRequested,
 )
 from atoll.server.rounds.waiting import what_a_run_waits_for, why_not
-from atoll.server.views.narration import narrate, wait_for_clients
+from atoll.server.views.narration import Narrator, narrate, wait_for_clients
 from atoll.server.views.sentences import sentences
 from tests.server.rounds.test_buffer_round import Flow
 from tests.server.rounds.test_cohort_round import Drive
@@ -173,6 +173,20 @@ def test_a_member_keeps_its_software_its_newest_sign_of_life_and_its_newest_fail
     assert member.trouble.detail.endswith("ValueError: no such column")
     drive.do(ClientLost(ClientId("a"), LossReason.LEASE_EXPIRED, silent_for=60.0), 90.0)
     assert member.seen_at == 1030.0, "its loss is no sign of life"
+
+
+def test_a_round_that_waits_has_a_line_for_each_reason_and_none_for_each_client_that_comes():
+    drive, narrator = Drive(cohort_size=4, deadline=60.0), Narrator()
+
+    def lines(event: Event) -> list[str]:
+        effects = drive.do(event)
+        return [*narrator.lines(drive.machine, event, tuple(effects))]
+
+    assert lines(RoundDue()) == ["round 1 waits for clients: none connected, 4 wanted (quorum 4)"]
+    joined = [ClientJoined(ClientId(client), "s", Profile(), ()) for client in "abc"]
+    assert [line for event in joined for line in lines(event)] == []
+    (line,) = lines(failed("a", FailureReason.POLICY_REFUSED, "tasks: not allowed here"))[1:]
+    assert line.startswith("round 1 waits for clients: 3 connected, 2 available, 4 wanted (quorum 4): a declining")
 
 
 def test_a_member_is_away_since_its_goodbye_its_silence_or_the_end_of_the_coordinator_that_it_was_connected_to():
