@@ -1,6 +1,7 @@
 """The command line in this process, as a person types it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,19 @@ def refused(*arguments: object) -> list[str]:
     result = invoke(*arguments)
     assert result.exit_code == 2, result.output
     assert "Traceback" not in result.output
-    lines = told(result.stderr)
-    assert all(line.startswith("atoll: ") for line in lines), result.stderr
-    return [line.removeprefix("atoll: ") for line in lines]
+    faults = faults_in(result.stderr)
+    assert len(faults) == len(told(result.stderr)), result.stderr
+    return faults
 
 
 def told(stderr: str) -> list[str]:
-    """Return the lines of standard error without the notes of waits, which a busy machine has anywhere."""
-    return [line for line in stderr.splitlines() if not line.startswith("waiting for ")]
+    """Return the lines of standard error without the notes of waits, which a busy machine has anywhere, and starts."""
+    return [line for line in stderr.splitlines() if not re.search("^waiting for |^.{19} (waiting for |.*starts)", line)]
+
+
+def faults_in(stderr: str) -> list[str]:
+    """Return the operator's mistakes of standard error: of a command, and of a service, which has a log."""
+    return re.findall(r"^(?:atoll: |.{19} (?:\S+: )?error: )(.*)$", stderr, re.MULTILINE)
 
 
 def shown(*arguments: object) -> Any:
