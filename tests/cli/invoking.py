@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 from typer.main import get_command
 
 from atoll.cli.commands import app
+from atoll.cli.printing import log_notes
 
 COMMAND: Any = get_command(app)
 """The command line, made once: that takes ten times as long as to refuse a line."""
@@ -19,6 +20,7 @@ TINY = Path(__file__).parents[1] / "wire" / "tasks" / "four_numbers_task.py"
 
 def invoke(*arguments: object) -> Result:
     """Return the outcome of `atoll ARGUMENTS`; an exception that the command line does not catch is raised."""
+    log_notes(None)  # a service before, in this process, had a log
     result = CliRunner().invoke(COMMAND, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -37,7 +39,8 @@ def refused(*arguments: object) -> list[str]:
 
 def told(stderr: str) -> list[str]:
     """Return the lines of standard error without the notes of waits, which a busy machine has anywhere, and starts."""
-    return [line for line in stderr.splitlines() if not re.search("^waiting for |^.{19} (waiting for |.*starts)", line)]
+    note = re.compile(r"waiting for |\d{4}-\d\d-\d\d \S+ (waiting for |.*\bstarts[,;] )")
+    return [line for line in stderr.splitlines() if not note.match(line)]
 
 
 def faults_in(stderr: str) -> list[str]:
