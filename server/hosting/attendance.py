@@ -230,7 +230,7 @@ class Attendance:
     def _what_is_lost(self, client_id: ClientId, reason: LossReason) -> str:
         match reason:
             case LossReason.LEFT:
-                return f"has left: its agent ends ({len(self.hub) - (client_id in self.hub)} connected)"
+                return "has left: its agent ends"
             case LossReason.LEASE_EXPIRED:
                 return f"has given no sign of life for {self._config.lease:g} s: it is given up until it connects again"
             case LossReason.REVOKED:

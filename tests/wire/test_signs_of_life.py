@@ -73,7 +73,7 @@ async def test_the_log_has_one_line_of_each_client_that_leaves_is_silent_or_is_c
     said = [line for line in caplog.messages if line.startswith(("leaves", "silent", "cut"))]
     assert said == [
         "leaves joined (1 connected)",
-        "leaves has left: its agent ends (0 connected)",
+        "leaves has left: its agent ends",
         "silent joined (1 connected)",
         "silent has given no sign of life for 1 s: it is given up until it connects again",
         "cut joined (1 connected)",
