@@ -349,6 +349,13 @@ PLANTED = (
         "a run that was paused after a wait stays paused when its clients are back",
     ),
     Mutant(
+        "a pause that no room ends",
+        RUN,
+        "return (*effects, ResumeRun()) if is_ended_by_it and ledger.state is RunState.PAUSED else effects",
+        "return effects",
+        "a run that was paused for want of room stays paused when there is some",
+    ),
+    Mutant(
         "time runs on a full disk",
         RUN,
         'seconds, ledger.short_since, ledger.short_of = max(0.0, now - ledger.short_since), None, ""',

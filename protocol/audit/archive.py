@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.aggregation.folders import sync_folder
+from atoll.protocol.audit.chain import Verifier
 
 
 class ArchiveRefused(OSError):
@@ -27,6 +28,8 @@ class Archived:
     files: tuple[Path, ...]
     """Their files in the archive."""
     num_bytes: int
+    found: Verifier
+    """Verifier that has read them, with their faults."""
 
 
 def copy_into(out: Path, files: Sequence[Path], key: Path) -> list[Path]:

@@ -101,7 +101,7 @@ def wait_of(machine: RunMachine) -> Wait | None:
     """Return what a run waits for before its next round can invite clients, or by which it is paused; None: nothing."""
     ledger, round_ = machine.ledger, machine.round
     membership = ledger.membership
-    if ledger.short_since is not None and ledger.state is RunState.RUNNING:
+    if ledger.short_since is not None and (ledger.state is RunState.RUNNING or ledger.resumes_itself):
         return Wait(DISK, ledger.short_since, detail=ledger.short_of)
     if ledger.state is RunState.PAUSED and ledger.resumes_itself:
         last = ledger.past[max(ledger.past)]
