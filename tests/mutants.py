@@ -350,7 +350,7 @@ PLANTED = (
         "each round waits `selection_timeout` for a client that the last one did without",
     ),
     Mutant(
-        "a pause that nobody ends",
+        "a pause without an end",
         RUN,
         "            effects.append(ResumeRun())\n",
         "            pass\n",
