@@ -231,6 +231,7 @@ def serve(
 
     from atoll.cli import log
     from atoll.protocol import service_manager
+    from atoll.protocol.build import software
     from atoll.protocol.identity.join_code import is_address
     from atoll.protocol.identity.proxy import HttpProxy
     from atoll.protocol.signals import call_at_end
@@ -242,8 +243,7 @@ def serve(
     authority = Authority.open(folder, days * 86400, begins=True)
     server = AuthorityServer(authority, folder, HttpProxy.of(os.environ))
     log.configure("authority", form=log_form)
-
-    note(f"atoll authority in {folder}, dialling the coordinator at {coordinator}")
+    note(f"{software()}: the authority in {folder} starts; dialling the coordinator at {coordinator}")
 
     async def until_stopped() -> None:
         serving = asyncio.current_task()
