@@ -160,7 +160,7 @@ class RunMachine(Evaluations):
     def _coordinator_started(self, event: CoordinatorStarted, now: float) -> Effects:
         """Disconnect all clients, extend the deadlines by the downtime, and repeat the effects that were under way."""
         ledger = self.ledger
-        ledger.membership.everyone_disconnected()
+        ledger.membership.everyone_disconnected(min(now, event.down_since))
         if not ledger.is_open:
             return ()
         self._stood_still_until(min(now, event.down_since))
@@ -293,7 +293,7 @@ class RunMachine(Evaluations):
     def _client_lost(self, event: ClientLost, now: float) -> Effects:
         client_id, reason = event.client_id, event.reason
         self._note_why_it_left(event, now)
-        self.ledger.membership.lost(client_id, reason)
+        self.ledger.membership.lost(client_id, reason, now - event.silent_for)
         effects = self.invitations.ended(client_id, None, Fate.LOST, reason, "", now)
         if self.round is not None:
             effects += self.round.client_gave_up(client_id, Fate.LOST, reason, "", now)
@@ -511,7 +511,7 @@ class RunMachine(Evaluations):
         ledger.resumes_itself, ledger.short_since = False, None
         ledger.evaluation, ledger.unevaluated, ledger.is_round_due, ledger.retry_at = None, [], False, 0.0
         ledger.membership.approval_by = None
-        ledger.membership.everyone_disconnected()  # from now on the driver reports no connections to the run
+        ledger.membership.everyone_disconnected(ledger.now)  # from now on the driver reports no connections to the run
         return (*effects, EndRun(state, cause))
 
 

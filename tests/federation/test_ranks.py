@@ -13,6 +13,7 @@ from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import RunState
 from atoll.server.journal.holder import running_coordinator
 from benchmarks.members import equip
+from tests.cli.invoking import faults_in
 from tests.federation.processes import ATOLL, Federation, ended_after, federation
 from tests.waiting import BOUND_S
 
@@ -320,7 +321,7 @@ def assert_refused(command, fault):
     """One line, exit code 2."""
     done = subprocess.run([ATOLL, *map(str, command)], capture_output=True, text=True, check=False, timeout=BOUND_S)
     assert done.returncode == 2, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("atoll: ")]
+    (line,) = faults_in(done.stderr)
     assert fault in line
     assert "Traceback" not in done.stderr
 

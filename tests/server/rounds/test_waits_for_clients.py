@@ -72,12 +72,12 @@ def test_a_wait_names_the_missing_clients_with_the_reason_and_the_time():
     assert wait is not None
     assert (wait.cause, wait.since) == ("too_few_clients", 1070.0)
     assert [(m.client, m.why) for m in wait.missing] == [
-        ("b", "lost (lease_expired)"),
+        ("b", "no sign of life"),
         ("c", "declining (policy_refused) (tasks: not here)"),
     ]
     assert wait.sentence() == (
         "waiting for clients since 1970-01-01 00:17:50 UTC: "
-        "b (lost (lease_expired), since 1970-01-01 00:16:40 UTC), "
+        "b (no sign of life, since 1970-01-01 00:16:50 UTC), "
         "c (declining (policy_refused) (tasks: not here), since 1970-01-01 00:17:00 UTC)"
     )
 
@@ -249,7 +249,8 @@ def test_no_deadline_passes_while_the_disk_has_no_room_and_all_move_by_that_time
     assert wait is not None
     assert (wait.cause, wait.since) == ("disk", 1010.0)
     assert wait.sentence() == (
-        "waiting for room on the coordinator's disk since 1970-01-01 00:16:50 UTC: an update of 9 bytes does not fit"
+        "waiting for room on the coordinator's disk since 1970-01-01 00:16:50 UTC: an update of 9 bytes does not fit: "
+        "free some, and it goes on by itself"
     )
     for hour in (1, 2, 3):
         assert drive.machine.deadline == 1010.0 + hour * HOUR, "a line each hour"
