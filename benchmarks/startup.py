@@ -123,7 +123,7 @@ def listening(folder: Path) -> Times:
     with subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
-            if not any(line.startswith("atoll coordinator on") for line in process.stderr):
+            if not any("atoll coordinator on" in line for line in process.stderr):
                 raise NotMeasured("the coordinator ended before it listened")
             wall = time.perf_counter() - begun
             return Times(wall, sum(Usage.of(pid).cpu_s for pid in _family(process.pid)))

@@ -13,7 +13,7 @@ from collections.abc import Collection, Coroutine
 from typing import Any
 
 from atoll.aggregation.codecs.names import supported
-from atoll.aggregation.printable import printable
+from atoll.aggregation.printable import count_of, printable
 from atoll.client.config import AgentConfig
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.disk.stores import Stores
@@ -38,6 +38,7 @@ from atoll.client.session.events import (
     Key,
     KillWorker,
     ModelRequest,
+    Released,
     ReportEvaluation,
     ReportFailure,
     ReportStatistics,
@@ -128,6 +129,12 @@ class Agent:
         self._slot = self._make_job_slot()
         keeper, address = membership.keeper, membership.address
         self._watch = AgentWatch(config, state, gate, self._connection, keeper, address)
+
+    @property
+    def recovered(self) -> str:
+        """The finished updates that wait in the spool, counted; empty: there is none."""
+        number = len(self._stores.spool.entries())
+        return count_of(number, "finished update") if number else ""
 
     def _session_rules(self) -> SessionRules:
         config = self._config
@@ -290,6 +297,8 @@ class Agent:
             case Asked(Invitation() as invitation):
                 self._log_invitation(invitation)
                 crash_points.reached("agent.invited")
+            case Released() if self.session.is_at_work_for(("round", event.run_id, event.round_id)):
+                self._log_release(event)
             case RunEnded(run_id):
                 self._has_run_ended = message.run_ended.num_open == 0
                 ended = message.run_ended
@@ -342,6 +351,12 @@ class Agent:
             return
         about = {"run": invitation.run_id, "round": invitation.round_id}
         logger.info("invited to round %d of %s, until %s", invitation.round_id, invitation.run_id, until, extra=about)
+
+    def _log_release(self, event: Released) -> None:
+        then = "what is done is sent, and may count in the next round" if event.submit else "its work ends"
+        text = "round %d of %s no longer waits for this site (%s): %s"
+        about = {"run": event.run_id, "round": event.round_id}
+        logger.info(text, event.round_id, event.run_id, event.reason.replace("_", " "), then, extra=about)
 
     # ------------------------------------------------------------ the policy
 

@@ -265,6 +265,10 @@ def _key(detail: ErrorDetails, document: Any) -> tuple[str, ...]:
     return tuple(key)
 
 
+HIDDEN = "hidden"
+"""Type of the error (`PydanticCustomError`) of a value that may be a secret, and is not repeated."""
+
+
 def _faults(
     model_type: type[BaseModel], key: tuple[str, ...], details: list[ErrorDetails], document: Any, dotted: str
 ) -> list[str]:
@@ -278,6 +282,8 @@ def _faults(
     messages = [detail["msg"].removeprefix("Value error, ") for detail in details if detail["type"] == "value_error"]
     if messages and isinstance(document, dict):  # the table's fields contradict each other
         return [_line(dotted, fault) for message in messages for fault in message.split("; ")]
+    if hidden := [detail["msg"] for detail in details if detail["type"] == HIDDEN]:
+        return [f"{dotted}: {message}" for message in hidden]
     got = f"{dotted}: got {short(without_password(document) if isinstance(document, str) else document)}"
     is_odd = isinstance(document, float) and not math.isfinite(document)
     return [f"{got}: {message}" for message in messages] or [f"{got}; allowed: {allowed}{', finite' * is_odd}"]

@@ -155,6 +155,7 @@ class AbandonReason(StrEnum):
     PAUSE_REQUESTED = "pause_requested"
     AWAITS_APPROVAL = "awaits_approval"
     AWAITS_CLIENTS = "awaits_clients"
+    AWAITS_ROOM = "awaits_room"
     FILES_LOST = "files_lost"
 
 

@@ -94,6 +94,8 @@ def _forget_closed_streams() -> None:
     for handler in list(logging.root.handlers):
         if getattr(getattr(handler, "stream", None), "closed", False):
             logging.root.removeHandler(handler)
+    if "atoll.cli.printing" in sys.modules:
+        sys.modules["atoll.cli.printing"].log_notes(None)
 
 
 @pytest.fixture

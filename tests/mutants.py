@@ -1,6 +1,7 @@
 """Planted bugs: each is applied to a copy of the tree, never in place, in which the suite must fail.
 
     python -m tests.mutants                    # all, as `make mutants`; writes docs/mutants.md
+    python -m tests.mutants --new              # those without a row in docs/mutants.md; the other rows stay
     python -m tests.mutants --only NAME        # one, with the output of what caught it
     python -m tests.mutants --list
 
@@ -19,6 +20,7 @@ Use in another test:
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,8 +44,11 @@ PURE_TESTS = (
     "tests/server/folding/test_plan.py",
     "tests/server/rounds/test_lost_files.py",
     "tests/server/rounds/test_run_machine.py",
+    "tests/server/rounds/test_evaluations.py",
     "tests/server/rounds/test_membership.py",
     "tests/server/rounds/test_policy.py",
+    "tests/server/rounds/test_waits_for_clients.py",
+    "tests/server/views/test_waiting.py",
     "tests/client/session/test_session.py",
     "tests/client/session/test_rollback_rules.py",
 )
@@ -58,6 +63,7 @@ class Mutant:
     old: str
     new: str
     what: str  # the mistake, in words
+    tests: tuple[str, ...] = ()  # those that must catch it, of a file that no history runs; empty: histories, then PURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,8 @@ MEMBERSHIP, SESSION, EVALUATION = (
     "client/session/session.py",
     "server/rounds/client_evaluation.py",
 )
+LOSSES, RENEWAL = "server/required/losses.py", "protocol/identity/renewal.py"
+OF_LOSSES = ("tests/wire/test_losses.py",)
 CLOCK, PAGES, LEASES = "server/clock.py", "server/rounds/member_pages.py", "server/rounds/leases.py"
 
 PLANTED = (
@@ -342,11 +350,18 @@ PLANTED = (
         "each round waits `selection_timeout` for a client that the last one did without",
     ),
     Mutant(
-        "a pause that nobody ends",
+        "a pause without an end",
         RUN,
         "            effects.append(ResumeRun())\n",
         "            pass\n",
         "a run that was paused after a wait stays paused when its clients are back",
+    ),
+    Mutant(
+        "a pause that no room ends",
+        RUN,
+        "return (*effects, ResumeRun()) if is_ended_by_it and ledger.state is RunState.PAUSED else effects",
+        "return effects",
+        "a run that was paused for want of room stays paused when there is some",
     ),
     Mutant(
         "time runs on a full disk",
@@ -728,6 +743,59 @@ PLANTED = (
         "a client is given up while its update arrives over a slow line",
     ),
     Mutant(
+        "bytes bring back who was given up",
+        LEASES,
+        "        if client_id in self._heard:\n            self.heard(client_id, now)",
+        "        self.heard(client_id, now)",
+        "a client that was given up has a lease again by the rest of its transfer, and is never invited",
+    ),
+    Mutant(
+        "away since it joined",
+        MEMBERSHIP,
+        "max(member.seen_at, heard_at) if self._is_there(member) else self._seen_at(member)",
+        "member.seen_at",
+        "a waiting run says of a site that has left that it is away since it came",
+    ),
+    Mutant(
+        "a start behind the journal",
+        CLOCK,
+        "    if by < -START_MAX_S:",
+        "    if by < -1e9:",
+        "a coordinator starts with a clock that is behind its journal, and its sites take what it signs for replays",
+    ),
+    Mutant(
+        "not valid yet is valid for long",
+        RENEWAL,
+        "        if wait > 0 and not mine.is_early(now):",
+        "        if wait > 0:",
+        "a certificate that a clock ahead has made is not renewed before real time has caught up",
+        ("tests/protocol/identity/test_renewal.py",),
+    ),
+    Mutant(
+        "a start without an accepted update",
+        LOSSES,
+        "    for digest, meta in need.updates.items():",
+        "    for digest, meta in ():",
+        "a start says nothing of an accepted update whose file is gone",
+        OF_LOSSES,
+    ),
+    Mutant(
+        "a cut file is whole",
+        LOSSES,
+        "    if (found := path.stat().st_size) != num_bytes:",
+        "    if (found := path.stat().st_size) > num_bytes:",
+        "a start says nothing of a file of an accepted update or a version that is cut",
+        OF_LOSSES,
+    ),
+    Mutant(
+        "a version of another run is whole",
+        LOSSES,
+        "        if digest and digest_of(encoded) != digest:",
+        "        if False:",
+        "a start takes the version of an older copy for that of the journal",
+        OF_LOSSES,
+    ),
+    Mutant(
         "signatures follow a short step back",
         CLOCK,
         "SET_BACK_MAX_S = 2 * SKEW_S",
@@ -980,20 +1048,25 @@ def outcome_of(mutant: Mutant | None, *, seeds: int = SEEDS, unit: bool = True) 
     """
     with tempfile.TemporaryDirectory(prefix="atoll-mutant-") as directory:
         tree = tree_with(mutant, Path(directory))
+        if mutant is not None and mutant.tests:
+            return _failed_test(tree, mutant.tests)
         histories = [sys.executable, "-m", "tests.histories.first_bad", str(seeds)]
         result = run_in(tree, histories, timeout=300)
         if result.returncode:
             lines = (result.stderr or result.stdout).strip().splitlines()
             seed = next((line for line in lines if line.startswith("seed=")), lines[-1] if lines else "no output")
             return f"histories, {seed.partition(':')[0]}", result.stderr
-        if not unit:
-            return "", ""
-        pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *PURE_TESTS]
-        result = run_in(tree, pytest, timeout=300)
-        if result.returncode == 0:
-            return "", ""
-        failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        return failed[0].split(" - ")[0].partition(" ")[2] if failed else "pytest", result.stdout
+        return _failed_test(tree, PURE_TESTS) if unit else ("", "")
+
+
+def _failed_test(tree: Path, tests: Iterable[str]) -> tuple[str, str]:
+    """Run tests of a tree; return the first that fails (empty: none does), and the output."""
+    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    result = run_in(tree, pytest, timeout=300)
+    if result.returncode == 0:
+        return "", ""
+    failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0].split(" - ")[0].partition(" ")[2] if failed else "pytest", result.stdout
 
 
 def try_all(mutants: Iterable[Mutant], *, jobs: int, seeds: int) -> list[Outcome]:
@@ -1049,6 +1122,12 @@ def report(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def on_the_page(page: str) -> dict[str, str]:
+    """Return what caught each bug by its row on the page: a seed or a test; empty: nothing did."""
+    rows = re.findall(r"^\| (.+?) \| .* \| (?:`([^`]+)`|\*\*nothing\*\*) \|$", page, re.MULTILINE)
+    return dict(rows)
+
+
 def _score(outcomes: Sequence[Outcome]) -> str:
     return f"{sum(bool(outcome.caught_by) for outcome in outcomes)} of {len(outcomes)}"
 
@@ -1080,6 +1159,7 @@ def main() -> int:
         prog="python -m tests.mutants", description="Plant bugs, which the suite must catch."
     )
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="one bug, with its output")
+    parser.add_argument("--new", action="store_true", help="those without a row on the page; the other rows stay")
     parser.add_argument("--list", action="store_true", help="list the bugs and plant none")
     parser.add_argument("--jobs", type=int, default=2, help="number of parallel trials")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="number of histories for each bug")
@@ -1094,7 +1174,11 @@ def main() -> int:
     if (caught_by := outcome_of(None, seeds=arguments.seeds)[0]) != "":
         print(f"the tree itself fails, without any bug: {caught_by}", file=sys.stderr)
         return 2
-    outcomes = try_all((*PLANTED, *generated()), jobs=arguments.jobs, seeds=arguments.seeds)
+    known = on_the_page(REPORT.read_text()) if arguments.new else {}
+    mutants = (*PLANTED, *generated())
+    tried = try_all((m for m in mutants if m.name not in known), jobs=arguments.jobs, seeds=arguments.seeds)
+    new = {outcome.mutant.name: outcome for outcome in tried}
+    outcomes = [new.get(m.name) or Outcome(m, known[m.name], 0.0) for m in mutants]
     REPORT.write_text(report(outcomes))
     survivors = [o.mutant for o in outcomes if not o.caught_by]
     names = ", ".join(mutant.name for mutant in survivors)

@@ -96,7 +96,7 @@ def execute(script: str, folder: Path) -> Outcome:
 
 def essence(line: str) -> str:
     """Return a line without the parts that differ between runs: numbers, digests, names of sites, widths."""
-    line = re.sub(r"\b[0-9a-f]{12}\b", "DIGEST", line)
+    line = re.sub(r"\b[0-9a-f]{12}\b|(?<=build )[0-9a-f]{10}\b", "DIGEST", line)
     line = re.sub(r"\d+(\.\d+)?", "0", line)
     line = re.sub(r"\b(north|south|east)\b", "SITE", line)
     return " ".join(line.split())

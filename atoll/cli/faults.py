@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from atoll.aggregation.folders import in_words
+from atoll.cli.printing import complain
 from atoll.cli.stopping import check
 
 EXIT_FAILED, EXIT_OPERATOR, EXIT_BUG, EXIT_AWAY, EXIT_PIPE = 1, 2, 70, 75, 141
@@ -81,7 +82,7 @@ class Commands(TyperGroup):
             if (faults := faults_of(error)) is None:
                 raise
             for fault in faults:
-                typer.echo(f"atoll: {fault}", err=True)
+                complain(fault)
             raise typer.Exit(code_of(error)) from error
 
 

@@ -7,7 +7,7 @@ import stat
 import time
 from contextlib import suppress
 
-from atoll.cli.printing import take_notes
+from atoll.cli.printing import log_notes
 from atoll.protocol.log_fields import fields_of
 
 VARIABLE = "ATOLL_LOG"
@@ -15,7 +15,10 @@ VARIABLE = "ATOLL_LOG"
 
 
 class _Text(logging.Formatter):
-    """Formatter of lines: a local time, the process, a level from `warning` up, the message."""
+    """Formatter of lines: a local time, the process, a level from `warning` up, the message.
+
+    Where the local time is not UTC, its offset follows: messages that come from other machines have times in UTC.
+    """
 
     def __init__(self, source: str) -> None:
         super().__init__("%(message)s")
@@ -25,7 +28,9 @@ class _Text(logging.Formatter):
         """Return the line; the traceback of an exception follows on lines of its own."""
         line = super().format(record)
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        return f"{self.formatTime(record, '%Y-%m-%d %H:%M:%S')} {self._source}{level}{line}"
+        zone = time.strftime("%z", time.localtime(record.created))
+        zone = "" if zone == "+0000" else f"{zone[:3]}:{zone[3:]}"
+        return f"{self.formatTime(record, '%Y-%m-%d %H:%M:%S')}{zone} {self._source}{level}{line}"
 
 
 class _Json(logging.Formatter):
@@ -95,7 +100,7 @@ def configure(process: str, site: str = "", form: str = "text") -> None:
     handler.setFormatter(_Json(process, site) if form == "json" else _Text(site))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("atoll").setLevel(logging.INFO)
-    take_notes(logging.getLogger("atoll").info if form == "json" else None)
+    log_notes(logging.getLogger("atoll").info)
     os.environ[VARIABLE] = form
 
 

@@ -1,6 +1,7 @@
 """The output of commands: tables and plain lines for a person, JSON for a script."""
 
 import json
+import logging
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,14 +21,25 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """Print one line to standard error, which a pipe does not receive."""
-    if (take := _taker.get()) is not None:
+    if (take := _taker.get() or _log) is not None:
         take(text)
     else:
         typer.echo(text, err=True)
 
 
+def complain(fault: str) -> None:
+    """Print an operator's mistake to standard error, as a line of this process's log if it has one."""
+    if _log is not None:
+        logging.getLogger("atoll").error("%s", fault)
+    else:
+        typer.echo(f"atoll: {fault}", err=True)
+
+
 _taker: ContextVar[Callable[[str], None] | None] = ContextVar("taker", default=None)
 """The function that takes the notes instead of standard error, for a caller that is a program."""
+
+_log: Callable[[str], None] | None = None
+"""The function that writes a line of this process's log, of which its notes are part; None: it has no log."""
 
 
 @contextmanager
@@ -40,9 +52,10 @@ def notes_to(take: Callable[[str], None]) -> Iterator[None]:
         _taker.reset(token)
 
 
-def take_notes(take: Callable[[str], None] | None) -> None:
-    """Give the notes of this thread to a function from now on; None: to standard error."""
-    _taker.set(take)
+def log_notes(write: Callable[[str], None] | None) -> None:
+    """Let the notes of all threads be lines of this process's log from now on; None: it has no log."""
+    global _log
+    _log = write
 
 
 def are_taken() -> bool:

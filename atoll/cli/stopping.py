@@ -3,13 +3,19 @@
 The person reads one line, `atoll: stopped by SIGTERM before a round began; nothing was written`; there is no traceback,
 and what the command had opened is closed. `atoll.cli.main` begins this before anything slow is imported. A command
 replaces the handlers while it can save its work, and says by `if_stopped` what is true at other times.
+
+Python runs a handler between two instructions of the main thread, which may be in a call of C that no signal
+interrupts, or about to sleep; or another thread has got the signal, and the main one sleeps on. So a thread watches
+whether the handler has run.
 """
 
 import atexit
 import os
+import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -30,6 +36,9 @@ TELL_S = 5.0
 
 END_S = 5.0
 """Seconds to close what is open, after which the process ends all the same."""
+
+AGAIN_S = 0.5
+"""Seconds in which the main thread must begin to handle a signal, before it is sent to that thread again."""
 
 _left = " before it began; nothing was written"
 _code: int | None = None
@@ -74,6 +83,7 @@ def one_line() -> Iterator[None]:
     handled = () if LAUNCHER in os.environ else ending()
     for number in handled:
         signal.signal(number, _stop)
+    _watch()
     atexit.register(_leave)  # the first of all, so that Python calls it last
     os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_unblock_in_child)
     try:
@@ -82,6 +92,7 @@ def one_line() -> Iterator[None]:
         check()
         for number in handled:
             signal.signal(number, _ignore_one)
+        signal.set_wakeup_fd(-1)
         timer = threading.Timer(TELL_S, _tell_of_threads)
         timer.daemon = True
         timer.start()
@@ -91,15 +102,52 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     """Print the line, and end the process in order; the next signal ends it at once."""
     global _code
     _code = _code_of(sys.argv[1:])
+    signal.signal(signal.SIGALRM, _end)
+    signal.setitimer(signal.ITIMER_REAL, END_S)  # first: what follows may wait for a reader, or for a lock
     end_by_default()
     leave_closed_terminal()
-    os.write(2, f"atoll: stopped by {signal.Signals(number).name}{_left}\n".encode())
+    os.write(2, _line(number))
     sys.unraisablehook = lambda _: None  # a callback or a finalizer that the exception interrupts would print it
     if "logging" in sys.modules:  # and a library would log it that closes what it holds, as pools of connections do
         sys.modules["logging"].disable()
-    signal.signal(signal.SIGALRM, _end)
-    signal.setitimer(signal.ITIMER_REAL, END_S)
     raise Stopped(_code)
+
+
+def _line(number: int) -> bytes:
+    return f"atoll: stopped by {signal.Signals(number).name}{_left}\n".encode()
+
+
+def _watch() -> None:
+    """Start the thread that learns of each signal from the handler in C, which runs at once in whatever thread."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_see_to_signals, args=(reading,), name="signals", daemon=True).start()
+
+
+def _see_to_signals(reading: int) -> None:
+    """End the process by a signal whose handler here has not run in time, or that has not ended it in time.
+
+    A command that has handlers of its own, as it can save its work, ends by itself.
+    """
+    while numbers := os.read(reading, 64):
+        for number in filter(ENDING.__contains__, numbers):
+            time.sleep(AGAIN_S)
+            if _is_left_to_us(number):
+                signal.pthread_kill(threading.main_thread().ident or 0, number)
+                time.sleep(END_S)
+            elif _code is not None:
+                time.sleep(END_S)
+            if _code is not None:
+                os._exit(_code)
+            if _is_left_to_us(number):
+                if select.select([], [2], [], 0)[1]:  # else nobody reads the line
+                    os.write(2, _line(number))
+                os._exit(_code_of(sys.argv[1:]))
+
+
+def _is_left_to_us(number: int) -> bool:
+    return _code is None and signal.getsignal(number) is _stop
 
 
 def _block() -> None:
@@ -113,6 +161,7 @@ def _unblock() -> None:
 
 def _unblock_in_child() -> None:
     """Give a process that the task forks the default handlers: its parent ends it."""
+    signal.set_wakeup_fd(-1)  # a signal of the child is none of the parent's
     if signal.getsignal(signal.SIGINT) is _stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -240,7 +240,7 @@ class Gate:
             algorithm, codec = request.algorithm, request.codec
             terms = "" if algorithm is None else f"{algorithm}, codec {codec or 'plain'}, "
             of_metrics = request.metrics if request.kind is Kind.STATISTICS else f"metrics {request.metrics}"
-            terms += f"{of_metrics}, local = {request.local}"
+            terms += of_metrics + (f", local = {request.local}" if request.local not in ("", "{}") else "")
             extra = {"run": request.run_id}
             logger.info("run %s asks here for task %s, with %s", request.run_id, request.task, terms, extra=extra)
 

@@ -14,6 +14,7 @@ clocks are apart: what they differ by is not time that has passed.
 
 from dataclasses import dataclass, replace
 
+from atoll.aggregation.printable import span
 from atoll.client.session.events import (
     Asked,
     EvaluationRequest,
@@ -140,6 +141,6 @@ def _version(request: ModelRequest) -> Version:
 
 def _clocks(late: float, now: float) -> str:
     side = "behind" if late > 0 else "ahead of"
-    fault = f"it was signed {abs(late):.0f} s {side} this machine's clock; allowed: {SKEW_S:.0f}"
+    fault = f"it was signed {span(late)} {side} this machine's clock; allowed: {SKEW_S:.0f} s"
     clocks = f"it was signed at {instant(now - late)}, and this machine's clock shows {instant(now)}"
     return f"{fault}. If the message is not an old one, set the clocks (NTP): {clocks}"

@@ -214,6 +214,11 @@ class Session:
                 return self._run_ended(run_id, now)
         return ()
 
+    def is_at_work_for(self, key: Key) -> bool:
+        """Return whether a request is under way here, or waits: its update is not finished."""
+        is_wanted = self.job is not None and self.job.request.key == key and not self.job.is_released
+        return is_wanted or any(waiting.request.key == key for waiting in self.waiting.values())
+
     def _back_off(self) -> float:
         """Return the delay before the next attempt to connect [s]."""
         self._num_dials += 1

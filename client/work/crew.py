@@ -17,6 +17,7 @@ from atoll.parallel.crew.supervisor.interval import Interval
 from atoll.parallel.crew.supervisor.terms import Terms
 from atoll.parallel.launch.launcher import Launcher, elastic
 from atoll.parallel.launch.spec import Spec
+from atoll.parallel.log_streams import open_log
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ def _crew(
             logger.info("waiting for another launcher's %s in %s", count_of(config.num_ranks, "rank"), terms.folder)
             return Elsewhere()
         command, environment = command_of(config, terms, entry)
-        with log.open("ab") as output:
+        with open_log(log) as output:
             return Launcher(command, environment, log=output, on_end=on_end)
 
     return Crew(task, terms, start, site=site, settings=settings, noise=noise)

@@ -42,14 +42,13 @@ from atoll.parallel.launch.line import Line, dial
 from atoll.parallel.launch.meeting import store_of
 from atoll.parallel.launch.rank_fault import RankFault
 from atoll.parallel.loading import keep_modules
-from atoll.parallel.log_streams import write_to_log
+from atoll.parallel.log_streams import open_log, write_to_log
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.task import Task, load_task
 from atoll.parallel.task.told import Told
 from atoll.parallel.worker.inbox import Inbox, Job
 from atoll.parallel.worker.operations import detail_of, kind_of
-from atoll.parallel.worker.process import LOG_BYTES_MAX
 from atoll.parallel.world import World, is_lost_peer, is_slurm, process_group, ranks_here, read_world
 
 DIAL_TIMEOUT_S = 600.0
@@ -258,9 +257,7 @@ def _prefixed(name: str, store: Any) -> Any:
 
 def _write_to(log: Path) -> None:
     """Append all output of this process to its log; what reads its input finds nothing."""
-    if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
-        log.replace(log.with_name(log.name + ".1"))
-    with log.open("ab") as file, open(os.devnull, "rb") as nothing:
+    with open_log(log) as file, open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

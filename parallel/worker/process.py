@@ -25,13 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from atoll.parallel.adapters.kept_lines import BASES
+from atoll.parallel.log_streams import open_log
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.worker.interpreter import path_of_atoll
 
-LOG_BYTES_MAX = 8 << 20
-"""Size [bytes] above which a log becomes `<name>.1` when a worker starts."""
-
-TAIL_BYTES = 2000
+TAIL_BYTES = 3000
 LOAD_TIMEOUT_S = 120.0
 DIE_TIMEOUT_S = 10.0
 
@@ -220,9 +218,7 @@ class _Process:
         self._exit_code: int | None = None
         self._until = self._slack_s = math.inf
         self._log_path = log_path
-        if log_path.exists() and log_path.stat().st_size > LOG_BYTES_MAX:
-            log_path.replace(log_path.with_name(log_path.name + ".1"))
-        with log_path.open("ab") as log:
+        with open_log(log_path) as log:
             self._log_start = log.tell()
             self._popen = subprocess.Popen(
                 [python or sys.executable, "-P", "-X", "faulthandler", "-m", "atoll.parallel.worker.main"],
@@ -318,7 +314,8 @@ class _Process:
     def _log_tail(self) -> str:
         with self._log_path.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
-            log.seek(max(min(self._log_start, end), end - TAIL_BYTES))
+            begin = self._log_start if self._log_start <= end else 0  # it has become another file meanwhile
+            log.seek(max(begin, end - TAIL_BYTES))
             return log.read().decode(errors="replace").strip()
 
 

@@ -28,6 +28,8 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from atoll.aggregation.printable import count_of
+
 EVENTS_MAX = 256
 """Most events in a row without a checkpoint."""
 
@@ -129,9 +131,17 @@ class Line:
         return Checkpoint(self.seq, self.prev)
 
 
-def archive_event(at: str, actor: str, role: str, first: int, head: Head) -> Event:
-    """Return the event with which a log continues behind archived lines, from `first` to the one before the head."""
-    return Event(at, actor, role, ARCHIVE, f"lines {first} to {head.seq - 1}", "ok", {ARCHIVED: head.digest})
+def archive_event(at: str, actor: str, role: str, archived: tuple[int, int], head: Head) -> Event:
+    """Return the event with which a log continues behind archived lines.
+
+    Args:
+        at, actor, role: of the event.
+        archived: the number of the first line, and of the faults in the lines up to the one before the head.
+        head: of the log.
+    """
+    first, num_faults = archived
+    outcome = f"with {count_of(num_faults, 'fault')}" if num_faults else "ok"
+    return Event(at, actor, role, ARCHIVE, f"lines {first} to {head.seq - 1}", outcome, {ARCHIVED: head.digest})
 
 
 def instant(at: float) -> str:

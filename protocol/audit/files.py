@@ -39,6 +39,7 @@ from atoll.protocol.audit.chain import (
     Checkpoint,
     Event,
     Head,
+    Verifier,
     archive_event,
     checkpoint_line,
     event_line,
@@ -104,6 +105,16 @@ def sizes(folder: Path) -> list[tuple[Path, int]]:
             return [(path, path.stat().st_size) for path in log_files(folder)]
     except (FileNotFoundError, NotADirectoryError, PermissionError):  # a copy of a log, or one that is read by others
         return [(path, path.stat().st_size) for path in log_files(folder)]
+
+
+def _verified(files: Sequence[Path], key: str) -> Verifier:
+    """Return the verifier of a log at the end of its files."""
+    verifier = Verifier(key)
+    for path in files:
+        for number, line in enumerate(read_lines(path), 1):
+            verifier.feed(line, f"{path.name}:{number}")
+    verifier.finish()
+    return verifier
 
 
 def public_key(path: Path) -> str:
@@ -214,11 +225,12 @@ class AuditFiles:
             The lines; None: nothing but that event was written since the last archive.
 
         Raises:
-            ArchiveRefused: the folder is of another log, or lies in this log's folder.
+            ArchiveRefused: the folder is of another log, or lies in the state directory of this one.
             OSError: the archive or the log cannot be written.
         """
-        if out.resolve().is_relative_to(self.folder.resolve()):
-            raise ArchiveRefused(f"{out} lies in the folder of the log itself: name another folder")
+        if out.resolve().is_relative_to(state := self.folder.resolve().parent):
+            why = "a run that is deleted would delete it, and a backup leaves it out"
+            raise ArchiveRefused(f"{out} lies in the log's state directory {state}, where {why}: name another folder")
         with exclusively(self._lock):
             head = self._signed_end()
             files = [path for path in log_files(self.folder) if _number(path) < head.seq]  # one may be begun and empty
@@ -227,16 +239,17 @@ class AuditFiles:
             first, cut = _number(files[0]), cut_files(self.folder)
             copies = copy_into(out, [*files, *cut], self.folder / PUBLIC_KEY)
             num_bytes = sum(path.stat().st_size for path in files)
+            found = _verified(copies[: len(files)], public_key(self.folder / PUBLIC_KEY))
             self._forget_place()
             place = self._begin(head)
             self._give_to_owner_of(files[-1])
-            event = archive_event(instant(self._clock()), actor, role, first, head)
+            event = archive_event(instant(self._clock()), actor, role, (first, found.num_faults), head)
             parts, head, self.checkpoint = self._compose([event], head, sign=True)
             self._write(place, parts, head)
             for path in (*files, *cut):
                 path.unlink()
             sync_folder(self.folder)
-        return Archived(first, place.head.seq - 1, tuple(copies), num_bytes)
+        return Archived(first, place.head.seq - 1, tuple(copies), num_bytes, found)
 
     def _signed_end(self) -> Head:
         """Return the head behind a checkpoint over all lines, which is written if there is none."""

@@ -1,5 +1,6 @@
 """The delivery of a message, by a command, a URL or a mail. It blocks, for at most `BOUND_S` for each of its steps."""
 
+import asyncio
 import json
 import os
 import shlex
@@ -8,7 +9,9 @@ import subprocess
 from contextlib import suppress
 from typing import Any
 
+from atoll.aggregation.printable import printable
 from atoll.protocol.notices.settings import NotifyConfig, read_password
+from atoll.protocol.threads import on_daemon_thread
 
 BOUND_S = 20.0
 """Longest time of a command, or of one step of a connection [s]."""
@@ -40,6 +43,22 @@ def deliver(config: NotifyConfig, message: Message) -> None:
             _mail(config, message)
     except OSError as error:  # also urllib's and smtplib's
         raise NotDelivered(_in_words(error)) from error
+    except UnicodeError as error:  # of these two, which know ASCII alone; the error may repeat what is secret
+        raise NotDelivered("a host, user or password that is not ASCII cannot be sent") from error
+
+
+async def deliver_within(config: NotifyConfig, message: Message) -> None:
+    """Deliver a message as `deliver` does, on a thread that is left behind after twice `BOUND_S`.
+
+    A receiver that answers a byte at a time never ends a step.
+
+    Raises:
+        NotDelivered: it has failed, or its outcome is not known.
+    """
+    try:
+        await asyncio.wait_for(on_daemon_thread(lambda: deliver(config, message)), 2 * BOUND_S)
+    except TimeoutError as error:
+        raise NotDelivered(f"no end within {2 * BOUND_S:g} s") from error
 
 
 def end_commands() -> None:
@@ -106,11 +125,12 @@ def _mail(config: NotifyConfig, message: Message) -> None:
     server, mail = config.server, EmailMessage()
     mail["From"] = server.user if "@" in server.user else config.mail
     mail["To"] = config.mail
-    mail["Subject"] = f"atoll {message['process']}: {message['condition']}: {message['subject']}"
+    mail["Subject"] = f"atoll {message['process']}: {message['condition']}: {printable(message['subject'])}"
     mail["Date"] = formatdate()
     mail["Message-ID"] = make_msgid(message["id"])
     mail["Auto-Submitted"] = "auto-generated"
-    mail.set_content(f"{message['message']}\n\n{json.dumps(message, ensure_ascii=False, indent=1)}\n")
+    content = f"{message['message']}\n\n{json.dumps(message, ensure_ascii=False, indent=1)}\n"
+    mail.set_content(content.encode(errors="backslashreplace").decode())
     context = ssl.create_default_context()
     if server.is_tls:
         connection: smtplib.SMTP = smtplib.SMTP_SSL(server.host, server.port, timeout=BOUND_S, context=context)
@@ -135,7 +155,8 @@ def _is_here(host: str) -> bool:
 
 
 def _as_json(message: Message) -> bytes:
-    return json.dumps(message, ensure_ascii=False).encode()
+    """Return a message as JSON; the bytes of a path that are no UTF-8 are escaped."""
+    return json.dumps(message, ensure_ascii=False).encode(errors="backslashreplace")
 
 
 def _in_words(error: OSError) -> str:

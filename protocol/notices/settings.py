@@ -10,9 +10,10 @@ from typing import Annotated, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from atoll.aggregation.folders import in_words
-from atoll.protocol.settings import STRICT, Folder
+from atoll.protocol.settings import HIDDEN, STRICT, Folder
 
 Away = Annotated[float, Field(ge=1, le=366 * 86400, allow_inf_nan=False)]
 
@@ -83,7 +84,7 @@ class NotifyConfig(BaseModel):
             words = shlex.split(command)
         except ValueError as error:
             raise ValueError(f"{error}; allowed: a program and its arguments, quoted as in a shell") from None
-        if command and not words:
+        if "\0" in command or (command and not words):
             raise ValueError("allowed: a program and its arguments")
         return command
 
@@ -94,9 +95,11 @@ class NotifyConfig(BaseModel):
             return url
         found = _split(url)
         if found is None or found.scheme not in ("http", "https") or not found.hostname:
-            raise ValueError("allowed: https://HOST/PATH or http://HOST/PATH")
+            raise _hidden("allowed: https://HOST/PATH or http://HOST/PATH")
+        if not url.isascii():
+            raise _hidden("allowed: ASCII alone; write another letter as the %XX of its UTF-8, a host as xn--...")
         if found.username is not None or found.password is not None:
-            raise ValueError("a user or password in a URL is not sent; allowed: https://HOST/PATH, or a command")
+            raise _hidden("a user or password in a URL is not sent; allowed: https://HOST/PATH, or a command")
         return url
 
     @field_validator("mail")
@@ -114,6 +117,8 @@ class NotifyConfig(BaseModel):
             raise ValueError("the password does not belong here: put it into a file and name it in password_file")
         if found is None or found.scheme not in ("smtp", "smtps") or not found.hostname or found.path.strip("/"):
             raise ValueError("allowed: smtp://HOST:PORT, smtps://HOST:PORT, either with USER@")
+        if not unquote(found.username or "").isascii():
+            raise ValueError("allowed: a user in ASCII, the only one that can be sent")
         return smtp
 
     @model_validator(mode="after")
@@ -163,12 +168,17 @@ def read_password(path: Path) -> str:
     if mode & 0o077:
         raise ValueError(f"{path} may be read by others (mode {mode:03o}): chmod 600 {path}")
     try:
-        password = content.decode().rstrip("\r\n")
+        password = content.decode("ascii").rstrip("\r\n")  # the only one that smtplib sends
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is not UTF-8: allowed: the password in the first line, and nothing else") from None
+        raise ValueError(f"{path} is not ASCII: allowed: the password in the first line, and nothing else") from None
     if not password or "\n" in password or len(content) > PASSWORD_BYTES_MAX:
         raise ValueError(f"{path} has no password: allowed: the password in the first line, and nothing else")
     return password
+
+
+def _hidden(message: str) -> PydanticCustomError:
+    """Return the error of a URL, which it does not repeat: the path of a webhook is often a secret."""
+    return PydanticCustomError(HIDDEN, "{message}", {"message": message})
 
 
 def _server(text: str) -> MailServer:
@@ -184,6 +194,7 @@ def _split(text: str) -> SplitResult | None:
         return None
     try:
         found = urlsplit(text)
+        (found.hostname or "").encode("idna")  # as the connection does: a name without an empty or a long label
         return found if found.port is None or found.port > 0 else None
     except ValueError:
         return None

@@ -15,10 +15,10 @@ from atoll.protocol.backoff import delay
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.notices.book import Book, Due
 from atoll.protocol.notices.book_file import FILE, encoded, read_book
-from atoll.protocol.notices.delivery import BOUND_S, Message, NotDelivered, deliver, end_commands
+from atoll.protocol.notices.delivery import Message, NotDelivered, deliver_within, end_commands
 from atoll.protocol.notices.notice import Notice, merged
 from atoll.protocol.notices.settings import NotifyConfig
-from atoll.protocol.threads import on_daemon_thread, on_thread
+from atoll.protocol.threads import on_thread
 
 logger = logging.getLogger(__name__)
 
@@ -120,10 +120,10 @@ class Notices:
                 return False
             message = message_of(self._teller, merged([due.notice for due in group]), group[0].since)
             try:
-                await asyncio.wait_for(on_daemon_thread(lambda: deliver(self.config, message)), 2 * BOUND_S)
-            except (NotDelivered, TimeoutError) as error:
+                await deliver_within(self.config, message)
+            except NotDelivered as error:
                 self.book.failed(before)
-                self._failed(str(error) or f"no end within {2 * BOUND_S:g} s")
+                self._failed(str(error))
                 await self._write()
                 return False
             if self._num_failed:

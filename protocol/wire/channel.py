@@ -1,7 +1,7 @@
 """The protocol's limits and the gRPC options of both ends, which use the same numbers.
 
 A message is at most 4 MiB; bulk bytes travel in chunks of 1 MiB, of which each transfer has a few in flight. Keepalive
-detects a silent peer within half a minute, also when its machine has lost power.
+detects a silent peer within 80 s, also when its machine has lost power.
 """
 
 import ipaddress
@@ -38,7 +38,24 @@ STREAMS_MAX = 8
 hostile client beyond the limit are refused before Python sees them."""
 
 KEEPALIVE_S = 20
-KEEPALIVE_TIMEOUT_S = 10
+PING_ANSWER_S = 60
+"""Time in which a peer must answer a ping [s]: on a slow line the answer waits behind the bytes under way, at most
+`UNSENT_BYTES` and one chunk."""
+
+UNSENT_BYTES = 128 * 1024
+"""Most bytes that the operating system takes from a server for one connection before the line takes them. With its own
+bound, 4 MiB, a ping's answer waits for 256 s at 16 KiB/s, and the sender of a download does not notice a slow line."""
+
+CLOSED_WINDOW_S = 1800
+"""Time after which the kernel cuts a connection whose peer's receive window has been closed since then [s].
+
+gRPC makes its keepalive timeout the socket's TCP_USER_TIMEOUT, which Linux counts from the first probe of a closed
+window. It begins anew only when a whole segment of up to 64 KiB fits the window, which small buffers never have: bytes
+arrive, or have all arrived minutes ago, and the connection ends as "Connection timed out (110)". With 10 s a line of
+20 kB/s was cut each 14 s. So this is longer than a connection is used for new calls, and short enough that what is
+closed and not delivered leaves the kernel. Silence is found by pings alone.
+"""
+
 HANDSHAKE_S = 10
 PROOF_S = 5
 """Time in which a new connection must complete its TLS handshake [s]. Each silent connection of a flood occupies a
@@ -58,7 +75,8 @@ _BOTH: Options = [
     ("grpc.max_metadata_size", METADATA_BYTES_MAX),
     ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES_MAX),
     ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    ("grpc.keepalive_timeout_ms", CLOSED_WINDOW_S * 1000),
+    ("grpc.http2.ping_timeout_ms", PING_ANSWER_S * 1000),
     ("grpc.compression_enabled_algorithms_bitset", 1),  # none: 64 KiB of a compressed message inflate to 64 MiB
     ("grpc.http2.max_pings_without_data", 0),  # 0: no limit; a client that trains sends little else
 ]

@@ -30,7 +30,7 @@ from atoll.aggregation.printable import printable
 from atoll.protocol.file_lock import Locked, lock_file
 from atoll.protocol.progress import OnBytes, not_told
 from atoll.protocol.secrets import without_password
-from atoll.server.backup.contents import BackupFailed, Contents, Part, belongs, is_immutable, is_key
+from atoll.server.backup.contents import FOLDERS, BackupFailed, Contents, Part, belongs, is_immutable, is_key
 from atoll.server.backup.journal_copy import copy_journal
 from atoll.server.journal.binding import has_state
 from atoll.server.required.losses import Loss, lines_of, losses_of
@@ -119,6 +119,7 @@ def back_up(state: Path, out: Path, *, keys: bool = True, database: str = "", on
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(state)):
         raise BackupFailed(f"{out} is inside of {state}: name a place outside of it")
     _insist_new(out)
+    _insist_on_files(state, keys=keys)
     is_tar = out.suffix == ".tar"
     with _alone(state), beside(out, is_file=is_tar) as part:
         _insist_new(out)  # again: another backup may have made it before this one had the lock
@@ -133,6 +134,25 @@ def back_up(state: Path, out: Path, *, keys: bool = True, database: str = "", on
 def _insist_new(out: Path) -> None:
     if os.path.lexists(out):
         raise BackupFailed(f"{out} exists: name a new folder or .tar file")
+
+
+def _insist_on_files(state: Path, *, keys: bool) -> None:
+    """Refuse links to what belongs to the backup: they are not followed, and it would lack what is behind them."""
+    links = [path for path in _paths(state) if (state / path).is_symlink() and path != "state.db"]
+    faults = [path for path in links if any(keys or not is_key(file) for file in _places(state, path))]
+    if faults:
+        where = [f"{state / path} is a link, which a backup does not follow" for path in faults]
+        way = "put what it leads to in its place, or mount its volume there (`mount --bind`)"
+        raise BackupFailed("\n".join([*where, way]))
+
+
+def _places(state: Path, link: str) -> Iterator[str]:
+    """Yield the paths of files of the coordinator that a link in a state directory may stand for.
+
+    A link to nowhere may lead to a volume that is not mounted now.
+    """
+    names = ("",) if (state / link).is_file() else FOLDERS if (state / link).is_dir() else ("", *FOLDERS)
+    return filter(belongs, (link + name for name in names))
 
 
 @contextmanager

@@ -26,6 +26,13 @@ _BELONGS = re.compile(
 _IS_IMMUTABLE = re.compile(rf"{_RANK}{_IMMUTABLE}|{_STATISTICS}", re.A)
 _IS_KEY = re.compile(rf"{_RANK}{_IDENTITY}|audit/key\.pem|noise\.key", re.A)
 
+_DIGEST = "0" * 64
+FOLDERS = (
+    *("/key.pem", "/worker.log", "/r/worker.log", "/000000.json", "/000000.safetensors"),
+    *(f"/{_DIGEST}.bin", f"/{_DIGEST}.safetensors", "/rank.json", "/0of1/rank.json"),
+)
+"""Names below a folder of the coordinator, at least one for each of its folders."""
+
 
 class BackupFailed(OSError):
     """A backup that cannot be made or used; the message has the reason."""

@@ -16,7 +16,7 @@ from atoll.server.audit.log import AuditLog, Caller
 from atoll.server.clock import MonotoneClock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.hosting import messages
-from atoll.server.hosting.control_streams import Connection, Hub
+from atoll.server.hosting.control_streams import CLIENT_ENDED, Connection, Hub
 from atoll.server.hosting.hosted_run import HostedRun, may_join
 from atoll.server.names.places import CLIENT, Places
 from atoll.server.names.presence import Present
@@ -198,8 +198,10 @@ class Attendance:
         """Handle the end of a control stream; the client may reconnect until its lease expires."""
         if self.hub.remove(connection):
             self._places.leave(CLIENT, connection.client_id)
-            about = {"site": connection.client_id}
-            logger.info("%s disconnected (%d connected)", connection.client_id, len(self.hub), extra=about)
+            if self._leases.heard_at(connection.client_id):  # else the log has already why it is gone
+                why = "" if connection.why in ("", CLIENT_ENDED) else f": {connection.why}"
+                text, about = "%s disconnected (%d connected)%s", {"site": connection.client_id}
+                logger.info(text, connection.client_id, len(self.hub), why, extra=about)
             self._record(Action.CLIENT_LEAVE, connection.client_id)
             for run in self._open_with(connection.client_id):
                 run.post(ClientDisconnected(connection.client_id, connection.session))
@@ -211,19 +213,28 @@ class Attendance:
 
         `failure`: why they left, for a reason of their own, with its detail.
         """
+        silent_for = self._config.lease if reason is LossReason.LEASE_EXPIRED else 0.0
         for client_id in clients:
             self._leases.forget(client_id)
             self._places.leave(CLIENT, client_id, for_good=True)
             why = f" ({failure}: {detail})" if failure is not None else ""
-            what = "has left" if reason is LossReason.LEFT else f"is lost: {reason}"
-            logger.info("%s %s%s", client_id, what, why, extra={"site": client_id})
+            logger.info("%s %s%s", client_id, self._what_is_lost(client_id, reason), why, extra={"site": client_id})
             self._record(Action.CLIENT_LOST, client_id, reason)
             for listener in self.listeners:
                 listener.lost(client_id, reason)
             for run in self._open_with(client_id):
-                run.post(ClientLost(client_id, reason, failure, detail))
+                run.post(ClientLost(client_id, reason, failure, detail, silent_for))
             if reason is LossReason.LEASE_EXPIRED:  # if it lives it must reconnect, or it is never invited again
                 self.hub.dismiss(client_id, f"silent for {self._config.lease:g} s: connect again")
+
+    def _what_is_lost(self, client_id: ClientId, reason: LossReason) -> str:
+        match reason:
+            case LossReason.LEFT:
+                return "has left: its agent ends"
+            case LossReason.LEASE_EXPIRED:
+                return f"has given no sign of life for {self._config.lease:g} s: it is given up until it connects again"
+            case LossReason.REVOKED:
+                return "is revoked"
 
     def _record(self, action: Action, client_id: ClientId, outcome: str = "ok") -> None:
         self._audit.record_bounded(action, client_id, outcome, caller=Caller(client_id, "client"))

@@ -1,6 +1,7 @@
 """The watch over the coordinator's clocks: the check at the start, jumps while it runs, and the clocks of its sites."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -79,14 +80,15 @@ class ClockWatch:
         Raises:
             OSError: the note cannot be written.
         """
-        reading = Reading.take()
+        reading, jump = Reading.take(), ""
         if by := self._comparison.jump(reading):
             self._sites = {name: (ahead - by, at) for name, (ahead, at) in self._sites.items()}
-            logger.warning("%s", jumped(by, reading.true))
-            self._audit.record(Action.CLOCK_JUMP, f"{by:+.1f} s", jumped(by, reading.true))
+            jump = jumped(by, reading.true)
+            self._audit.record(Action.CLOCK_JUMP, f"{by:+.1f} s", jump)
+        self._tell(reading, jump)
+        if by:
             for listener in self.on_jump:
                 listener(by)
-        self._tell(reading)
         ClockNote(reading, self._signed(), [*self.told.values()]).write(self._folder)
 
     # ------------------------------------------------------------ sites
@@ -116,18 +118,22 @@ class ClockWatch:
 
     # ------------------------------------------------------------ words
 
-    def _tell(self, reading: Reading) -> None:
+    def _tell(self, reading: Reading, jump: str) -> None:
+        """Log what has changed; a jump and what follows from it are one line."""
         sentence = apart(self._monotone.now(), reading.true)
         told = {**({"journal": sentence} if sentence else {}), **self._of_sites()}
         now = time.monotonic()
-        for clock, sentence in told.items():
-            if clock not in self._logged_at or now - self._logged_at[clock] >= AGAIN_S:
-                self._logged_at[clock] = now
-                logger.warning("%s", sentence)
+        due = [clock for clock in told if now - self._logged_at.get(clock, -math.inf) >= AGAIN_S]
+        self._logged_at |= dict.fromkeys(due, now)
+        lines = [told[clock] for clock in due]
+        if jump:
+            lines = ["; ".join([jump, *(told[clock] for clock in due if clock != "journal")])]
+        for line in lines:
+            logger.warning("%s", line)
         if self._logged_at.keys() - told.keys():
             self._logged_at = {clock: at for clock, at in self._logged_at.items() if clock in told}
             if not told:
-                logger.info("the clocks agree again")
+                logger.info("the journal's clock, this machine's and those of the sites agree again")
         if bool(told) is not bool(self.told):
             for listener in self.on_told:
                 listener(not told)

@@ -19,6 +19,9 @@ CLOCK_NEWS_S = 0.5
 CLOCK_MAX = 253402300800.0
 """Begin of the year 10000 [s since the epoch]; no clock shows it, and no date is written for it."""
 
+CLIENT_ENDED = "the client ended its stream"
+"""The reason of a connection that has ended without a dismissal."""
+
 DISMISS_S = 5.0
 """The time that a client has to read why its stream ends [s]."""
 

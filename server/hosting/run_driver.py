@@ -311,6 +311,8 @@ class RunDriver(JournaledDriver[Event, Effect]):
                 digest = await self.reducer.fold(effect)
                 break
             except DiskFull as error:
+                if effect is not self._folding:
+                    return  # the run waits no longer
                 self.no_room(self.reducer.num_bytes(effect.base_version), error)
                 logger.error("round %d cannot be aggregated, it waits for space: %s", effect.round_id, error)
                 await asyncio.sleep(DISK_RETRY_S)

@@ -69,7 +69,8 @@ class Succession:
         Args:
             folder: of the authority.
             lifetime_s: of the certificates that it signs now [s].
-            begins_at: the time at which it begins now, if it has not begun [s since the epoch]; None: it does not.
+            begins_at: the time at which it begins now, if it has not begun [s since the epoch]; None: it does not. Nor
+                does it at a time before it was made, by a clock that is behind: its end would come with the right one.
 
         Raises:
             CredentialError: a file is damaged.
@@ -82,7 +83,8 @@ class Succession:
             key, cross = read_key((place / KEY).read_bytes()), (place / CROSS).read_bytes()
             issuer = Issuer(read_certificates((place / CERTIFICATE).read_bytes())[0], key)
             if not (place / BEGUN).exists():
-                if begins_at is None:
+                made_at = issuer.certificate.not_valid_before_utc.timestamp() + AUTHORITY_EARLY_S
+                if begins_at is None or begins_at < int(made_at):
                     return None
                 write_private(place / BEGUN, json.dumps({"at": begins_at, "lifetime": lifetime_s}).encode())
                 sync_folder(place)
@@ -103,7 +105,8 @@ def prepare(present: Issuer, folder: Path, name: str, now: float) -> Issuer:
     """
     place = folder / NEXT
     if (place / KEY).exists():
-        raise CredentialError([f"{place} holds a next authority already: `atoll authority show` says how far it is"])
+        shown = "`atoll authority show` says how far it is; the first start after its end makes room for another one"
+        raise CredentialError([f"{place} holds a next authority already: {shown}"])
     issuer = Issuer.create(name, now=now, lifetime_s=AUTHORITY_LIFETIME_S, early_s=AUTHORITY_EARLY_S)
     make_private_folder(place)
     (place / BEGUN).unlink(missing_ok=True)
@@ -121,5 +124,7 @@ def settle(folder: Path) -> None:
     write_private(folder / CERTIFICATE, (place / CERTIFICATE).read_bytes())
     write_private(folder / KEY, (place / KEY).read_bytes())
     sync_folder(folder)
+    (place / KEY).unlink()  # the first: the others without it are no next authority, if this is cut here
+    sync_folder(place)
     shutil.rmtree(place)
     sync_folder(folder)

@@ -15,12 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from atoll.parallel.log_streams import open_log
+
 Json = dict[str, Any]
 
 LINE_BYTES_MAX = 256 * 2**20
 """Most bytes of one call: 200 for each of a million messages."""
-
-LOG_BYTES_MAX = 8 << 20
 
 COMMAND = (sys.executable, "-P", "-X", "faulthandler", "-m", "atoll.parallel.programs.main")
 """The command of the process; its argument is the descriptor of its socket."""
@@ -67,10 +67,8 @@ class ProgramProcess:
         """
         await self.stop()
         self._folder.mkdir(parents=True, exist_ok=True)
-        if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
-            self.log.replace(self.log.with_name(self.log.name + ".1"))
         ours, theirs = socket.socketpair()
-        with self.log.open("ab") as log, theirs:
+        with open_log(self.log) as log, theirs:
             self._process = await asyncio.create_subprocess_exec(
                 *COMMAND,
                 str(theirs.fileno()),

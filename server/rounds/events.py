@@ -104,6 +104,7 @@ class ClientLost:
     reason: LossReason
     failure: FailureReason | None = None  # if it left for a reason of its own: it does not trust the coordinator
     detail: str = ""
+    silent_for: float = 0.0  # the time since its last sign of life [s]
 
 
 @value

@@ -33,6 +33,7 @@ class Membership:
     num_connected: int = 0
     pacer: Pacer = field(default_factory=Pacer)
     start: int = 0
+    ended_at: float = 0.0  # when all were last disconnected at once [s since the epoch]
     settled_for: int = 0  # the connected clients for which a round was content after `selection_timeout`; 0: none was
     approval_by: float | None = None  # the end of the wait for approvals (`StragglerPolicy.approval_wait`) under way
 
@@ -190,18 +191,39 @@ class Membership:
         member.seen_at = max(member.seen_at, now)
         return True
 
-    def lost(self, client_id: ClientId, reason: str) -> None:
-        """Mark a client as lost, until it joins again."""
-        if client_id in self.members:
-            self._drop(client_id)
-            self.members[client_id].lost_because = reason
+    def lost(self, client_id: ClientId, reason: str, heard_at: float = 0.0) -> None:
+        """Mark a client as lost, until it joins again.
 
-    def everyone_disconnected(self) -> None:
-        """Mark all members as disconnected, after a restart of the coordinator or the end of the run."""
+        Args:
+            client_id: the client.
+            reason: of the loss.
+            heard_at: its last sign of life, if it was connected until now [s since the epoch].
+        """
+        if client_id in self.members:
+            member = self.members[client_id]
+            member.seen_at = max(member.seen_at, heard_at) if self._is_there(member) else self._seen_at(member)
+            self._drop(client_id)
+            member.lost_because = reason
+
+    def everyone_disconnected(self, at: float = 0.0) -> None:
+        """Mark all members as disconnected, after a restart of the coordinator or the end of the run.
+
+        Args:
+            at: when their connections ended [s since the epoch].
+        """
         self.start += 1  # sessions of an older start are void: no member is visited
+        self.ended_at = at
         self.num_connected = 0
         self._index.clear()
         self._declining.clear()
+
+    def away_since(self, client_id: ClientId) -> float | None:
+        """Return when the newest connection of a member that is not there ended [s since the epoch]; None: unknown."""
+        return self._seen_at(self.members[client_id]) or None
+
+    def _seen_at(self, member: Member) -> float:
+        ended_with_all = member.session is not None and member.start == self.start - 1
+        return max(member.seen_at, self.ended_at) if ended_with_all else member.seen_at
 
     def _is_there(self, member: Member) -> bool:
         return member.session is not None and member.start == self.start

@@ -135,6 +135,10 @@ class OpenRound(ABC):
             return self.end_without_files(detail, now)
         return (self._aggregate(),)
 
+    def end_without_room(self, detail: str, now: float) -> Effects:
+        """Abandon the round after a wait in vain for room on the coordinator's disk."""
+        return self._abandon(AbandonReason.AWAITS_ROOM, now, detail)
+
     def end_without_files(self, detail: str, now: float) -> Effects:
         """Abandon the round for want of files that are lost."""
         return self._abandon(AbandonReason.FILES_LOST, now, detail)

@@ -13,6 +13,7 @@ COSTS_NO_RETRY = (
     AbandonReason.PAUSE_REQUESTED,
     AbandonReason.AWAITS_APPROVAL,
     AbandonReason.AWAITS_CLIENTS,
+    AbandonReason.AWAITS_ROOM,
     AbandonReason.FILES_LOST,
 )
 """Reasons of an abandonment that is no failure of the round."""

@@ -15,6 +15,7 @@ an evaluation end as usual, and late updates are accepted. A round that still wa
 not count as a failure.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -144,8 +145,7 @@ class RunMachine(Evaluations):
     def _time_passed(self, now: float) -> Effects:
         """Apply the earliest deadline: of a rest, of an invitation, of the round or of the evaluation."""
         if self.ledger.short_since is not None:
-            self.ledger.short_look = now + NEWS_S
-            return ()
+            return self._wait_for_room(now)
         if (wake := self._next_wake) is not None and now >= wake:
             self.ledger.membership.wake(now)
             return ()
@@ -160,7 +160,7 @@ class RunMachine(Evaluations):
     def _coordinator_started(self, event: CoordinatorStarted, now: float) -> Effects:
         """Disconnect all clients, extend the deadlines by the downtime, and repeat the effects that were under way."""
         ledger = self.ledger
-        ledger.membership.everyone_disconnected()
+        ledger.membership.everyone_disconnected(min(now, event.down_since))
         if not ledger.is_open:
             return ()
         self._stood_still_until(min(now, event.down_since))
@@ -178,11 +178,34 @@ class RunMachine(Evaluations):
     def _disk_short(self, event: DiskShort, now: float) -> Effects:
         ledger = self.ledger
         if ledger.is_open and ledger.short_since is None:
-            ledger.short_since, ledger.short_of, ledger.short_look = now, event.detail, now + NEWS_S
+            ledger.short_since, ledger.short_of = now, event.detail
+            ledger.short_look = min(now + NEWS_S, self._short_until)
         return ()
 
     def _disk_free(self, event: DiskFree, now: float) -> Effects:
-        return self._stood_still_until(now)
+        ledger, is_ended_by_it = self.ledger, self.ledger.short_since is not None and self.ledger.resumes_itself
+        effects = self._stood_still_until(now)
+        if is_ended_by_it and ledger.state is RunState.RUNNING:  # the pause has not taken effect
+            ledger.pause_reason, ledger.resumes_itself = None, False
+        return (*effects, ResumeRun()) if is_ended_by_it and ledger.state is RunState.PAUSED else effects
+
+    def _wait_for_room(self, now: float) -> Effects:
+        """Wait on for room on the disk or, after the longest wait that the rules allow, fail or pause the run."""
+        ledger, until = self.ledger, self._short_until
+        ledger.short_look = now + NEWS_S if now >= until else min(now + NEWS_S, until)
+        has_all = self.round is None and ledger.version >= self.rules.rounds
+        if now < until or ledger.state is not RunState.RUNNING or ledger.resumes_itself or has_all:
+            return ()
+        cause = f"it has waited for room on the coordinator's disk: {ledger.short_of}"
+        if self.round is not None:
+            return self.round.end_without_room(cause, now)
+        return self._waited_in_vain(cause)
+
+    @property
+    def _short_until(self) -> float:
+        """The end of a wait for room on the disk."""
+        wait, since = self.rules.wait, self.ledger.short_since
+        return math.inf if since is None or wait is None or wait.most is None else since + wait.most
 
     def _files_lost(self, event: FilesLost, now: float) -> Effects:
         """Go on without accepted updates and versions whose files are lost; without a model the run ends."""
@@ -252,9 +275,9 @@ class RunMachine(Evaluations):
 
     @property
     def _are_enough_back(self) -> bool:
-        """Return whether the run is paused for want of clients that are here now."""
+        """Return whether the run is paused for want of clients that are here now, and of nothing else."""
         ledger = self.ledger
-        if ledger.state is not RunState.PAUSED or not ledger.resumes_itself:
+        if ledger.state is not RunState.PAUSED or not ledger.resumes_itself or ledger.short_since is not None:
             return False
         accepted = {*ledger.carried, *(update.client_id for update in ledger.waiting)}
         return len(accepted.union(ledger.membership.available())) >= self.rules.policy.quorum_count
@@ -270,7 +293,7 @@ class RunMachine(Evaluations):
     def _client_lost(self, event: ClientLost, now: float) -> Effects:
         client_id, reason = event.client_id, event.reason
         self._note_why_it_left(event, now)
-        self.ledger.membership.lost(client_id, reason)
+        self.ledger.membership.lost(client_id, reason, now - event.silent_for)
         effects = self.invitations.ended(client_id, None, Fate.LOST, reason, "", now)
         if self.round is not None:
             effects += self.round.client_gave_up(client_id, Fate.LOST, reason, "", now)
@@ -376,7 +399,9 @@ class RunMachine(Evaluations):
         policy, ledger = self.rules.policy, self.ledger
         assert record.abandon_reason is not None
         if record.waiting_since is not None and record.abandon_reason is AbandonReason.TOO_FEW_CLIENTS:
-            return self._waited_in_vain(record)
+            return self._waited_in_vain(f"round {record.round_id} has waited for clients: {record.detail}")
+        if record.abandon_reason is AbandonReason.AWAITS_ROOM:
+            return self._waited_in_vain(record.detail)
         if record.abandon_reason not in COSTS_NO_RETRY:
             ledger.failures += 1
             record.retry, record.retry_max = ledger.failures, policy.retry
@@ -394,11 +419,10 @@ class RunMachine(Evaluations):
                 ledger.retry_at = record.retry_at = now + wait
         return self._next_round_or_end()
 
-    def _waited_in_vain(self, record: RoundRecord) -> Effects:
-        """Fail or pause the run after the longest wait for clients that its rules allow."""
+    def _waited_in_vain(self, cause: str) -> Effects:
+        """Fail or pause the run after the longest wait that its rules allow."""
         ledger, wait = self.ledger, self.rules.wait
         assert wait is not None
-        cause = f"round {record.round_id} has waited for clients: {record.detail}"
         if ledger.stop_reason is None and wait.then == "fail":
             return self._end(RunState.FAILED, cause)
         ledger.failures, ledger.resumes_itself = 0, ledger.pause_reason is None
@@ -460,6 +484,8 @@ class RunMachine(Evaluations):
             ledger.rules = event.rules
             self._follow(event.rules)
         ledger.membership.wake()
+        if ledger.short_since is not None:  # another wait for room begins
+            ledger.short_since, ledger.short_look = now, min(now + NEWS_S, now + self._short_until - ledger.short_since)
         ledger.resumes_itself, ledger.lost = False, []
         if ledger.state in TERMINAL:
             ledger.failures, ledger.progress, ledger.early_stop = 0, None, ""  # patience begins anew
@@ -485,7 +511,7 @@ class RunMachine(Evaluations):
         ledger.resumes_itself, ledger.short_since = False, None
         ledger.evaluation, ledger.unevaluated, ledger.is_round_due, ledger.retry_at = None, [], False, 0.0
         ledger.membership.approval_by = None
-        ledger.membership.everyone_disconnected()  # from now on the driver reports no connections to the run
+        ledger.membership.everyone_disconnected(ledger.now)  # from now on the driver reports no connections to the run
         return (*effects, EndRun(state, cause))
 
 

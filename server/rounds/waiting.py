@@ -1,10 +1,10 @@
 """The wait of a run, in words: for whom, and why each of them cannot take part now. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from atoll.protocol.vocabulary import ClientId, FailureReason, Fate, Phase, RunState
+from atoll.protocol.vocabulary import ClientId, FailureReason, Fate, LossReason, Phase, RunState
 from atoll.server.rounds.cohort_round import Round
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
@@ -12,6 +12,13 @@ from atoll.server.rounds.run_machine import RunMachine
 
 DISK, TOO_FEW = "disk", "too_few_clients"
 """The causes of a wait for room on the coordinator's disk, and for clients that are not there."""
+
+_AWAY: Mapping[str, str] = {
+    LossReason.LEFT: "its agent has ended",
+    LossReason.LEASE_EXPIRED: "no sign of life",
+    LossReason.REVOKED: "revoked",
+}
+"""The reasons for which a member is not connected, in words."""
 
 NAMES_MAX = 8
 """Largest number of clients that a reason names; the others are counted."""
@@ -61,12 +68,10 @@ def retry_of(record: RoundRecord) -> str:
     """Return when an abandoned round is repeated and which of the retries that is; empty: it is not, or at once."""
     if record.retry_at is None or record.ended_at is None:
         return ""
-    which = (
-        f"retry {record.retry} of {record.retry_max} follows"
-        if record.retry
-        else "the next follows, which uses up no retry,"
-    )
-    return f"{which} {record.retry_at - record.ended_at:.1f} s later"
+    later = f"{record.retry_at - record.ended_at:.1f} s later"
+    if record.retry:
+        return f"retry {record.retry} of {record.retry_max} follows {later}"
+    return f"the next round begins {later}, and no retry is used up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ class Missing:
     """A client that a waiting run lacks."""
 
     client: ClientId
-    since: float | None  # of its newest sign of life in the run [s since the epoch]; None: there was none
+    since: float | None  # when it went away, or declined [s since the epoch]; None: not known
     why: str
 
 
@@ -90,7 +95,8 @@ class Wait:
     def sentence(self) -> str:
         """Return the cause with its beginning and the names; the same for who reads it later."""
         if self.cause == DISK:
-            return f"waiting for room on the coordinator's disk since {_instant(self.since)}: {self.detail}"
+            since = f"since {_instant(self.since)}: {self.detail}"
+            return f"waiting for room on the coordinator's disk {since}: free some, and it goes on by itself"
         names = [f"{m.client} ({m.why}{f', since {_instant(m.since)}' if m.since else ''})" for m in self.missing]
         who = ", ".join(names[:NAMES_MAX]) + (f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else "")
         lacking = who or "no client has joined yet: `atoll client invite NAME` invites a site"
@@ -101,7 +107,7 @@ def wait_of(machine: RunMachine) -> Wait | None:
     """Return what a run waits for before its next round can invite clients, or by which it is paused; None: nothing."""
     ledger, round_ = machine.ledger, machine.round
     membership = ledger.membership
-    if ledger.short_since is not None and ledger.state is RunState.RUNNING:
+    if ledger.short_since is not None and (ledger.state is RunState.RUNNING or ledger.resumes_itself):
         return Wait(DISK, ledger.short_since, detail=ledger.short_of)
     if ledger.state is RunState.PAUSED and ledger.resumes_itself:
         last = ledger.past[max(ledger.past)]
@@ -120,7 +126,7 @@ def wait_of(machine: RunMachine) -> Wait | None:
 def _missing(membership: Membership) -> tuple[Missing, ...]:
     """Return the members that cannot be invited, sorted."""
     whys = ((c, why_not(membership, c)) for c in sorted(membership.members))
-    return tuple(Missing(c, membership.members[c].seen_at or None, why) for c, why in whys if why)
+    return tuple(Missing(c, membership.away_since(c), why) for c, why in whys if why)
 
 
 def _instant(at: float) -> str:
@@ -154,7 +160,7 @@ def why_not(membership: Membership, client_id: ClientId) -> str:
     member = membership.members[client_id]
     trouble = member.trouble
     if not membership.is_connected(client_id):
-        return f"lost ({member.lost_because})" if member.lost_because else "not connected"
+        return _AWAY[member.lost_because] if member.lost_because else "not connected"
     if member.has_declined:
         if trouble is None:
             return "declined"

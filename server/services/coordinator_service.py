@@ -13,7 +13,7 @@ from atoll.parallel.task.metrics import METRICS_MAX, SUMS_MAX, only_finite, why_
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.disclosure import Disclosure
-from atoll.protocol.durable import told_outside
+from atoll.protocol.durable import DiskFull, told_outside
 from atoll.protocol.identity.names import Role
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
@@ -24,7 +24,7 @@ from atoll.server.audit.calls import caller_of
 from atoll.server.config.run import RunFile
 from atoll.server.errors import OperatorError, UnknownRun
 from atoll.server.following.follow_process import Followers
-from atoll.server.hosting.control_streams import Connection
+from atoll.server.hosting.control_streams import CLIENT_ENDED, Connection
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.hosting.messages import NAME_MAX, sums_of
 from atoll.server.hosting.run_driver import RunDriver
@@ -122,7 +122,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             logger.debug("the stream of %s broke: %s", client_id, error)
         except Exception:
             logger.exception("a message of %s could not be handled", client_id, extra={"site": client_id})
-        connection.close("the client ended its stream")
+        connection.close(CLIENT_ENDED)
 
     async def _take(self, message: pb.ClientMessage, connection: Connection) -> None:
         attendance, client_id = self._coordinator.attendance, connection.client_id
@@ -220,7 +220,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         except Silent as error:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         except OSError as error:
-            logger.error("an upload cannot be stored: %s", error)
+            if type(error) is not DiskFull:  # for which the run waits, as its log says
+                logger.error("an upload cannot be stored: %s", error)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {told_outside(error)}")
 
 

@@ -8,6 +8,7 @@ from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.wire.channel import bracketed, loopback_only, parse_address
 from atoll.server.errors import OperatorError
 from atoll.server.transport.server_credentials import server_credentials
+from atoll.server.transport.sockets import hold_little
 from atoll.server.transport.unproven import Unproven
 
 
@@ -41,9 +42,11 @@ class InsecureListener:
         """Bind a loopback address; see `Listener`."""
         host, port = loopback_only(listen)
         try:
-            return f"{bracketed(host)}:{server.add_insecure_port(f'{bracketed(host)}:{port}')}"
+            bound = server.add_insecure_port(f"{bracketed(host)}:{port}")
         except RuntimeError as error:
             raise cannot_listen(listen) from error
+        hold_little(bound)
+        return f"{bracketed(host)}:{bound}"
 
 
 class MutualListener:
@@ -73,6 +76,7 @@ class MutualListener:
             bound = server.add_secure_port(f"{bracketed(host)}:{port}", credentials)
         except RuntimeError as error:
             raise cannot_listen(listen) from error
+        hold_little(bound)
         unproven.watch(bound)
         self._ports.append(unproven)
         return f"{bracketed(host)}:{bound}"

@@ -9,6 +9,8 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from atoll.protocol.wire.channel import UNSENT_BYTES
+
 FOLDER = "/proc/self/fd"
 
 Place = tuple[str, int]
@@ -70,6 +72,19 @@ def shut_down_if(number: int, is_doomed: Callable[[Place, Place], bool]) -> bool
             return False
         copy.shutdown(socket.SHUT_RDWR)
         return True
+
+
+def hold_little(port: int) -> None:
+    """Bound the bytes that wait in the kernel for the line, on each connection that a listener of this port accepts.
+
+    They inherit the bound of the listener (`TCP_NOTSENT_LOWAT`), so this comes before the first one. See
+    `UNSENT_BYTES`.
+    """
+    for number, _ in open_sockets():
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:  # closed meanwhile, or not of IP
+            is_ip = copy.family in (socket.AF_INET, socket.AF_INET6)
+            if is_ip and copy.type == socket.SOCK_STREAM and copy.getsockname()[1] == port:
+                copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 def _places(connection: socket.socket) -> tuple[Place, Place] | None:

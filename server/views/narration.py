@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from atoll.aggregation.printable import conclusion, count_of, span
 from atoll.parallel.task.metrics import LEFT_OUT
-from atoll.protocol.vocabulary import DECLINES, FailureReason, Fate, LossReason, ReleaseReason, RoundId, RunState
+from atoll.protocol.vocabulary import DECLINES, FailureReason, Fate, ReleaseReason, RoundId, RunState
 from atoll.server.rounds.client_evaluation import SILENT, merged
 from atoll.server.rounds.events import (
     Abandon,
@@ -14,7 +14,6 @@ from atoll.server.rounds.events import (
     ClientEvaluated,
     ClientFailed,
     ClientJoined,
-    ClientLost,
     CloseEvaluation,
     Commit,
     CoordinatorStarted,
@@ -38,6 +37,7 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.waiting import DISK, named, retry_of, wait_of, what_a_round_lacks
+from atoll.server.views.reasons import explain
 
 LINE_MAX = 200
 """The characters of a client's message in a line of the log; `atoll round show` has all of them."""
@@ -63,7 +63,7 @@ class Narrator:
     """The log of one run, with the lines about the open round's wait that it has already: a client may come and go."""
 
     def __init__(self) -> None:
-        self._waits: set[str] = set()
+        self._waits: set[tuple[str, str]] = set()
 
     def lines(self, machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> tuple[str, ...]:
         """Return the lines for one event and its effects, after the machine has applied it; a restart repeats a wait.
@@ -84,9 +84,10 @@ class Narrator:
             return (LogLine(f"{wait}; {lacks.sentence()}", record),)  # each hour
         if not wait or len(self._waits) >= WAITS_MAX:
             self._waits.clear()
-        if not wait or wait in self._waits:
+        news = wait.partition(":")[0], wait.partition(" wanted")[2]  # how many are there is said as they come
+        if not wait or news in self._waits:
             return ()
-        self._waits.add(wait)
+        self._waits.add(news)
         return (LogLine(wait, record),)
 
 
@@ -153,8 +154,6 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
             lost = [count_of(len(updates), "accepted update")] * bool(updates)
             lost += [f"version {', '.join(map(str, versions))}"] * bool(versions)
             yield f"lost on the coordinator's disk: {' and '.join(lost)}: {detail[:LINE_MAX]}"
-        case ClientLost(client_id, reason):
-            yield f"{client_id} has left" if reason is LossReason.LEFT else f"{client_id} is lost: {reason}"
         case MetricsComputed(version, source) if machine.rules.best is not None and machine.rules.best.source == source:
             best = machine.ledger.best
             if best is not None and best.version == version:
@@ -192,7 +191,7 @@ def _of_effect(machine: RunMachine, effect: Effect) -> str | None:
         case Abandon(round_id, reason):
             record = machine.record_of(round_id)
             then = retry_of(record) if record is not None else ""
-            why = f"{reason}{_after_colon(record.detail if record else '')}"
+            why = f"{explain(reason)} ({reason}){_after_colon(record.detail if record else '')}"
             return f"round {round_id}: abandoned: {why}" + (f"; {then}" if then else "")
         case PauseRun(cause):
             return f"the run is paused: {cause}{_dropped(machine)}"
@@ -227,11 +226,12 @@ def _accepted(machine: RunMachine, accept: Accept) -> str:
 
 def _closed(machine: RunMachine, round_id: RoundId, num_updates: int) -> str:
     record = machine.record_of(round_id)
-    reason = record.close_reason if record else ""
+    reason = record.close_reason if record else None
+    why = f"{explain(reason)} ({reason})" if reason else "by an earlier process"
     late = sorted(client_id for client_id, _ in record.with_fate(Fate.STRAGGLER, Fate.RELEASED)) if record else []
     stragglers = f"; without {named(late)}" if late else ""
     updates = count_of(num_updates, "update")
-    return f"round {round_id}: closed ({reason}), aggregating {updates}{stragglers}"
+    return f"round {round_id}: closed: {why}; aggregating {updates}{stragglers}"
 
 
 def _dropped(machine: RunMachine) -> str:

@@ -65,8 +65,7 @@ def of_run(run_id: str, state: RunState, machine: RunMachine | None, place: Plac
             yield Notice(Condition.APPROVAL, f"{run_id} at {client}", sentence, run=run_id)
     wait = wait_of(machine) if machine.ledger.short_since is not None else None  # else it would go over all members
     if wait is not None and wait.cause == DISK:
-        free = "free some, and it goes on by itself"
-        yield Notice(Condition.DISK, run_id, f"run {run_id} is {wait.sentence()}: {free}", run=run_id)
+        yield Notice(Condition.DISK, run_id, f"run {run_id} is {wait.sentence()}", run=run_id, is_logged=True)
 
 
 def _end(run_id: str, state: RunState, machine: RunMachine | None, place: Place) -> str:

@@ -79,8 +79,9 @@ _ABANDONS = {
     AbandonReason.STOP_REQUESTED: "the operator stopped the run",
     AbandonReason.PAUSE_REQUESTED: "the operator paused the run before the first invitation",
     AbandonReason.AWAITS_APPROVAL: "clients that the quorum needs wait for their sites",
-    AbandonReason.FILES_LOST: "files of it were lost on the coordinator's disk, which uses up no retry",
-    AbandonReason.AWAITS_CLIENTS: "clients that the quorum needs are away, which uses up no retry",
+    AbandonReason.FILES_LOST: "files of it were lost on the coordinator's disk",
+    AbandonReason.AWAITS_CLIENTS: "clients that the quorum needs are away",
+    AbandonReason.AWAITS_ROOM: "the coordinator's disk has had no room for as long as the run waits for it",
 }
 _RELEASES = {
     ReleaseReason.ROUND_CLOSED: "the round had closed",

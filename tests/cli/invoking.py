@@ -1,6 +1,7 @@
 """The command line in this process, as a person types it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from click.testing import CliRunner, Result
 from typer.main import get_command
 
 from atoll.cli.commands import app
+from atoll.cli.printing import log_notes
 
 COMMAND: Any = get_command(app)
 """The command line, made once: that takes ten times as long as to refuse a line."""
@@ -18,6 +20,7 @@ TINY = Path(__file__).parents[1] / "wire" / "tasks" / "four_numbers_task.py"
 
 def invoke(*arguments: object) -> Result:
     """Return the outcome of `atoll ARGUMENTS`; an exception that the command line does not catch is raised."""
+    log_notes(None)  # a service before, in this process, had a log
     result = CliRunner().invoke(COMMAND, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -29,14 +32,20 @@ def refused(*arguments: object) -> list[str]:
     result = invoke(*arguments)
     assert result.exit_code == 2, result.output
     assert "Traceback" not in result.output
-    lines = told(result.stderr)
-    assert all(line.startswith("atoll: ") for line in lines), result.stderr
-    return [line.removeprefix("atoll: ") for line in lines]
+    faults = faults_in(result.stderr)
+    assert len(faults) == len(told(result.stderr)), result.stderr
+    return faults
 
 
 def told(stderr: str) -> list[str]:
-    """Return the lines of standard error without the notes of waits, which a busy machine has anywhere."""
-    return [line for line in stderr.splitlines() if not line.startswith("waiting for ")]
+    """Return the lines of standard error without the notes of waits, which a busy machine has anywhere, and starts."""
+    note = re.compile(r"waiting for |\d{4}-\d\d-\d\d \S+ (waiting for |.*\bstarts[,;] )")
+    return [line for line in stderr.splitlines() if not note.match(line)]
+
+
+def faults_in(stderr: str) -> list[str]:
+    """Return the operator's mistakes of standard error: of a command, and of a service, which has a log."""
+    return re.findall(r"^(?:atoll: |.{19} (?:\S+: )?error: )(.*)$", stderr, re.MULTILINE)
 
 
 def shown(*arguments: object) -> Any:

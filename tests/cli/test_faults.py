@@ -16,7 +16,7 @@ from atoll.cli.faults import EXIT_AWAY
 from atoll.cli.task_failures import one_line
 from atoll.parallel.worker.operations import detail_of
 from atoll.server.journal.state_directory import StateDirectory
-from tests.cli.invoking import TINY, invoke, refused, told
+from tests.cli.invoking import TINY, faults_in, invoke, refused
 from tests.waiting import BOUND_S
 
 MODEL = Path(__file__).parents[1] / "parallel" / "trainer" / "tasks.py"
@@ -92,8 +92,8 @@ def test_a_task_whose_code_raises_is_refused_with_what_it_raised(tmp_path: Path)
     started = invoke(
         "coordinator", f"{place}:task", "--state", tmp_path / "state", "--set", "coordinator.listen=localhost:0"
     )
-    assert started.exit_code == 2
-    assert told(started.stderr) == [f"atoll: the task cannot be used: RuntimeError: no data here ({place}, line 1)"]
+    assert started.exit_code == 2, started.stderr
+    assert faults_in(started.stderr) == [f"the task cannot be used: RuntimeError: no data here ({place}, line 1)"]
     assert not (tmp_path / "state").exists()
 
 

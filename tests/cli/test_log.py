@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import log
-from atoll.cli.printing import take_notes
+from atoll.cli.printing import log_notes, note
 from atoll.protocol.identity.join_code import JoinCode
 from tests.cli.federation import ATOLL
 from tests.cli.invoking import TINY
@@ -31,7 +32,7 @@ def _logging_as_before() -> Iterator[None]:
     before = (root.level, root.handlers[:], ours.level)
     yield
     os.environ.pop(log.VARIABLE, None)
-    take_notes(None)
+    log_notes(None)
     root.setLevel(before[0])
     root.handlers[:] = before[1]
     ours.setLevel(before[2])
@@ -61,6 +62,31 @@ def test_every_line_of_an_agent_has_its_site_s_name(capsys: pytest.CaptureFixtur
     logging.getLogger("atoll.client").info("connected to %s", "127.0.0.1:7070")
     logging.getLogger("another.library").error("at fault")
     assert lines(capsys) == ["100%d north: connected to 127.0.0.1:7070", "100%d north: error: at fault"]
+
+
+def test_the_notes_of_a_process_with_a_log_are_lines_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    note("before it has a log")
+    assert capsys.readouterr().err == "before it has a log\n"
+    log.configure("coordinator")
+    note("atoll coordinator on 127.0.0.1:7070")
+    thread = threading.Thread(target=note, args=("waiting for the state",))
+    thread.start()
+    thread.join()
+    assert lines(capsys) == ["atoll coordinator on 127.0.0.1:7070", "waiting for the state"]
+
+
+@pytest.mark.parametrize(("zone", "offset"), [("Europe/Berlin", "+02:00"), ("America/St_Johns", "-02:30"), ("UTC", "")])
+def test_the_time_of_a_line_has_the_offset_of_its_zone(zone: str, offset: str, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        log.configure("coordinator")
+        record = logging.makeLogRecord({"msg": "ready", "levelno": logging.INFO, "created": 1_780_000_000.0})
+        logging.getLogger().handlers[0].handle(record)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert re.fullmatch(rf"2026-05-2\d \d\d:\d\d:\d\d{re.escape(offset)} ready\n", capsys.readouterr().err)
 
 
 def test_a_traceback_follows_its_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,10 +141,9 @@ def test_an_agent_s_process_writes_its_site_s_name(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-    first, *others = written.read_text().splitlines()
-    assert first.startswith("atoll agent north, for ")
-    assert others
-    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d north: ", line) for line in others), others
+    found = written.read_text().splitlines()
+    assert re.search(r" north: atoll [\d.]+ build [0-9a-f]{10}: the agent of north starts, for ", found[0])
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d north: ", line) for line in found), found
 
 
 @pytest.mark.real

@@ -52,6 +52,26 @@ class Slow:
 sys.slow = Slow()
 mark(); time.sleep(600)
 """
+IN_C = f"""{MARK}
+import ctypes
+taken = ctypes.create_string_buffer(64)
+lock = ctypes.CDLL(None).pthread_mutex_lock
+lock(taken)
+mark(); lock(taken)
+"""
+OF_ANOTHER_THREAD = f"""{MARK}
+import signal, threading
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+mark(); time.sleep(600)
+"""
+WITHOUT_A_READER = f"""{MARK}
+os.set_blocking(2, False)
+try:
+    while os.write(2, b"." * 512): pass
+except BlockingIOError: os.set_blocking(2, True)
+mark(); time.sleep(600)
+"""
 IN_THE_RANKS = f"{MARK}if 'LOCAL_RANK' in os.environ: mark(); time.sleep(600)\n{TASK}"
 
 NOWHERE = ("--insecure", "--coordinator", "127.0.0.1:1")
@@ -69,11 +89,7 @@ class Command:
 
     def stopped_at_the_mark(self, number: signal.Signals) -> tuple[int, str]:
         """Send a signal once the task has reached its mark; return the exit code and standard error."""
-        until = time.monotonic() + BOUND_S
-        while not self.mark.exists():
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        until = self._until_marked()
         children = descendants(self.process.pid)
         self.process.send_signal(number)
         _, errors = self.process.communicate(timeout=BOUND_S)
@@ -81,6 +97,20 @@ class Command:
             assert time.monotonic() < until, left
             time.sleep(0.05)
         return self.process.returncode, errors
+
+    def stopped_unread(self) -> int:
+        """Send SIGTERM once the task has reached its mark, and read nothing; return the exit code."""
+        self._until_marked()
+        self.process.terminate()
+        return self.process.wait(BOUND_S)
+
+    def _until_marked(self) -> float:
+        until = time.monotonic() + BOUND_S
+        while not self.mark.exists():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        return until
 
 
 @pytest.fixture
@@ -109,8 +139,8 @@ def start(tmp_path: Path) -> Iterator[object]:
 
 
 def line(errors: str) -> str:
-    """Return the only line of standard error beside the notes on waiting."""
-    (found,) = (text for text in errors.splitlines() if not text.startswith("waiting for "))
+    """Return the only line of standard error beside the notes on waiting and on the start of a service."""
+    (found,) = (text for text in errors.splitlines() if not re.search("waiting for |the .* starts", text))
     return found
 
 
@@ -222,6 +252,19 @@ def test_a_task_that_is_hard_to_stop_ends_all_the_same(source: str, start, tmp_p
     code, errors = start(source, "simulate", "slow.py:task").stopped_at_the_mark(signal.SIGTERM)
     assert (code, line(errors)) == (130, f"atoll: stopped by SIGTERM {BEGUN}")
     assert not (tmp_path / "atoll-sim-slow").exists()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("source", [IN_C, OF_ANOTHER_THREAD])
+def test_a_main_thread_that_does_not_come_to_handle_a_signal_ends_all_the_same(source: str, start) -> None:
+    code, errors = start(source, "train", "slow.py:task").stopped_at_the_mark(signal.SIGTERM)
+    assert (code, line(errors)) == (130, "atoll: stopped by SIGTERM before the first step; nothing was written")
+
+
+@pytest.mark.real
+def test_a_command_whose_output_nobody_reads_ends_all_the_same(start) -> None:
+    command = start(WITHOUT_A_READER, "simulate", "slow.py:task")
+    assert command.stopped_unread() == 130
 
 
 @pytest.mark.real

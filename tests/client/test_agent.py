@@ -319,7 +319,8 @@ async def test_foreign_task_is_refused_by_name(tmp_path):
 
 
 @live
-async def test_release_stops_the_training_and_drops_what_it_made(tmp_path):
+async def test_release_stops_the_training_and_drops_what_it_made(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     async with lagoon() as coordinator, agent(coordinator, tmp_path, runner := Instant()):
         version = coordinator.add(Version(model()))
         runner.go.clear()
@@ -333,6 +334,13 @@ async def test_release_stops_the_training_and_drops_what_it_made(tmp_path):
         await coordinator.accepted.wait()
         assert parse_update(coordinator.opened[-1].manifest).round_id == 2
         assert coordinator.calls["Upload"] == 1
+        await coordinator.push(
+            release=pb.Release(run_id="run-1", round_id=2, reason="round_closed")
+        )  # its update is in
+        await coordinator.invite(version, round_id=3)
+        await until(lambda: len(coordinator.opened) == 3)
+    told = [line for line in caplog.messages if "no longer waits" in line]
+    assert told == ["round 1 of run-1 no longer waits for this site (round closed): its work ends"]
 
 
 @pytest.mark.parametrize(

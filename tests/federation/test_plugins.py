@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from atoll.aggregation.codecs import installed
+from tests.cli.invoking import faults_in
 from tests.federation.processes import ATOLL, ended_after, federation
 from tests.federation.test_ranks import SITES, Ranked, is_finished
 from tests.protocol.packages import CODEC, LION, RULE, SAMPLER, install
@@ -43,7 +44,7 @@ def atoll(folder, *arguments, code=0):
     command = [ATOLL, *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
-    return done.stdout if code == 0 else [line for line in done.stderr.splitlines() if line.startswith("atoll: ")]
+    return done.stdout if code == 0 else [f"atoll: {fault}" for fault in faults_in(done.stderr)]
 
 
 def simulated(folder, out, given, code=0):

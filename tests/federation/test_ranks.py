@@ -13,6 +13,7 @@ from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import RunState
 from atoll.server.journal.holder import running_coordinator
 from benchmarks.members import equip
+from tests.cli.invoking import faults_in
 from tests.federation.processes import ATOLL, Federation, ended_after, federation
 from tests.waiting import BOUND_S
 
@@ -273,6 +274,7 @@ def test_no_death_of_any_process_changes_the_models(tmp_path, undisturbed):
         for site in SITES:
             assert it.wait_for_end(site) == 0
         assert digests(it) == undisturbed
+        assert it.log("rank1").count("the last process ended without a goodbye") >= 2
         assert all(len(record.clients) == 3 for record in it.rounds())
         assert it.log("c").count("trained ") == 3, "no update is trained twice"
 
@@ -319,7 +321,7 @@ def assert_refused(command, fault):
     """One line, exit code 2."""
     done = subprocess.run([ATOLL, *map(str, command)], capture_output=True, text=True, check=False, timeout=BOUND_S)
     assert done.returncode == 2, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("atoll: ")]
+    (line,) = faults_in(done.stderr)
     assert fault in line
     assert "Traceback" not in done.stderr
 

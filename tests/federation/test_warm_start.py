@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from atoll.aggregation.tensors import safetensors_file
+from tests.cli.invoking import faults_in
 from tests.federation.processes import ATOLL, federation
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import TASK, simulate
@@ -119,7 +120,7 @@ def test_a_file_that_does_not_fit_is_refused_before_anything_runs(tmp_path):
             errors = atoll(*command, "--set", f"{key}={path}", code=2).stderr
             assert f"{key}: " in errors, (command, errors)
             assert fault in errors, (command, errors)
-            assert all(f"{key}: " in line for line in errors.splitlines() if line.startswith("atoll:")), errors
+            assert all(f"{key}: " in told for told in faults_in(errors)), errors
             assert "Traceback" not in errors
             assert not (tmp_path / "c").exists()
     for key, command in (("model.start", "simulate"), ("train.start", "train")):

@@ -6,7 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import PLANTED, ROOT, find, generated, outcome_of, planted, run_in, tree_with
+from tests.mutants import (
+    PLANTED,
+    ROOT,
+    Outcome,
+    find,
+    generated,
+    on_the_page,
+    outcome_of,
+    planted,
+    report,
+    run_in,
+    tree_with,
+)
 from tests.waiting import BOUND_S
 
 QUICK = (
@@ -26,6 +38,13 @@ def test_the_code_of_every_planted_bug_occurs_once() -> None:
         source = (ROOT / mutant.file).read_text()
         assert planted(mutant, source) != source, mutant.name
     assert len({mutant.name for mutant in PLANTED}) == len(PLANTED) >= 25
+
+
+def test_a_page_has_what_its_rows_say() -> None:
+    bugs = [PLANTED[0], PLANTED[1], *generated()[:2]]
+    caught = ["histories, seed=3", "", "tests/a.py::test_b[x|y]", "histories, no end within 300 s"]
+    page = report([Outcome(bug, by, 1.0) for bug, by in zip(bugs, caught, strict=True)])
+    assert on_the_page(page) == {bug.name: by for bug, by in zip(bugs, caught, strict=True)}
 
 
 def test_a_bug_whose_code_has_changed_is_reported() -> None:

@@ -64,7 +64,11 @@ REFUSED: dict[str, dict[tuple[str, ...], str]] = {
     "one_column": {EVERYWHERE: "got tuple of 1"},
     "late_parameter": {("pp=2",): "a pipeline needs a chain", EVERYWHERE: "made by the model's forward pass"},
     "late_buffer": {("pp=2",): "a pipeline needs a chain", EVERYWHERE: "registered by the model's forward pass"},
-    "growing_buffer": {("pp=2",): "a pipeline needs a chain", EVERYWHERE: "queue: its shape was (0, 3)"},
+    "growing_buffer": {
+        ("pp=2",): "a pipeline needs a chain",
+        ("dp=2", "zero=3"): "queue: a pass leaves values there that depend on its examples",
+        EVERYWHERE: "queue: its shape was (0, 3)",
+    },
     "stream": {EVERYWHERE: "which has no"},
     "no_row": {("agents",): "the data set is empty; a site needs", SIMULATED: "site 'a' has no example to train on"},
     "running_sums": {("dp=2", "zero=3"): "each rank sees others"},

@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
 READY = {
-    "coordinator": r"^atoll coordinator on ",
+    "coordinator": r" atoll coordinator on ",
     "agent": r": (connected|enrolled|joined)|connected to ",
-    "aggregator": r"^atoll aggregator, rank ",
+    "aggregator": r" atoll aggregator, rank ",
     "authority serve": r"connected|serving",
 }
 """The services, each with a line that it has written when the next command may follow."""

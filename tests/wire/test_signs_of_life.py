@@ -1,6 +1,7 @@
 """Bytes of a transfer as signs of life: a client that sends nothing else is not lost while they come."""
 
 import asyncio
+import logging
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import ClientId, Digest, Fate, LossReason, RoundId, RunId
@@ -51,6 +52,33 @@ async def test_a_download_that_goes_on_renews_the_lease_and_brings_back_no_lost_
             await asyncio.sleep(0.05)
         it.coordinator.arrivals.sign(ClientId("a"))
         assert not attendance._leases.heard_at(ClientId("a"))
+
+
+@live
+async def test_the_log_has_one_line_of_each_client_that_leaves_is_silent_or_is_cut_off(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "atoll")
+    async with running(tmp_path / "state", coordinator__lease=LEASE_S) as it:
+        async with it.client("leaves") as leaves:
+            await leaves.next("welcome")
+            await leaves.control.write(pb.ClientMessage(goodbye=pb.Goodbye()))
+            await leaves.control.done_writing()
+            await leaves.ending
+        async with it.client("silent") as silent:
+            await silent.next("welcome")
+            await silent.ending
+        async with it.client("cut") as cut:
+            await cut.next("welcome")
+        while it.coordinator.attendance.hub:
+            await asyncio.sleep(0.01)
+    said = [line for line in caplog.messages if line.startswith(("leaves", "silent", "cut"))]
+    assert said == [
+        "leaves joined (1 connected)",
+        "leaves has left: its agent ends",
+        "silent joined (1 connected)",
+        "silent has given no sign of life for 1 s: it is given up until it connects again",
+        "cut joined (1 connected)",
+        "cut disconnected (0 connected)",
+    ]
 
 
 def test_a_rank_reports_what_came_since_its_last_report_and_the_coordinator_adds_the_ranks():

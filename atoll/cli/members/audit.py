@@ -95,8 +95,7 @@ def verify(
         found = verify_source(source, expected)
     if json:
         repairs = {"mended": [_event(line) for line in found.mended], "cut_files": [path.name for path in source.cut]}
-        faults = {"num_faults": found.num_faults, "faults": [str(fault) for fault in found.faults]}
-        as_json(_summary(found) | repairs | faults)
+        as_json(_summary(found) | repairs | _faults(found))
     else:
         _say_verdict(found, source.cut)
     if found.num_faults:
@@ -173,6 +172,7 @@ def as_archived(folder: Path, out: Path, writer: str, *, json: bool) -> None:
     Raises:
         CommandError: there is no log, or the archive cannot be written.
     """
+    from atoll.aggregation.folders import in_words
     from atoll.cli.local_audit import os_user
     from atoll.protocol.audit.files import AuditFiles, log_files
 
@@ -186,15 +186,20 @@ def as_archived(folder: Path, out: Path, writer: str, *, json: bool) -> None:
             finally:
                 files.close()
     except OSError as error:
-        raise CommandError(f"nothing is archived: {error}") from error
+        raise CommandError(f"nothing is archived: {in_words(error)}") from error
     if json:
         lines = {"first": done.first, "last": done.last, "bytes": done.num_bytes} if done is not None else {}
+        lines |= _faults(done.found) if done is not None else {}
         as_json({"out": str(out), "files": [] if done is None else [path.name for path in done.files], **lines})
-        return
-    if done is None:
+    elif done is None:
         say("nothing to archive: no line was written since the last archive")
-        return
-    say(f"lines {done.first} to {done.last} ({printable_size(done.num_bytes)}) are in {out}; the log continues behind")
+    else:
+        moved = f"lines {done.first} to {done.last} ({printable_size(done.num_bytes)}) are in {out}"
+        _say_faults(done.found)
+        say(f"{moved}; the log continues behind")
+    if done is not None and done.found.num_faults:
+        note(f"FAULTY: the archived lines have {count_of(done.found.num_faults, 'fault')}: keep {out} as evidence")
+        raise typer.Exit(EXIT_FAULTS)
 
 
 @contextmanager
@@ -305,22 +310,31 @@ def _summary(found: "Verifier") -> dict[str, Any]:
     }
 
 
+def _faults(found: "Verifier") -> dict[str, Any]:
+    return {"num_faults": found.num_faults, "faults": [str(fault) for fault in found.faults]}
+
+
+def _say_faults(found: "Verifier") -> None:
+    for fault in found.faults:
+        say(printable(str(fault)))
+    if found.num_faults > len(found.faults):
+        say(f"... and {found.num_faults - len(found.faults)} more")
+
+
 def _say_verdict(found: "Verifier", cut: Sequence[Path]) -> None:
     for line in found.mended:
         event = _event(line)
         say(printable(f"line {line.seq} of {line.time}: {event['action']}: {event['object']}: {event['outcome']}"))
     for path in cut:
         say(printable(f"{path.name}: the bytes that were cut off, beside the log"))
-    for fault in found.faults:
-        say(printable(str(fault)))
-    if found.num_faults > len(found.faults):
-        say(f"... and {found.num_faults - len(found.faults)} more")
+    _say_faults(found)
     what = _summary(found)
     lines = "" if found.first is None else f", lines {what['first']} to {what['last']}"
     say(f"{count_of(what['events'], 'event')} and {count_of(what['checkpoints'], 'checkpoint')}{lines}")
     if (archived := found.archived) is not None:
         moved = f"lines 0 to {archived.seq - 1} were archived at {archived.time}, the last with hash {archived.prev}"
-        say(f"{moved}: with --archive DIR they are verified, too")
+        outcome = "" if archived.event is None or archived.event.outcome == "ok" else f", {archived.event.outcome}"
+        say(printable(f"{moved}{outcome}: with --archive DIR they are verified, too"))
     elif what["first"]:
         say(f"a log begins at line 0, these files at line {what['first']}")
     if what["checkpoint"]:

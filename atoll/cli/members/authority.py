@@ -9,7 +9,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
-from atoll.cli.printing import as_json, clock, note, say
+from atoll.cli.printing import as_json, clock, note, say, shortened
 from atoll.cli.stopping import if_stopped
 from atoll.protocol.identity.names import Role
 
@@ -33,6 +33,9 @@ Days = Annotated[
         "--days", metavar="N", callback=options.between(0.001, 3650), help="Days for which a certificate is valid."
     ),
 ]
+NAME_BYTES_MAX = 64
+"""Longest name of an authority in its certificate (RFC 5280, ub-common-name)."""
+
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name in the certificate; `main` for the coordinator.")]
 As = Annotated[
     Role,
@@ -79,7 +82,7 @@ def init(
     from atoll.server.identity.authority import Authority
 
     with writing_to("DIR", folder, AUTHORITY_BYTES):
-        authority = Authority.create(folder, name)
+        authority = Authority.create(folder, _checked(name))
     _print(authority, folder, json=json)
 
 
@@ -105,7 +108,7 @@ def replace(
 
     authority = _open(folder)
     with writing_to("DIR", folder, AUTHORITY_BYTES):
-        authority.prepare_next(folder, name or f"Atoll, begun {time.strftime('%Y-%m-%d')}")
+        authority.prepare_next(folder, _checked(name or f"Atoll, begun {time.strftime('%Y-%m-%d')}"))
     _print(_open(folder), folder, json=json)
     note("restart the coordinator, or `atoll authority serve`: then it begins")
 
@@ -228,6 +231,7 @@ def serve(
 
     from atoll.cli import log
     from atoll.protocol import service_manager
+    from atoll.protocol.build import software
     from atoll.protocol.identity.join_code import is_address
     from atoll.protocol.identity.proxy import HttpProxy
     from atoll.protocol.signals import call_at_end
@@ -239,8 +243,7 @@ def serve(
     authority = Authority.open(folder, days * 86400, begins=True)
     server = AuthorityServer(authority, folder, HttpProxy.of(os.environ))
     log.configure("authority", form=log_form)
-
-    note(f"atoll authority in {folder}, dialling the coordinator at {coordinator}")
+    note(f"{software()}: the authority in {folder} starts; dialling the coordinator at {coordinator}")
 
     async def until_stopped() -> None:
         serving = asyncio.current_task()
@@ -259,6 +262,15 @@ def _open(folder: Path, days: float = 30.0) -> "Authority":
     from atoll.server.identity.authority import Authority
 
     return Authority.open(folder, days * 86400)
+
+
+def _checked(name: str) -> str:
+    """Return the name of an authority if its certificate can have it."""
+    if not name.isprintable() or not 1 <= len(name.encode()) <= NAME_BYTES_MAX:
+        raise CommandError(
+            f"--name: got {shortened(repr(name))}: allowed: 1 to {NAME_BYTES_MAX} bytes of UTF-8 that print"
+        )
+    return name
 
 
 def _identity(role: Role, name: str) -> "Identity":

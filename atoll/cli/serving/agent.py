@@ -108,12 +108,14 @@ def agent(
     from atoll.cli.serving.dialled import dialled
     from atoll.cli.temporary import writing_to
     from atoll.client.process import run_agent
+    from atoll.protocol.build import software
     from atoll.protocol.wire.allocator import keep_freed_memory
 
     log.configure("agent", settings.site, log_form)
     keep_freed_memory()
     where = dialled(settings.coordinator, settings.join, settings.state / "identity")
-    note(f"atoll agent {settings.site}, for {', '.join(named)}, state in {settings.state}; dialling {where}")
+    what = f"the agent of {settings.site} starts, for {', '.join(named)}, state in {settings.state}"
+    note(f"{software()}: {what}; dialling {where}")
     with writing_to("state", settings.state):
         raise typer.Exit(asyncio.run(run_agent(settings, named)))
 

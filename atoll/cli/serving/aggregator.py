@@ -97,12 +97,13 @@ def aggregator(
     from atoll.cli.serving.dialled import dialled
     from atoll.cli.temporary import writing_to
     from atoll.protocol import service_manager
+    from atoll.protocol.build import software
     from atoll.server.errors import OperatorError
     from atoll.server.ranks.process import host_rank
 
     log.configure("rank", form=log_form)
     where = dialled(settings.coordinator, settings.join, settings.state / "identity")
-    note(f"aggregation rank {settings.rank} of {settings.ranks} dials {where}")
+    note(f"{software()}: aggregation rank {settings.rank} of {settings.ranks} starts; dialling {where}")
 
     def ready(address: str) -> None:
         service_manager.tell(service_manager.READY, f"rank {settings.rank} of {settings.ranks} on {address}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll import __version__
 from atoll.cli import options
 from atoll.cli.faults import CommandError, without_frames
 from atoll.cli.printing import note, say_settings
@@ -112,6 +113,7 @@ def coordinator(
     from atoll.cli import log
 
     log.configure("coordinator", form=log_form)
+    note(f"atoll {__version__}: the coordinator starts, state in {file.coordinator.state}")
     run = file.run if isinstance(file, RunFile) else None
     accepted = {"clock": accept_clock, "losses": accept_losses}
     raise typer.Exit(_host(file, accepted, again=again, stay=stay or run is None))
@@ -187,6 +189,7 @@ def _host(file: "HostFile | RunFile", accepted: dict[str, bool], *, again: bool,
     with loading():
         from atoll.cli.temporary import writing_to
         from atoll.protocol import service_manager
+        from atoll.protocol.build import software
         from atoll.server.config.run import RunFile
         from atoll.server.errors import OperatorError
         from atoll.server.process import Accepted, host
@@ -196,7 +199,7 @@ def _host(file: "HostFile | RunFile", accepted: dict[str, bool], *, again: bool,
     def ready(coordinator: "Coordinator", ports: "Ports") -> None:
         starting.close()
         service_manager.tell(service_manager.READY, f"listening on {ports.address}")
-        note(f"atoll coordinator on {ports.address}, state in {file.coordinator.state}")
+        note(f"atoll coordinator on {ports.address}, state in {file.coordinator.state}; {software()}")
         if ports.enrolment is not None:
             note(f"invite a site: atoll client invite NAME --state {file.coordinator.state}")
         else:

@@ -21,9 +21,11 @@ def notify(file: File, overrides: options.Set = [], json: options.Json = False) 
 
     Its condition is `test`. The command ends when the message is delivered, or says why it is not.
     """
+    import asyncio
+
     from pydantic import BaseModel
 
-    from atoll.protocol.notices.delivery import BOUND_S, NotDelivered, deliver
+    from atoll.protocol.notices.delivery import BOUND_S, NotDelivered, deliver_within
     from atoll.protocol.notices.notice import Condition, Notice
     from atoll.protocol.notices.settings import NotifyConfig, faults_of_machine
     from atoll.protocol.notices.teller import Teller, message_of
@@ -46,8 +48,8 @@ def notify(file: File, overrides: options.Set = [], json: options.Json = False) 
     sentence = f"this is a test of [notify] in {file.absolute()}: nothing is wrong"
     message = message_of(Teller(process, found.site), Notice(Condition.TEST, "test", sentence), time.time())
     try:
-        with waiting_for(config.way, f"up to {BOUND_S:g} s for each step"):
-            deliver(config, message)
+        with waiting_for(config.way, f"up to {2 * BOUND_S:g} s"):
+            asyncio.run(deliver_within(config, message))
     except NotDelivered as error:
         raise CommandError(f"{config.way}: {error}") from error
     if json:

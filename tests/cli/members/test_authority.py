@@ -119,3 +119,15 @@ def test_all_mistakes_of_an_installation_are_reported_at_once(tmp_path: Path, mo
     address, certificates = refused.output.splitlines()
     assert "'nowhere' is no address; allowed: HOST:PORT" in address
     assert "no certificates in PEM" in certificates
+
+
+@pytest.mark.parametrize("name", ["x" * 65, "\u00fc" * 33, "two\nlines", "\udcff"])
+def test_a_name_that_no_certificate_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    """It was a traceback."""
+    done = atoll("authority", "init", tmp_path / "ca", "--name", name)
+    assert (done.exit_code, "allowed: 1 to 64 bytes of UTF-8" in done.stderr) == (2, True)
+    assert not (tmp_path / "ca").exists()
+    atoll("authority", "init", tmp_path / "ca", "--name", "\u00fc" * 32)
+    done = atoll("authority", "replace", tmp_path / "ca", "--name", name)
+    assert (done.exit_code, "allowed: 1 to 64 bytes of UTF-8" in done.stderr) == (2, True)
+    assert not (tmp_path / "ca" / "next").exists()

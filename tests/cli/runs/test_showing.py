@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -202,11 +203,13 @@ def test_the_coordinator_s_refusals_come_in_its_own_words(it: Federation) -> Non
 
 def test_the_log_of_a_process_is_one_line_for_each_thing(it: Federation) -> None:
     lines = it.log("coordinator").splitlines()
-    assert lines[0].startswith("atoll coordinator on 127.0.0.1:")
-    assert lines[1].startswith("invite a site: atoll client invite NAME")
+    assert re.search(r" atoll [\d.]+: the coordinator starts, state in ", lines[0])
+    ready, invite = (line for line in lines if "atoll coordinator on " in line or "invite a site: " in line)
+    assert re.search(r" atoll coordinator on 127\.0\.0\.1:\d+, state in .*; atoll [\d.]+ build [0-9a-f]{10}$", ready)
+    assert invite.endswith(f"invite a site: atoll client invite NAME --state {it.state}")
     assert any(line.endswith("done-1: round 2: committed as version 2") for line in lines)
-    assert all(line[13] == line[16] == ":" for line in lines[3:]), lines
-    assert it.log("a").startswith("atoll agent a, for four_numbers_task:task, state in ")
+    assert all(line[13] == line[16] == ":" for line in lines), lines
+    assert "the agent of a starts, for four_numbers_task:task, state in " in it.log("a").splitlines()[0]
 
 
 def test_a_run_is_stopped_and_resumed_and_all_is_shown_after_a_kill(it: Federation) -> None:

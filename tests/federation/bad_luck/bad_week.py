@@ -168,7 +168,7 @@ class BadWeek(Federation):
         self.clocks["drift"].set(-600)
         self.kill("drift")
         self.arrive("drift")
-        self.until_told("the clock of site drift")
+        self.until_told("the clock of site drift is")
         self.say("the clock of drift is ten minutes behind")
         self.clocks["drift"].set(0)
         self.until_told("connected to", "drift", times=len(re.findall("connected to", self.log("drift"))) + 1)
@@ -203,17 +203,21 @@ class BadWeek(Federation):
         """Cut the slowest line for a minute; lose the file of an accepted update in a crash of the coordinator."""
         line = self.lines["rural"]
         line.is_cut, cut_until = True, time.monotonic() + 60
-        kept = self.state / "runs" / RUN / "updates"
-        (file, *_) = self.wait_for(lambda: [*kept.glob("*.bin")] or None)
+        self.wait_for(lambda: self.accepted_files() or None, timeout=150, every=0.1)
         self.kill("coordinator")
-        lost = [*kept.glob("*.bin")] or [file]
-        lost[0].unlink(missing_ok=True)
+        self.accepted_files()[0].unlink()
         if self.serve().wait(60) == 2:
             self.say(self.log("coordinator").splitlines()[-2])
             self.serve("--accept-losses")
         time.sleep(max(0.0, cut_until - time.monotonic()))
         line.is_cut = False
         self.say("the line of rural is there again")
+
+    def accepted_files(self) -> list[Path]:
+        """Return the files of the accepted updates of the open round: without one of them, a start is refused."""
+        kept, record = self.state / "runs" / RUN / "updates", self.history().rounds(RUN)[-1]
+        rows = record.clients.values() if record.phase is Phase.COLLECTING else ()
+        return [file for row in rows if row.digest and (file := kept / f"{row.digest}.bin").exists()]
 
     def restore(self) -> None:
         """Restore the state from a backup that is two versions old; the sites' operators accept it."""

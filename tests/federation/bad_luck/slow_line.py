@@ -30,6 +30,7 @@ class SlowLine:
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._begun = threading.Event()
+        self._writers: list[asyncio.StreamWriter] = []
 
     def __enter__(self) -> "SlowLine":
         self._thread.start()
@@ -46,8 +47,13 @@ class SlowLine:
         self._begun.set()
         await self._over.wait()
         server.close()
+        self.is_cut = False
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
         near = writer.transport.get_extra_info("socket")
         writer.transport.pause_reading()
         while self.is_cut:
@@ -60,9 +66,11 @@ class SlowLine:
         try:
             await self._loop.sock_connect(far, (host, int(port)))
         except OSError:
+            far.close()
             writer.close()
             return
         far_reader, far_writer = await asyncio.open_connection(sock=far, limit=BUFFER_BYTES)
+        self._writers.append(far_writer)
         ways = self._pump("up", reader, far_writer), self._pump("down", far_reader, writer)
         await asyncio.gather(*ways, return_exceptions=True)
 

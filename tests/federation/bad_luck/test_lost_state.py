@@ -24,13 +24,13 @@ def test_a_start_without_an_accepted_update_is_refused_and_with_accept_losses_th
         [file] = it.state.glob("runs/trouble-1/updates/*.bin")
         file.unlink()
         assert it.coordinator(**LOSING).wait(60) == 2
-        said = it.log("coordinator").splitlines()[-2:]
-        assert said[0].startswith(f"atoll: run trouble-1: {file} is missing: it is the accepted update of a in round 1")
+        said = [line.partition(" error: ")[2] for line in it.log("coordinator").splitlines()[-2:]]
+        assert said[0].startswith(f"run trouble-1: {file} is missing: it is the accepted update of a in round 1")
         assert "start once with --accept-losses" in said[1]
         checked = subprocess.run(
             [ATOLL, "coordinator", "--state", it.state, "--check"], capture_output=True, text=True, check=False
         )
-        assert (checked.returncode, checked.stderr.splitlines()[-2:]) == (2, said)
+        assert (checked.returncode, checked.stderr.splitlines()[-2:]) == (2, [f"atoll: {line}" for line in said])
         whole = subprocess.run([ATOLL, "coordinator", "--state", tmp_path / "copy", "--check"], capture_output=True)
         assert whole.returncode == 0, whole.stderr
         it.coordinator(extra=("--accept-losses",), **LOSING)
@@ -38,7 +38,7 @@ def test_a_start_without_an_accepted_update_is_refused_and_with_accept_losses_th
         log = it.log("coordinator")
         assert f"accepted by --accept-losses: run trouble-1: {file} is missing" in log
         assert f"lost on the coordinator's disk: 1 accepted update: {file.name} is missing" in log
-        assert "round 1: abandoned: files_lost" in log
+        assert "round 1: abandoned: files of it were lost on the coordinator's disk (files_lost)" in log
         assert "retry 1 of" not in log
         first, *others = it.rounds()
         assert (first.clients["a"].reason, first.clients["a"].used_in) == ("update_lost", None)

@@ -33,6 +33,7 @@ NO_FAILURES = (
     AbandonReason.PAUSE_REQUESTED,
     AbandonReason.AWAITS_APPROVAL,
     AbandonReason.AWAITS_CLIENTS,
+    AbandonReason.AWAITS_ROOM,
     AbandonReason.FILES_LOST,
 )
 """Reasons of abandoned rounds that use up no retry."""
@@ -98,6 +99,7 @@ class Referee:
     def _let_time_pass(self) -> bool:
         """Let the first deadline pass, if it is over; return whether it is. None passes while the disk is full."""
         if self.short_since is not None:
+            self._wait_for_room(self.short_since)
             return False
         if self.run.round is not None and self.now >= self._rounds.next_wake(self.run.round):
             self.run.wake(self.now)
@@ -113,6 +115,19 @@ class Referee:
             return False
         self._close_evaluation()
         return True
+
+    def _wait_for_room(self, since: float) -> None:
+        """Give up after the longest wait, unless the run is paused, about to be, or has all of its versions."""
+        run, wait = self.run, self.rules.wait
+        if wait is None or wait.most is None or self.now < since + wait.most:
+            return
+        if run.state is not RunState.RUNNING or run.resumes_itself:
+            return
+        if run.round is not None:
+            self._rounds.abandon(run.round, AbandonReason.AWAITS_ROOM)
+            self._hand_over()
+        elif run.version < self.rules.rounds:
+            self._waited_in_vain()
 
     def _let_time_pass_for_buffers(self, buffers: BufferReferee) -> bool:
         round_ = self.run.round
@@ -210,7 +225,7 @@ class Referee:
             case e.DiskShort() if self.run.is_open and self.short_since is None:
                 self.short_since = self.now
             case e.DiskFree():
-                self._time_runs_again(self.now)
+                self._has_room_again()
             case e.FilesLost(updates):
                 self._lose({*updates})
             case e.StopRequested():
@@ -219,6 +234,14 @@ class Referee:
                 self._pause()
             case e.ResumeRequested(wait):
                 self._resume(wait=wait)
+
+    def _has_room_again(self) -> None:
+        run, was_short = self.run, self.short_since is not None
+        self._time_runs_again(self.now)
+        if was_short and run.resumes_itself and run.state is RunState.PAUSED:
+            self._decide("resume")
+        elif was_short and run.resumes_itself and run.state is RunState.RUNNING:
+            run.is_pause_wanted = run.resumes_itself = False
 
     def _lose(self, digests: set[Digest]) -> None:
         self.run.lose(digests)
@@ -239,7 +262,7 @@ class Referee:
             self._decide("ask", client_id, run.version, round(self.ask_by, 6))
         accepted = {*run.carried, *(update.client_id for update in run.waiting)}
         are_enough = len(accepted.union(run.available)) >= self.policy.quorum_count
-        if run.state is RunState.PAUSED and run.resumes_itself and are_enough:
+        if run.state is RunState.PAUSED and run.resumes_itself and are_enough and self.short_since is None:
             self._decide("resume")
 
     def _update(self, update: e.Update) -> None:
@@ -307,6 +330,7 @@ class Referee:
             else:
                 run.leave(update)
         in_vain = round_.waiting_since is not None and round_.abandon_reason is AbandonReason.TOO_FEW_CLIENTS
+        in_vain |= round_.abandon_reason is AbandonReason.AWAITS_ROOM
         self.failures += round_.abandon_reason not in NO_FAILURES and not in_vain
         has_failed = self.failures > self.policy.retry and not run.is_stop_wanted
         if is_stop:
@@ -319,6 +343,13 @@ class Referee:
             if has_failed or in_vain:
                 self.failures, run.is_pause_wanted = 0, True
             self._go_on()
+
+    def _waited_in_vain(self) -> None:
+        if self._fails_after_a_wait:
+            self._end(RunState.FAILED)
+            return
+        self.failures, self.run.resumes_itself, self.run.is_pause_wanted = 0, not self.run.is_pause_wanted, True
+        self._go_on()
 
     @property
     def _fails_after_a_wait(self) -> bool:
@@ -386,6 +417,7 @@ class Referee:
         elif run.has_begun and run.state is not RunState.FINISHED:
             run.wake()
             run.resumes_itself = False
+            self.short_since = None if self.short_since is None else self.now
             if not run.is_open:
                 self.failures = 0
                 self.measures.reopened()

@@ -1,5 +1,6 @@
 """Rank processes that stay: each trains one generated model after another, in groups of one to four ranks."""
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -19,6 +20,8 @@ RANKS = 4
 PATIENCE_S = 120.0
 """Longest wait for a case; GRACE_S for the other ranks once one has failed or refused: a stage waits for its peers."""
 GRACE_S = 3.0
+LIFE = 50
+"""Cases of a process: of a sharded one some twenty threads of gloo stay, and thousands of them eat the processors."""
 
 
 class Pool:
@@ -32,6 +35,8 @@ class Pool:
 
     def train(self, case: Case) -> list[Answer]:
         """Train a case; the answer of each rank. One that waits for a rank that has ended says so."""
+        if self._number % LIFE == 0:
+            self.close()
         if not self._processes:
             self._start()
         self._number += 1
@@ -102,4 +107,5 @@ def _serve(rank: int, pipe: Connection) -> None:
             answer = train_case(case, rank, Path(folder))
         except BaseException:
             answer = Answer("failed", traceback.format_exc())
+        gc.collect()  # engines are circles of references, and hold the threads of their groups
         pipe.send_bytes(pickle.dumps(answer))

@@ -252,10 +252,21 @@ def test_a_full_disk_of_the_log_hides_no_fault_and_ends_no_training(make: Make, 
 
 
 def test_a_long_log_is_put_aside(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.parallel.worker.process.LOG_BYTES_MAX", 10)
+    monkeypatch.setattr("atoll.parallel.log_streams.LOG_BYTES_MAX", 10)
     (tmp_path / "worker.log").write_text("x" * 11)
     make().start()
     assert (tmp_path / "worker.log.1").read_text() == "x" * 11
+
+
+def test_the_end_of_a_log_that_became_another_file_is_told(make: Make, version: Path) -> None:
+    log = version.with_name("worker.log")
+    log.write_text("of an earlier worker\n" * 100)
+    worker = make()
+    worker.start()
+    os.truncate(log, 0)
+    with pytest.raises(WorkerCrashed) as caught:
+        train(worker, version, "exit")
+    assert caught.value.log_tail == "farewell"
 
 
 @pytest.mark.parametrize("do", ["sleep", "gil"])

@@ -8,13 +8,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextmanager
-def http_server(*, status=200, before=lambda: None):
-    """Yield an HTTP server with `url`, and `bodies` and `headers` of what was posted; `status` may be changed."""
+def http_server(*, status=200, before=lambda: None, reply=None):
+    """Yield an HTTP server with `url`, and `bodies` and `headers` of what was posted; `status` may be changed.
+
+    `reply`, called with the handler, answers in its place.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
             before()
+            if reply:
+                return reply(self)
             if server.status == 200:
                 server.bodies.append(json.loads(body))
                 server.heads.append(dict(self.headers))

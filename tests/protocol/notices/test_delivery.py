@@ -1,9 +1,12 @@
 """The delivery of a message by a command, a URL and a mail, to real receivers on loopback."""
 
+import asyncio
 import json
 import logging
 import sys
+import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -118,3 +121,35 @@ def test_a_password_is_sent_over_tls_alone(tmp_path):
         with pytest.raises(NotDelivered, match=r"(?i)starttls"):
             deliver(config, MESSAGE)
     assert server.mails == []
+
+
+def test_what_is_not_ascii_is_a_failure_and_no_crash(tmp_path):
+    """The process that tells relies on `deliver`: any other error ended the coordinator."""
+    path = "/var/lib/\udcff\n"  # bytes that are no UTF-8, as Python reads them
+    message = {**MESSAGE, "subject": path, "message": f"the disk of {path} has 1 GB free"}
+    with http_server() as server:
+        deliver(NotifyConfig(url=server.url), message)
+        assert server.bodies == [message]
+    with mail_server() as server:
+        deliver(NotifyConfig(mail="oncall@example.org", smtp=f"smtp://{server.address}"), message)
+        assert "away" in server.mails[0][2]
+    deliver(NotifyConfig(command="true"), message)
+    odd = NotifyConfig.model_construct(url="http://127.0.0.1:1/\u00e4-secret")
+    with pytest.raises(NotDelivered, match="not ASCII") as caught:
+        deliver(odd, MESSAGE)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_receiver_that_answers_a_byte_at_a_time_is_left(monkeypatch):
+    monkeypatch.setattr(delivery, "BOUND_S", 0.5)
+    ended = threading.Event()
+
+    def drip(reply):
+        with suppress(OSError):
+            while not ended.wait(0.05):
+                reply.wfile.write(b"x")
+
+    with http_server(reply=drip) as server:
+        with pytest.raises(NotDelivered, match=r"no end within 1 s"):
+            asyncio.run(delivery.deliver_within(NotifyConfig(url=server.url), MESSAGE))
+        ended.set()

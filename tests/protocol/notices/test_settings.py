@@ -29,6 +29,12 @@ def faults(text):
         ('url = "https:///x"', "allowed: https://HOST/PATH"),
         ('url = "https://h:99999/x"', "allowed: https://HOST/PATH"),
         ('url = "https://h/a b"', "allowed: https://HOST/PATH"),
+        ('url = "https://h/\u00e4"', "write another letter as the %XX of its UTF-8"),
+        ('url = "https://b\u00fccher.example/x"', "a host as xn--"),
+        ('url = "https://a..b/x"', "allowed: https://HOST/PATH"),
+        ('mail = "a@b.c"\nsmtp = "smtp://a..b"', "allowed: smtp://HOST:PORT"),
+        ('mail = "a@b.c"\nsmtp = "smtp://\u00fc@h"', "allowed: a user in ASCII"),
+        ('command = "tell\\u0000me"', "allowed: a program and its arguments"),
         ('command = "tell \'me"', "No closing quotation"),
         ('command = " "', "allowed: a program and its arguments"),
         ('mail = "oncall"', "allowed: one mail address"),
@@ -52,6 +58,14 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(key):
     said = faults(f'{mail}\n{key} = "{scheme}://me:geheim@h/"')
     assert "password" in said
     assert "geheim" not in said
+
+
+@pytest.mark.parametrize("url", ["htps://h/s3cret", "https://h:99999/s3cret", "https://h/s3cret-\u00e4"])
+def test_the_path_of_a_wrong_url_is_not_repeated(url):
+    """It was in the refusal, and so in the journal of the service: the path of a webhook is a secret."""
+    said = faults(f'url = "{url}"')
+    assert "notify.url: allowed: " in said
+    assert "s3cret" not in said
 
 
 def test_the_way_has_no_secret():

@@ -1,9 +1,14 @@
 """The limits, which are the same at both ends, and the forms of addresses."""
 
+import os
 import socket
 import struct
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
 
 import grpc
 import pytest
@@ -23,7 +28,9 @@ from atoll.protocol.wire.channel import (
     reached_as,
     server_options,
 )
+from atoll.server.transport.sockets import open_sockets, places_of
 from benchmarks.attackers import ACK, GOAWAY, PING, PREFACE, SETTINGS, frame
+from tests.federation.bad_luck.slow_line import SlowLine
 
 
 @pytest.mark.parametrize(
@@ -137,3 +144,60 @@ def test_a_server_gives_up_a_silent_connection_before_its_client_would(monkeypat
         waited = time.monotonic() - begun
     server.stop(0)
     assert waited > 0.5, "it was not even given the time to speak"
+
+
+@pytest.mark.real
+def test_the_kernel_cuts_no_connection_whose_bytes_arrive_slowly() -> None:
+    """Linux counts a closed window from its first probe: gRPC's keepalive timeout, which the socket has, is longer."""
+    patience = set[int]()
+    server = grpc.server(ThreadPoolExecutor(1), options=server_options())
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=client_options()) as client:
+        grpc.channel_ready_future(client).result(30)
+        for number, _ in open_sockets():
+            with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
+                if port in {at for _, at in places_of(number) or ()}:
+                    patience.add(copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    server.stop(0).wait(10)
+    assert patience == {channel.CLOSED_WINDOW_S * 1000}
+    assert channel.CLOSED_WINDOW_S > 2 * channel.CONNECTION_AGE_S, "a closed window may be one of an earlier round"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("watching", ["client", "server"])
+def test_a_peer_that_is_gone_without_a_word_is_found(watching: str) -> None:
+    """The kernel's patience is long, so pings find it; those of this test come and are missed sooner."""
+
+    def options(side: str) -> list[tuple[str, int]]:
+        deployed = dict(server_options() if side == "server" else client_options())
+        soon = {"grpc.keepalive_time_ms": 1000, "grpc.http2.ping_timeout_ms": 1000}
+        assert soon.keys() <= deployed.keys()
+        return list((deployed | (soon if side == watching else {})).items())
+
+    ended = threading.Event()
+
+    def held(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.add_callback(ended.set)
+        yield from requests
+
+    handler = grpc.stream_stream_rpc_method_handler(held)  # type: ignore[type-var]
+    server = grpc.server(ThreadPoolExecutor(1), options=options("server"))
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("a", {"b": handler})])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    asked: SimpleQueue[bytes] = SimpleQueue()
+    asked.put(b"hello")
+    with SlowLine(f"127.0.0.1:{port}", rate=1e6, delay=0.001) as line:
+        with grpc.insecure_channel(line.address, options=options("client")) as client:
+            call = client.stream_stream("/a/b")(iter(asked.get, b""))
+            assert next(call) == b"hello"
+            line.is_cut = True
+            if watching == "client":
+                with pytest.raises(grpc.RpcError, match="ping timeout"):
+                    next(call)
+            else:
+                assert ended.wait(60)
+            asked.put(b"")
+        line.is_cut = False
+    server.stop(0).wait(10)

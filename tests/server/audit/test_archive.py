@@ -132,7 +132,7 @@ def test_the_archive_of_another_log_and_the_folder_of_the_log_are_refused(state,
     write(tmp_path / "other", 2)
     archive(tmp_path / "other", tmp_path / "old")
     before = {path.name: path.read_bytes() for path in audit_folder(state).iterdir()}
-    for out, why in ((tmp_path / "old", "another log"), (audit_folder(state) / "old", "folder of the log itself")):
+    for out, why in ((tmp_path / "old", "another log"), (audit_folder(state) / "old", "the log's state directory")):
         with pytest.raises(ArchiveRefused, match=why):
             archive(state, out)
     assert {path.name: path.read_bytes() for path in audit_folder(state).iterdir()} == before
@@ -140,6 +140,32 @@ def test_the_archive_of_another_log_and_the_folder_of_the_log_are_refused(state,
 
 class Died(BaseException):
     pass
+
+
+@pytest.mark.parametrize("how", ["changed", "removed"])
+def test_the_faults_of_archived_lines_are_told_and_stay_in_the_log(state, tmp_path, how):
+    """The log was "sound from line 7 on" after the archive, and nobody had been told."""
+    path = log_files(audit_folder(state))[0]
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[2:3] = [] if how == "removed" else [lines[2].replace(b"ada", b"bob")]
+    write(state, 2, file_bytes=1)  # the damaged file is an older one: no start reads it
+    path.write_bytes(b"".join(lines))
+    done = archive(state, tmp_path / "old")
+    assert [fault.where for fault in done.found.faults] == ["audit-000000000000.jsonl:3"]
+    alone, found = faults(state)
+    assert (alone, found.archived.event.outcome) == ([], "with 1 fault")
+    across, _ = faults(state, tmp_path / "old")
+    assert across == [str(fault) for fault in done.found.faults]
+    write(state, 1)
+    assert archive(state, tmp_path / "old").found.num_faults == 0, "of these lines alone"
+
+
+def test_an_archive_in_the_state_directory_is_refused(state, tmp_path):
+    for out in (state, state / "runs" / "r-1", state / "archive"):
+        with pytest.raises(ArchiveRefused, match=r"lies in the log's state directory .*: name another folder"):
+            archive(state, out)
+    assert not (state / "archive").exists()
+    assert archive(state, tmp_path / "state-archive") is not None
 
 
 @given(step=st.integers(0, 12), more=st.integers(0, 3))

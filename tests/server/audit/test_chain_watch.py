@@ -53,7 +53,7 @@ def test_an_archive_in_the_middle_of_a_pass_is_no_fault(tmp_path, watch):
     for number in range(6):
         passes(watch, 2)
         write(tmp_path, 7)
-        archive(tmp_path, tmp_path / "old")
+        archive(tmp_path, tmp_path.parent / f"{tmp_path.name}-old")
         assert passes(watch, number) == ""
     assert passes(watch) == ""
 

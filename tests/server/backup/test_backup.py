@@ -410,3 +410,41 @@ def test_a_volume_that_is_mounted_in_a_state_directory_is_copied_where_no_link_l
         backup._link(state, tmp_path / "staging")
     copied = {path: content for path, content in everything(tmp_path / "staging").items() if content}
     assert copied == {"runs/r-1/versions/000000.safetensors": b"weights"}
+
+
+# ---------------------------------------------------------------- links in a state directory
+
+LINKED = ("runs", "runs/r-1", "runs/r-1/versions", "runs/r-1/updates", "runs/r-1/contents", "audit", "statistics")
+LINKED += ("identity", "identity/authority", "aggregators", "aggregators/0of2", "aggregators/0of2/runs")
+
+
+@pytest.mark.parametrize("is_mounted", [True, False])
+@pytest.mark.parametrize("folder", LINKED)
+def test_a_link_in_the_place_of_a_folder_of_the_coordinator_is_refused(state, tmp_path, folder, is_mounted):
+    """Without its audit log, or its authority, a backup was made with success."""
+    (state / folder).mkdir(parents=True, exist_ok=True)
+    (state / folder).rename(tmp_path / "away")
+    (state / folder).symlink_to(tmp_path / ("away" if is_mounted else "nowhere"))
+    with pytest.raises(BackupFailed, match=rf"(?s){folder} is a link, which a backup does not follow\n.*mount --bind"):
+        back_up(state, tmp_path / "b.tar")
+    assert not list(tmp_path.glob("b.tar*"))
+
+
+def test_a_link_to_a_file_of_the_coordinator_is_refused_and_a_strangers_is_left_out(state, tmp_path):
+    (state / "b.tar").symlink_to("/")
+    (state / "runs" / "b.tar").symlink_to(state / "state.db")
+    assert back_up(state, tmp_path / "a.tar").strangers == ("b.tar", "runs/b.tar")
+    (state / "noise.key").write_text("SECRET")
+    (state / "noise.key").rename(tmp_path / "noise.key")
+    (state / "noise.key").symlink_to(tmp_path / "noise.key")
+    with pytest.raises(BackupFailed, match=r"noise\.key is a link"):
+        back_up(state, tmp_path / "b.tar")
+    back_up(state, tmp_path / "b.tar", keys=False)
+
+
+def test_a_journal_behind_a_link_is_backed_up(state, tmp_path):
+    (state / "state.db").rename(tmp_path / "state.db")
+    (state / "state.db").symlink_to(tmp_path / "state.db")
+    back_up(state, tmp_path / "b.tar")
+    restore(tmp_path / "b.tar", tmp_path / "restored")
+    assert (tmp_path / "restored" / "state.db").read_bytes()

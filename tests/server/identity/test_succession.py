@@ -22,6 +22,7 @@ from atoll.protocol.identity.credential import CredentialError
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.identity.renewal import NotRenewed, renew_once
 from atoll.server.identity import authority as module
+from atoll.server.identity import succession
 from atoll.server.identity.authority import Authority
 
 NORTH = Identity(Role.CLIENT, "north")
@@ -150,6 +151,38 @@ def test_a_replacement_that_is_cut_while_it_is_prepared_or_settled_is_repeated(t
     (tmp_path / "certificate.pem").write_bytes((tmp_path / "next" / "certificate.pem").read_bytes())
     assert read_leaf(Authority.open(tmp_path, LIFE, begins=True).credential(NORTH).certificate_pem).identity == NORTH
     assert not (tmp_path / "next").exists()
+
+
+def test_a_start_after_a_settlement_that_was_cut_while_it_removed_the_rest(tmp_path, clock, monkeypatch):
+    """What was left of `next` had its key and lacked the others: each start was refused."""
+
+    def cut(place):
+        for name in ("certificate.pem", "cross.pem", "begun.json"):
+            (place / name).unlink(missing_ok=True)
+        raise KeyboardInterrupt
+
+    Authority.create(tmp_path, "old", LIFE).prepare_next(tmp_path, "new")
+    following = Authority.open(tmp_path, LIFE, begins=True)
+    clock.now = START + 2 * LIFE
+    with monkeypatch.context() as patched:
+        patched.setattr(succession.shutil, "rmtree", cut)
+        with pytest.raises(KeyboardInterrupt):
+            Authority.open(tmp_path, LIFE, begins=True)
+    settled = Authority.open(tmp_path, LIFE, begins=True)
+    assert (settled.ca_pem, settled.succession) == (following.ca_pem, None)
+    settled.prepare_next(tmp_path, "newer")
+
+
+def test_a_replacement_does_not_begin_before_it_was_made(tmp_path, clock):
+    """A machine that starts with a clock of last year began it then, and it had ended when its clock was set right."""
+    old = Authority.create(tmp_path, "old", LIFE)
+    old.prepare_next(tmp_path, "new")
+    clock.now = START - 3 * LIFE
+    behind = Authority.open(tmp_path, LIFE, begins=True)
+    clock.now = START + 1
+    assert behind.ca_pem == old.ca_pem == Authority.open(tmp_path, LIFE).ca_pem
+    begun = Authority.open(tmp_path, LIFE, begins=True).succession
+    assert begun.begun_at == START + 1
 
 
 @pytest.mark.parametrize("seed", range(30))

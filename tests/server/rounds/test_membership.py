@@ -164,6 +164,16 @@ def test_a_lease_runs_from_the_last_sign_of_life() -> None:
     assert leases.next_due is None
 
 
+def test_the_bytes_of_a_transfer_renew_a_lease_and_bring_nobody_back() -> None:
+    leases = Leases(10.0)
+    leases.heard(A, 0.0)
+    leases.renew(A, 8.0)
+    assert leases.expired(15.0) == []
+    assert leases.expired(18.0) == [A]
+    leases.renew(A, 19.0)
+    assert (leases.heard_at(A), leases.expired(100.0)) == (0.0, [])
+
+
 def test_who_is_expected_has_its_time_and_then_a_lease_of_the_usual_length() -> None:
     """After a restart, an agent may still have to start; once it has connected, silence is what it always was."""
     leases = Leases(10.0)

@@ -72,12 +72,12 @@ def test_a_wait_names_the_missing_clients_with_the_reason_and_the_time():
     assert wait is not None
     assert (wait.cause, wait.since) == ("too_few_clients", 1070.0)
     assert [(m.client, m.why) for m in wait.missing] == [
-        ("b", "lost (lease_expired)"),
+        ("b", "no sign of life"),
         ("c", "declining (policy_refused) (tasks: not here)"),
     ]
     assert wait.sentence() == (
         "waiting for clients since 1970-01-01 00:17:50 UTC: "
-        "b (lost (lease_expired), since 1970-01-01 00:16:40 UTC), "
+        "b (no sign of life, since 1970-01-01 00:16:50 UTC), "
         "c (declining (policy_refused) (tasks: not here), since 1970-01-01 00:17:00 UTC)"
     )
 
@@ -249,7 +249,8 @@ def test_no_deadline_passes_while_the_disk_has_no_room_and_all_move_by_that_time
     assert wait is not None
     assert (wait.cause, wait.since) == ("disk", 1010.0)
     assert wait.sentence() == (
-        "waiting for room on the coordinator's disk since 1970-01-01 00:16:50 UTC: an update of 9 bytes does not fit"
+        "waiting for room on the coordinator's disk since 1970-01-01 00:16:50 UTC: an update of 9 bytes does not fit: "
+        "free some, and it goes on by itself"
     )
     for hour in (1, 2, 3):
         assert drive.machine.deadline == 1010.0 + hour * HOUR, "a line each hour"
@@ -297,3 +298,69 @@ def test_a_stop_ends_a_run_that_waits_for_its_disk():
     assert kinds(drive.do(StopRequested("enough")))[-1] == "EndRun"
     assert wait_of(drive.machine) is None
     assert drive.do(DiskFree()) == []
+
+
+# ---------------------------------------------------------------- the longest wait for the disk
+
+NO_ROOM = "it has waited for room on the coordinator's disk: an update of 9 bytes does not fit"
+
+
+def full(then: str = "pause", **policy: Any) -> Drive:
+    """A round of two clients, with one update in, that has waited for its disk from second 10 on, for an hour."""
+    drive = waiting(WaitRules(HOUR, then), **policy)  # type: ignore[arg-type]
+    drive.begin("ab")
+    drive.update("a", at=5.0)
+    drive.do(DiskShort("an update of 9 bytes does not fit"), 10.0)
+    assert drive.machine.deadline == 1010.0 + HOUR
+    assert drive.tick(9.0 + HOUR) == []
+    return drive
+
+
+def test_the_longest_wait_for_the_disk_ends_in_a_failure_with_the_cause():
+    drive = full("fail")
+    effects = drive.tick(10.0 + HOUR)
+    assert [e for e in effects if isinstance(e, EndRun)] == [EndRun(RunState.FAILED, NO_ROOM)]
+    record = drive.machine.ledger.past[RoundId(1)]
+    assert (record.abandon_reason, record.detail) == (AbandonReason.AWAITS_ROOM, NO_ROOM)
+
+
+def test_the_longest_wait_for_the_disk_ends_in_a_pause_from_which_the_run_resumes_when_there_is_room():
+    drive = full(late="next_round")
+    assert kinds(drive.tick(10.0 + HOUR)) == ["Release", "Abandon", "PauseRun"]
+    wait = wait_of(drive.machine)
+    assert wait is not None
+    assert (wait.cause, wait.since) == ("disk", 1010.0)
+    assert drive.machine.ledger.failures == 0
+    assert kinds(drive.join("c", at=20.0 + HOUR)) == [], "the clients are not what it lacks"
+    assert drive.tick(10.0 + 2 * HOUR) == [], "a line each hour"
+    assert kinds(drive.do(DiskFree(), 3 * HOUR)) == ["ResumeRun"]
+    assert wait_of(drive.machine) is not None, "for clients, until the driver has resumed it"
+    assert kinds(drive.do(ResumeRequested())) == ["OpenNextRound"]
+    drive.do(RoundDue())
+    assert ClientId("a") in drive.machine.ledger.carried or any(u.client_id == "a" for u in drive.machine.round.held)
+
+
+def test_a_run_that_is_resumed_on_a_full_disk_waits_as_long_again():
+    drive = full()
+    drive.tick(10.0 + HOUR)
+    assert kinds(drive.do(ResumeRequested(), 2 * HOUR)) == ["OpenNextRound"]
+    assert drive.machine.deadline == 1000.0 + 3 * HOUR
+    assert kinds(drive.tick(3 * HOUR)) == ["PauseRun"]
+
+
+def test_a_fold_that_has_waited_in_vain_for_room_ends_with_its_round():
+    drive = waiting(WaitRules(HOUR, "fail"))
+    drive.begin("ab")
+    drive.update("a")
+    assert "Aggregate" in kinds(drive.update("b", at=9.0))
+    drive.do(DiskShort("a version of 9 bytes does not fit"), 10.0)
+    assert kinds(drive.tick(10.0 + HOUR)) == ["Abandon", "EndRun"]
+
+
+def test_a_wait_for_the_disk_without_an_end_has_none():
+    drive = waiting(WaitRules())
+    drive.begin("ab")
+    drive.do(DiskShort("no room"), 10.0)
+    for hour in range(1, 100):
+        assert drive.tick(10.0 + hour * HOUR) == []
+    assert drive.machine.ledger.state is RunState.RUNNING

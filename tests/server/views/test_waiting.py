@@ -16,7 +16,7 @@ from atoll.server.rounds.events import (
     StopRequested,
 )
 from atoll.server.rounds.waiting import what_a_run_waits_for, why_not
-from atoll.server.views.narration import narrate, wait_for_clients
+from atoll.server.views.narration import Narrator, narrate, wait_for_clients
 from atoll.server.views.sentences import sentences
 from tests.server.rounds.test_buffer_round import Flow
 from tests.server.rounds.test_cohort_round import Drive
@@ -66,7 +66,7 @@ def test_a_client_is_asked_after_by_name():
     membership.disconnected(ClientId("a"), "a@1000.0")
     assert why_not(membership, ClientId("a")) == "not connected"
     membership.lost(ClientId("a"), LossReason.LEASE_EXPIRED)
-    assert why_not(membership, ClientId("a")) == "lost (lease_expired)"
+    assert why_not(membership, ClientId("a")) == "no sign of life"
 
 
 def test_a_collecting_round_names_those_whose_updates_are_awaited_and_the_disconnected():
@@ -94,7 +94,8 @@ def test_between_two_rounds_the_retry_and_its_number_are_named():
     wait, rest = drive.machine.ledger.retry_at - drive.now, drive.row("a").rest
     assert lines == [
         f"round 1: a failed: disk_full: no space left; it is left alone for {rest:.1f} s",
-        f"round 1: abandoned: quorum_out_of_reach: 0 accepted, quorum 2; 1 failed (disk_full); "
+        "round 1: abandoned: the quorum could no longer be reached (quorum_out_of_reach): 0 accepted, quorum 2; "
+        "1 failed (disk_full); "
         f"retry 1 of 5 follows {wait:.1f} s later",
     ]
     told = f"round 1 was abandoned; retry 1 of 5 follows {wait:.1f} s later"
@@ -170,5 +171,37 @@ def test_a_member_keeps_its_software_its_newest_sign_of_life_and_its_newest_fail
     assert member.trouble is not None
     assert (member.trouble.reason, member.trouble.at) == ("training_failed", 1007.0)
     assert member.trouble.detail.endswith("ValueError: no such column")
-    drive.do(ClientLost(ClientId("a"), LossReason.LEASE_EXPIRED), 90.0)
-    assert member.seen_at == 1007.0, "its loss is no sign of life"
+    drive.do(ClientLost(ClientId("a"), LossReason.LEASE_EXPIRED, silent_for=60.0), 90.0)
+    assert member.seen_at == 1030.0, "its loss is no sign of life"
+
+
+def test_a_round_that_waits_has_a_line_for_each_reason_and_none_for_each_client_that_comes():
+    drive, narrator = Drive(cohort_size=4, deadline=60.0), Narrator()
+
+    def lines(event: Event) -> list[str]:
+        effects = drive.do(event)
+        return [*narrator.lines(drive.machine, event, tuple(effects))]
+
+    assert lines(RoundDue()) == ["round 1 waits for clients: none connected, 4 wanted (quorum 4)"]
+    joined = [ClientJoined(ClientId(client), "s", Profile(), ()) for client in "abc"]
+    assert [line for event in joined for line in lines(event)] == []
+    (line,) = lines(failed("a", FailureReason.POLICY_REFUSED, "tasks: not allowed here"))[1:]
+    assert line.startswith("round 1 waits for clients: 3 connected, 2 available, 4 wanted (quorum 4): a declining")
+
+
+def test_a_member_is_away_since_its_goodbye_its_silence_or_the_end_of_the_coordinator_that_it_was_connected_to():
+    drive = Drive(cohort_size=4)
+    drive.join("abcd", at=5.0)
+    drive.do(ClientLost(ClientId("a"), LossReason.LEFT), 1000.0)
+    drive.do(ClientLost(ClientId("b"), LossReason.LEASE_EXPIRED, silent_for=60.0), 2000.0)
+    drive.do(CoordinatorStarted(4000.0), 5000.0)
+    membership = drive.machine.ledger.membership
+    assert {client: membership.away_since(client) for client in membership.members} == {
+        "a": 2000.0,
+        "b": 2940.0,
+        "c": 4000.0,
+        "d": 4000.0,
+    }
+    drive.do(ClientLost(ClientId("c"), LossReason.LEASE_EXPIRED, silent_for=60.0), 5060.0)  # it has not come back
+    drive.do(CoordinatorStarted(7000.0), 7000.0)
+    assert membership.away_since(ClientId("c")) == 4000.0
