@@ -151,7 +151,7 @@ class ProgramConfig(BaseModel):
     of messages, and `round.min_available`, for which its first look at the nodes waits. Empty: a run of rounds."""
 
     native: bool = False
-    """Native run of a Flower app: its strategy becomes a run of rounds, with the settings of this file, and its `main()`
+    """Native run of a Flower app: its strategy becomes a run of rounds, with the settings of this file, and `main()`
     continues after the last one. False: the app runs hosted, as `main` has it."""
 
     reply_max: int = Field(default=2**40, ge=1, le=2**50)
