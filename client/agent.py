@@ -13,7 +13,7 @@ from collections.abc import Collection, Coroutine
 from typing import Any
 
 from atoll.aggregation.codecs.names import supported
-from atoll.aggregation.printable import printable
+from atoll.aggregation.printable import count_of, printable
 from atoll.client.config import AgentConfig
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.disk.stores import Stores
@@ -129,6 +129,12 @@ class Agent:
         self._slot = self._make_job_slot()
         keeper, address = membership.keeper, membership.address
         self._watch = AgentWatch(config, state, gate, self._connection, keeper, address)
+
+    @property
+    def recovered(self) -> str:
+        """The finished updates that wait in the spool, counted; empty: there is none."""
+        number = len(self._stores.spool.entries())
+        return count_of(number, "finished update") if number else ""
 
     def _session_rules(self) -> SessionRules:
         config = self._config

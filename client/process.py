@@ -24,6 +24,7 @@ from atoll.protocol import service_manager
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.identity.proxy import through_proxy
+from atoll.protocol.notices.life import Life
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.signals import call_at_end
 
@@ -53,6 +54,7 @@ async def run_agent(
             be used, or a task does not load. The exit code is then 2.
     """
     state = StateDirectory(config.state)
+    life = Life(state.path)
     gate = let_go = None
     try:
         taking = Membership.take(
@@ -75,6 +77,7 @@ async def run_agent(
             authorities = lambda: keeper.current.ca_pem  # noqa: E731
         verifier = Verifier(config.site, authorities, Memory(state.seen)) if authorities is not None else None
         agent = Agent(config, tasks, runner, state, gate, membership, verifier)
+        life.tell(agent.recovered)
 
         def end(number: signal.Signals) -> None:
             logger.info("stopped by %s: the agent ends, and finished updates wait in its spool", number.name)
@@ -89,6 +92,7 @@ async def run_agent(
             let_go()
         if gate is not None:
             gate.close()
+        life.close()
         state.close()
 
 

@@ -6,11 +6,12 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.protocol.notices.life import Life
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.signals import call_at_end
@@ -93,6 +94,7 @@ async def host(
     with (
         StateDirectory.open(config.state, database=config.database) as state,
         _gone_if_refused(state.path, may_go=is_new) as stays,
+        closing(Life(state.path)) as life,
     ):
         accepted = check_clock(state, accept=accepts.clock)  # certificates are made by this clock
         async with gate_of(config, state) as gate:
@@ -108,6 +110,7 @@ async def host(
                 if await _is_stopped(stop, starting):
                     return EXIT_OK
                 asked, ranks = starting.result()
+                life.tell(coordinator.recovered)
                 state.announce(ports.address, ports.admin_address, os.getpid(), insecure=config.insecure)
                 on_ready(coordinator, ports)
                 return await _until_over(coordinator, stop, asked, stay=stay)

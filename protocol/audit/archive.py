@@ -13,6 +13,7 @@ from pathlib import Path
 
 from atoll.aggregation.folders import sync_folder
 from atoll.protocol.audit.chain import Verifier
+from atoll.protocol.durable import naming_full_disk
 
 
 class ArchiveRefused(OSError):
@@ -41,6 +42,8 @@ def copy_into(out: Path, files: Sequence[Path], key: Path) -> list[Path]:
         ArchiveRefused: the folder is of another log, or has other files of these names.
         OSError: it cannot be written.
     """
+    if out.exists() and not out.is_dir():
+        raise ArchiveRefused(f"{out} is no folder: name another one with --out")
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = [(path, out / path.name) for path in (key, *files)]
     for path, copy in found:
@@ -51,9 +54,10 @@ def copy_into(out: Path, files: Sequence[Path], key: Path) -> list[Path]:
         if copy.exists() and copy.stat().st_size == path.stat().st_size:
             continue
         part = copy.with_name(f"{copy.name}.part")
-        shutil.copy2(path, part)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
+        with naming_full_disk(copy):
+            shutil.copy2(path, part)
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
         os.replace(part, copy)
     sync_folder(out)
     return [copy for _, copy in found[1:]]

@@ -139,6 +139,8 @@ class Coordinator:
         self.notices: Notices | None = None
         """The notices to a person, from the end of `start` on."""
         self._has_recovered = False
+        self.recovered = ""
+        """The open runs of an earlier process with their places; empty: there is none."""
         self._adding = asyncio.Lock()
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         shared = self._shared_parts()
@@ -182,6 +184,8 @@ class Coordinator:
         for run in runs:
             lost = files_lost(losses, run.row.run_id) if accept_losses else None
             await self._recover(run, min(run.down_since(alive), self.clock.now()), lost)
+        open_runs = (run for run in self.runs.values() if run.machine.ledger.state not in TERMINAL)
+        self.recovered = ", ".join(f"{run.run_id} at {run.where}" for run in open_runs)
         self._start_next()
         self._rely_on(self.attendance.watch_leases())
         self._rely_on(self._show_presence())

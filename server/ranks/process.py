@@ -23,6 +23,7 @@ from atoll.protocol.identity.handshake_fault import explained, is_handshake_fail
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.identity.renewal import MembershipEnded
+from atoll.protocol.notices.life import Life
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.signals import call_at_end
 from atoll.protocol.wire.bulk_messages import add_aggregator
@@ -80,8 +81,10 @@ async def host_rank(
     """
     allow_open_files()
     lock = lock_directory(config.state)
+    life = Life(config.state)
     try:
         take_place(config.state, config.rank, config.ranks)
+        life.tell()
         who, here = aggregator(config.rank), identity_folder(config.state)
         where = {"join": config.join, "coordinator": config.coordinator, "insecure": config.insecure}
         taking = Membership.take(here, who, **where)  # type: ignore[arg-type]
@@ -103,6 +106,7 @@ async def host_rank(
             for channel in channels:
                 await channel.close()
     finally:
+        life.close()
         os.close(lock)
     return EXIT_OK
 

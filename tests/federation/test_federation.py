@@ -35,6 +35,9 @@ def test_federation_of_three_finishes_and_every_process_ends_by_itself(tmp_path)
         assert {row.version: row.statistics["mean"] for row in rows} == {v: (v * 100.0, 100.0) for v in (1, 2, 3)}
 
 
+WITHOUT_GOODBYE = "the last process ended without a goodbye"
+
+
 def test_a_coordinator_killed_in_mid_round_goes_on_with_the_updates_it_had(tmp_path):
     with federation(tmp_path) as it:
         it.coordinator(round__cohort_size=3, round__deadline=60)
@@ -56,6 +59,8 @@ def test_a_coordinator_killed_in_mid_round_goes_on_with_the_updates_it_had(tmp_p
         assert {c: first.clients[c].digest for c in kept} == kept
         assert len(first.outages) == 1
         assert "will go on where it stopped" in it.log("c")
+        assert it.log("coordinator").count(WITHOUT_GOODBYE) == 1
+        assert "recovered: trouble-1 at round 1 (collecting, updates kept: 2)" in it.log("coordinator")
         np.testing.assert_array_equal(model(it, 2), np.full(50_000, 2, np.float32))
 
 
@@ -72,6 +77,9 @@ def test_agent_killed_with_a_finished_update_sends_it_after_its_restart(tmp_path
         log = it.log("b")
         assert "1 finished updates of an earlier process" in log
         assert log.count("trained 10 examples") == 1, "it must not train again"
+        assert log.count(WITHOUT_GOODBYE) == 1
+        assert "recovered: 1 finished update" in log
+        assert WITHOUT_GOODBYE not in it.log("a") + it.log("coordinator")
 
 
 def test_user_code_that_fails_costs_only_that_clients_round(tmp_path):

@@ -172,6 +172,7 @@ def as_archived(folder: Path, out: Path, writer: str, *, json: bool) -> None:
     Raises:
         CommandError: there is no log, or the archive cannot be written.
     """
+    from atoll.aggregation.folders import in_words
     from atoll.cli.local_audit import os_user
     from atoll.protocol.audit.files import AuditFiles, log_files
 
@@ -185,7 +186,7 @@ def as_archived(folder: Path, out: Path, writer: str, *, json: bool) -> None:
             finally:
                 files.close()
     except OSError as error:
-        raise CommandError(f"nothing is archived: {error}") from error
+        raise CommandError(f"nothing is archived: {in_words(error)}") from error
     if json:
         lines = {"first": done.first, "last": done.last, "bytes": done.num_bytes} if done is not None else {}
         lines |= _faults(done.found) if done is not None else {}

@@ -72,6 +72,24 @@ def test_lines_are_archived_and_verified_with_and_without_the_archive(state: Pat
     assert "there is no log in" in refused("audit", "archive", "--out", tmp_path / "x", "--state", tmp_path / "none")[0]
 
 
+def test_an_archive_of_a_faulty_log_names_the_faults_and_its_exit_code_is_1(state: Path, tmp_path: Path) -> None:
+    path = log_files(audit_folder(state))[1]
+    path.write_text(path.read_text().replace("ada", "bob", 1))
+    result = invoke("audit", "archive", "--out", tmp_path / "old", "--state", state)
+    assert (result.exit_code, result.stdout.startswith(f"{path.name}:1: changed")) == (1, True)
+    assert f"1 fault: keep {tmp_path / 'old'} as evidence" in result.stderr
+    assert ", with 1 fault: with --archive DIR they are verified" in said("audit", "verify", "--state", state)
+    once_more(state)
+    assert shown("audit", "archive", "--out", tmp_path / "old", "--state", state)["faults"] == []
+    assert verdict("--archive", tmp_path / "old", "--state", state)[0] == 1
+
+
+def test_a_file_is_no_place_for_an_archive(state: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said_of_it = refused("audit", "archive", "--out", tmp_path / "file", "--state", state)
+    assert said_of_it == [f"nothing is archived: {tmp_path / 'file'} is no folder: name another one with --out"]
+
+
 def once_more(state: Path) -> None:
     """Append an event from a further process."""
     files = AuditFiles(audit_folder(state), lambda: NOON + 86400, file_bytes=1500)

@@ -1,0 +1,54 @@
+"""The life of a process that holds a state directory: a start tells that the last one ended without a goodbye."""
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+RUNNING, RUNNING_S = "running", 2.0
+"""The file of a state directory that is there while its process lives, renewed at this interval [s]."""
+
+
+class Life:
+    """The life of the process that holds a state directory, from here to `close`; it knows how the last one ended.
+
+    Args:
+        folder: the directory, locked. Where it cannot be written, nothing is told at the next start.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._mark, self._is_over = folder / RUNNING, threading.Event()
+        self._last: float | None = None
+        with suppress(OSError):
+            self._last = self._mark.stat().st_mtime
+        self._renewing = threading.Thread(target=self._renew, name="life", daemon=True)
+        self._renewing.start()
+
+    def tell(self, recovered: str = "") -> None:
+        """Log that the last process ended without a goodbye, if it did: killed, or with its machine.
+
+        Args:
+            recovered: what this process has of that one; empty: nothing.
+        """
+        if self._last is not None:
+            what = "the last process ended without a goodbye: it was killed, or its machine went down"
+            more = f"; recovered: {recovered}" if recovered else ""
+            at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._last))
+            logger.warning("%s. It was last alive at %s%s", what, at, more)
+
+    def close(self) -> None:
+        """End in order: the next start tells nothing."""
+        self._is_over.set()
+        self._renewing.join()
+        with suppress(OSError):
+            self._mark.unlink(missing_ok=True)
+
+    def _renew(self) -> None:
+        while not self._is_over.is_set():
+            with suppress(OSError):
+                self._mark.touch()
+            if self._is_over.wait(RUNNING_S):
+                break
