@@ -1096,7 +1096,7 @@ def report(outcomes: Sequence[Outcome]) -> str:
         "",
         "Mutation testing of the machines; `make mutants` (`python -m tests.mutants`) writes this page. Each bug",
         f"is planted in a temporary copy of the tree, where {SEEDS} simulated histories are judged and the unit tests",
-        "of the machines run. A bug is caught when one of them fails.",
+        "of the machines run; for a file that no history runs, its tests. A bug is caught when one of them fails.",
         "",
         f"**{dead} of {len(outcomes)} are caught**: {_score(by_hand)} by hand, {_score(by_tool)} by mutmut (a seeded",
         "sample, see `tests/make_mutants.py`).",
