@@ -511,18 +511,28 @@ class RankHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., address: _Optional[str] = ..., store_address: _Optional[str] = ..., software: _Optional[str] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankStatus(_message.Message):
-    __slots__ = ("received_bytes", "sent_bytes", "exchanged_bytes", "store_address", "arrivals")
+    __slots__ = ("received_bytes", "sent_bytes", "exchanged_bytes", "store_address", "arrivals", "shortages")
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXCHANGED_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ARRIVALS_FIELD_NUMBER: _ClassVar[int]
+    SHORTAGES_FIELD_NUMBER: _ClassVar[int]
     received_bytes: int
     sent_bytes: int
     exchanged_bytes: int
     store_address: str
     arrivals: _containers.RepeatedCompositeFieldContainer[Arrival]
-    def __init__(self, received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., exchanged_bytes: _Optional[int] = ..., store_address: _Optional[str] = ..., arrivals: _Optional[_Iterable[_Union[Arrival, _Mapping]]] = ...) -> None: ...
+    shortages: _containers.RepeatedCompositeFieldContainer[Shortage]
+    def __init__(self, received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., exchanged_bytes: _Optional[int] = ..., store_address: _Optional[str] = ..., arrivals: _Optional[_Iterable[_Union[Arrival, _Mapping]]] = ..., shortages: _Optional[_Iterable[_Union[Shortage, _Mapping]]] = ...) -> None: ...
+
+class Shortage(_message.Message):
+    __slots__ = ("run_id", "detail")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    detail: str
+    def __init__(self, run_id: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Arrival(_message.Message):
     __slots__ = ("client_id", "run_id", "round_id", "digest", "num_bytes", "total_bytes")

@@ -78,6 +78,10 @@ class Reducer(Versions):
         """Follow other settings of the run; those of the aggregation and the optimizer are as before."""
         self._settings, self.keep_versions = settings, settings.model.keep_versions or self.keep_versions
 
+    async def has_room(self, num_bytes: int) -> bool:
+        """Return whether the disk has room for `num_bytes` more bytes, beside the space that stays free."""
+        return await on_thread(None, self.store.has_room, num_bytes)
+
     async def write_initial(self, evaluator: Evaluator, seed: int, start: Start | None = None) -> None:
         """Write version 0 from the task's own model, or from the values of a file.
 

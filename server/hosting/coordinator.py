@@ -120,7 +120,13 @@ class Coordinator:
         self._tasks: set[asyncio.Task[Any]] = set()
         places, spawn = Places(state.path, self.clock.now), self.spawn
         self.arrivals = Arrivals(lambda client_id: self.attendance.bytes_came(client_id))
-        ranks = Ranks(config.aggregators, lambda: self.attendance.send_ranks(), places, self.arrivals)
+        ranks = Ranks(
+            config.aggregators,
+            lambda: self.attendance.send_ranks(),
+            places,
+            self.arrivals,
+            on_full=lambda run_id, detail: self._no_room(run_id, 0, DiskFull(detail)),
+        )
         self.ranks = ranks if config.aggregators else None
         self.attendance: Attendance = Attendance(config, self.runs, self.clock, self.ranks, spawn, self.audit, places)
         self.clocks.on_jump.append(self._clock_jumped)

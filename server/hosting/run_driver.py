@@ -157,7 +157,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
         """Wait until the disk has room, and tell the machine; a run that has ended waits for nothing."""
         while self.machine.ledger.is_open:
             await asyncio.sleep(DISK_LOOK_S)
-            if await on_thread(None, self.reducer.store.has_room, self._bytes_wanted):
+            if await self.reducer.has_room(self._bytes_wanted):
                 self.post(DiskFree())
                 break
         self._is_watching_disk, self._bytes_wanted = False, 0

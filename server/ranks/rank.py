@@ -30,7 +30,7 @@ from atoll.aggregation.tensors.ownership import owned_pieces
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import crash_points
-from atoll.protocol.durable import DiskFull, naming_full_disk
+from atoll.protocol.durable import DiskFull, naming_full_disk, told_outside
 from atoll.protocol.log_fields import about
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
@@ -175,8 +175,13 @@ class Rank:
         self._compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
         self._folding = ThreadPoolExecutor(1, thread_name_prefix="fold")
         self._attempt, self._stop_fold = 0, threading.Event()
+        self._wanted: dict[RunId, tuple[int, str]] = {}  # bytes for which the disk had no room, and what was said
         self.uploads = Uploads(
-            self._judge, lambda run_id: self.run(run_id).store, lambda _: self._compute, parts=ReportedParts()
+            self._judge,
+            lambda run_id: self.run(run_id).store,
+            lambda _: self._compute,
+            parts=ReportedParts(),
+            on_full=self._no_room,
         )
         self.sent_bytes = self.exchanged_bytes = 0
 
@@ -197,20 +202,37 @@ class Rank:
 
         Raises:
             NoSuchVersion: the coordinator knows no such run, or no such version of it.
-            NotFetched: the coordinator cannot be asked now.
+            NotFetched: the coordinator cannot be asked now, or the disk has no room for the shard.
             StoreCorrupted: the shard is damaged, or gone.
         """
         if run_id not in self._runs:
             await fetch_manifest(self.coordinator, run_id, digest)
         run = self.run(run_id)
-        return run.known(digest) or await run.find(self.coordinator, digest)
+        try:
+            return run.known(digest) or await run.find(self.coordinator, digest)
+        except DiskFull as error:
+            self._no_room(run_id, run.shard_bytes, error)
+            raise NotFetched(told_outside(error)) from error
 
     def _judge(self, manifest: UpdateManifest, opened: pb.UploadOpen, part: PartManifest | None) -> RemoteJudge:
         return RemoteJudge(self, manifest, opened)
 
+    def _no_room(self, run_id: RunId, num_bytes: int, error: DiskFull) -> None:
+        """Report from now on that the disk has no room for a run, until `num_bytes` bytes fit."""
+        wanted, _ = self._wanted.get(run_id, (0, ""))
+        if run_id not in self._wanted:
+            logger.error("run %s: %s", run_id, error, extra={"run": run_id})
+        self._wanted[run_id] = max(wanted, num_bytes), str(error)
+
+    def _shortages(self) -> list[pb.Shortage]:
+        """Return what does not fit now."""
+        self._wanted = {r: found for r, found in self._wanted.items() if not self.run(r).store.has_room(found[0])}
+        return [pb.Shortage(run_id=run_id, detail=detail[:2000]) for run_id, (_, detail) in self._wanted.items()]
+
     def status(self) -> pb.RankMessage:
-        """Return the report of this process: bytes received, sent and exchanged, and the clients that sent them."""
+        """Return the report of this process: bytes received, sent, exchanged, clients that sent them, and shortages."""
         done = pb.RankStatus(
+            shortages=self._shortages(),
             received_bytes=self.uploads.received_bytes,
             sent_bytes=self.sent_bytes,
             exchanged_bytes=self.exchanged_bytes,
@@ -252,7 +274,10 @@ class Rank:
             metas = await self._metas(run_id, [p.digest for p in plan.updates if p.lies_at(self.place.rank)])
             fold = _Fold(self.place, self.run(run_id), plan, base, metas, order, stop)
             folded, exchanged = await on_thread(self._folding, fold)
-        except (ExchangeBroken, DiskFull, InterruptedError, NotFetched) as error:
+        except DiskFull as error:
+            self._no_room(run_id, self.run(run_id).shard_bytes, error)
+            return _failed(order, error, again=True)
+        except (ExchangeBroken, InterruptedError, NotFetched) as error:
             return _failed(order, error, again=True)
         except (ValueError, OSError) as error:
             logger.error("the fold of round %d failed", order.round_id, exc_info=error)

@@ -7,7 +7,7 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.durable import told_outside
+from atoll.protocol.durable import DiskFull, told_outside
 from atoll.protocol.vocabulary import ClientId, Digest, RunId
 from atoll.protocol.wire.bulk_messages import DownloadMessage, UploadMessage
 from atoll.server.audit.calls import caller_of
@@ -44,7 +44,8 @@ class AggregatorService(rpc.AggregatorServicer):
         except (FileNotFoundError, NotHeld, NoSuchVersion) as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         except (NotFetched, StoreCorrupted) as error:
-            logger.error("a version cannot be sent: %s", error)
+            if not isinstance(error.__cause__, DiskFull):  # which is in the log once, for as long as it lasts
+                logger.error("a version cannot be sent: %s", error)
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except Silent as error:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
@@ -62,5 +63,6 @@ class AggregatorService(rpc.AggregatorServicer):
         except CoordinatorAway as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except OSError as error:
-            logger.error("an upload cannot be stored: %s", error)
+            if type(error) is not DiskFull:  # which is in the log once, for as long as it lasts
+                logger.error("an upload cannot be stored: %s", error)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {told_outside(error)}")

@@ -12,6 +12,7 @@ from atoll.aggregation.tensors.ownership import owned_pieces
 from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, TensorFileWriter, parse_header
 from atoll.aggregation.updates.inspection import inspect
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.durable import naming_full_disk
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import Digest, RunId, Version
@@ -29,6 +30,8 @@ class RankRun:
     def __init__(self, folder: Path, run_id: RunId, rank: int, num_ranks: int) -> None:
         self.store = RunStore(folder, has_files_only=True)  # the coordinator's journal holds no bytes of this rank
         self._run_id, self._rank, self._num_ranks = run_id, rank, num_ranks
+        self.shard_bytes = 0
+        """Size of this rank's shard of the last version that was looked for."""
         self._known: dict[Digest, VersionFile] = {}
         self._made: dict[Version, tuple[str, ...]] = {}  # the digests of the shard that this process has folded last
         self._finding: dict[Digest, asyncio.Task[VersionFile]] = {}
@@ -46,6 +49,7 @@ class RankRun:
         Raises:
             NotFetched: the coordinator cannot be asked now, or knows no such version.
             StoreCorrupted: the shard is damaged, or gone.
+            DiskFull: there is no room for it.
         """
         if (finding := self._finding.get(digest)) is None:
             finding = self._finding[digest] = asyncio.ensure_future(self._found(stub, digest))
@@ -62,14 +66,17 @@ class RankRun:
     async def _find(self, stub: rpc.CoordinatorStub, digest: Digest) -> VersionFile:
         version, manifest, encoded = await fetch_manifest(stub, self._run_id, digest)
         owned = owned_pieces(manifest.pieces, self._rank, self._num_ranks)
+        self.shard_bytes = sum(piece.num_bytes for piece in owned)
         if not await on_thread(None, self._is_sound, version, owned):
             if version:
                 path = self.store.version_path(version)
                 raise StoreCorrupted(f"{path} is damaged or gone: put it back from a backup")
-            await self._fetch(stub, digest, manifest, owned)
+            with naming_full_disk(self.store.version_path(version)):
+                await self._fetch(stub, digest, manifest, owned)
 
         def store_manifest() -> VersionFile:
-            self.store.write_manifest(version, encoded)
+            with naming_full_disk(self.store.version_path(version)):
+                self.store.write_manifest(version, encoded)
             return version_file(self.store, version, encoded, owned)
 
         return await on_thread(None, store_manifest)

@@ -69,11 +69,18 @@ class Ranks:
         on_change: called when a rank has come or gone.
         places: the places of the ranks.
         arrivals: learns of the bytes that come to the ranks.
+        on_full: called with the run and what was said, as long as the disk of a rank has no room for it.
     """
 
     def __init__(
-        self, num_ranks: int, on_change: Callable[[], None], places: Places, arrivals: Arrivals | None = None
+        self,
+        num_ranks: int,
+        on_change: Callable[[], None],
+        places: Places,
+        arrivals: Arrivals | None = None,
+        on_full: Callable[[RunId, str], None] = lambda run_id, detail: None,
     ) -> None:
+        self._on_full = on_full
         self._arrivals = arrivals or Arrivals()
         self.num_ranks, self._on_change, self._places = num_ranks, on_change, places
         self._present: dict[int, RankConnection] = {}
@@ -116,6 +123,10 @@ class Ranks:
         rank = next((rank for rank in in_turn if rank in self._present), in_turn[0])
         self._next_rank = (rank + 1) % self.num_ranks
         return rank
+
+    def are_full(self, run_id: RunId) -> bool:
+        """Return whether the disk of a connected rank has no room for a run, by the rank's last report."""
+        return any(each.run_id == run_id for here in self._present.values() for each in here.done.shortages)
 
     def codecs_of(self, rank: int) -> frozenset[str] | None:
         """Return the codecs that a rank has; None while it is away."""
@@ -227,6 +238,8 @@ class Ranks:
             case "status":
                 connection.done = message.status
                 self._arrivals.reported(connection.rank, message.status.arrivals)
+                for shortage in message.status.shortages:
+                    self._on_full(RunId(shortage.run_id), f"aggregation rank {connection.rank}: {shortage.detail}")
                 connection.store_address = message.status.store_address or connection.store_address
             case "folded":
                 if (attempt := self._current(message.folded.attempt)) is not None:

@@ -46,6 +46,10 @@ class ShardedReducer(Reducer):
         self._dialer = dialer
         self._ranks, self._run_id, self._patience = ranks, run_id, patience
 
+    async def has_room(self, num_bytes: int) -> bool:
+        """Return whether there is room as `Reducer.has_room` does, here and at every connected rank."""
+        return not self._ranks.are_full(self._run_id) and await super().has_room(num_bytes)
+
     async def write_initial(self, evaluator: Evaluator, seed: int, start: Start | None = None) -> None:
         """Write version 0 as `Reducer.write_initial` does.
 

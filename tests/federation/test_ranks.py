@@ -14,6 +14,7 @@ from atoll.protocol.vocabulary import RunState
 from atoll.server.journal.holder import running_coordinator
 from benchmarks.members import equip
 from tests.cli.invoking import faults_in
+from tests.cli.serving.test_full_disk import NAMESPACE, can_mount
 from tests.federation.processes import ATOLL, Federation, ended_after, federation
 from tests.waiting import BOUND_S
 
@@ -190,6 +191,20 @@ class Ranked(Federation):
             **environment,
         )
 
+    def rank_on_a_full_disk(self, number, free):
+        """Start a rank whose state directory is a disk with so many free bytes; return the file that fills it."""
+        folder, first = self.folder / f"rank{number}", self.folder / "first"
+        equip(self.state, first, Identity(Role.AGGREGATOR, str(number)))
+        folder.mkdir()
+        size = 8 * MODEL_BYTES + 2**26  # which stay free
+        fill = f'head -c {size - free} /dev/zero > "$0"/ballast'
+        inside = f'mount -t tmpfs -o size={size} tmpfs "$0" && cp -r "$1"/. "$0" && {fill} && shift && exec "$@"'
+        place = ("--coordinator", self.address, "--rank", number, "--of", self.num_ranks, "--state", folder)
+        command = [*NAMESPACE, "sh", "-c", inside, folder, first, ATOLL, "aggregator", *place]
+        with (self.folder / f"rank{number}.log").open("ab") as log:
+            process = self.running[f"rank{number}"] = subprocess.Popen([*map(str, command)], stdout=log, stderr=log)
+        return Path(f"/proc/{process.pid}/root{folder}/ballast")
+
     def host(self, *, environment=(), **settings):
         fixed = {"round__cohort_size": 3, "round__deadline": 120, "evaluation__server_every": 0}
         fixed |= {"coordinator__aggregators": self.num_ranks, "coordinator__start_aggregators": False}
@@ -228,6 +243,29 @@ def check_that_all_count(record, before):
     assert len(kept) == 2
     assert {c: record.clients[c].digest for c in kept} == kept, "what was accepted before counts"
     assert {client.used_in for client in record.clients.values()} == {1}
+
+
+@pytest.mark.skipif(not can_mount(), reason="this machine lets no user mount a tmpfs")
+@pytest.mark.parametrize(("free", "deadline"), [(2**20, 120), (MODEL_BYTES + 2**20, 20)], ids=["version", "update"])
+def test_a_rank_without_room_lets_the_run_wait_and_no_deadline_passes(tmp_path, free, deadline):
+    """An agent that has no model yet keeps the deadline that it was told."""
+    with ended_after(Ranked(tmp_path, num_ranks=1)) as it:
+        it.host(rounds=1, round__deadline=deadline, round__retry=0)
+        it.wait_for(lambda: running_coordinator(it.state))
+        ballast = it.rank_on_a_full_disk(0, free)
+        it.wait_for(lambda: "aggregation rank 0 is connected" in it.log("coordinator"))
+        for site in SITES:
+            it.agent(site)
+        it.wait_for(lambda: "aggregation rank 0: " in it.log("coordinator"))
+        (row,) = it.show("run", "list")
+        assert (row["state"], "aggregation rank 0: " in str(row)) == ("waiting", True)
+        time.sleep(21)  # longer than the shorter deadline
+        ballast.unlink()
+        assert it.wait_for_end() == 0
+        (record,) = it.rounds()
+        assert (record.phase, len(record.clients)) == ("committed", 3)
+        told = [line for line in it.log("rank0").splitlines() if "no room" in line]
+        assert len(told) == 1, told
 
 
 @pytest.mark.long

@@ -239,3 +239,18 @@ async def test_two_folds_are_done_one_after_the_other():
     (two, _) = await fold.order(0)
     fold.folded(0, two.attempt)
     await second
+
+
+@on_loop
+async def test_a_rank_without_room_is_told_of_as_long_as_it_lasts():
+    told = []
+    fold = Fold()
+    fold.ranks._on_full = lambda run_id, detail: told.append((run_id, detail))
+    fold.says(1, status=pb.RankStatus(shortages=[pb.Shortage(run_id="r-1", detail="no room")]))
+    assert told == [("r-1", "aggregation rank 1: no room")]
+    assert (fold.ranks.are_full("r-1"), fold.ranks.are_full("r-2")) == (True, False)
+    fold.says(1, status=pb.RankStatus())
+    assert not fold.ranks.are_full("r-1")
+    fold.says(0, status=pb.RankStatus(shortages=[pb.Shortage(run_id="r-1", detail="no room")]))
+    fold.ranks.leave(fold.here[0])
+    assert not fold.ranks.are_full("r-1"), "a rank that is away says nothing"
