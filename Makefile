@@ -113,7 +113,7 @@ notebooks: setup # executes docs/notebooks and stores their outputs
 	$(BIN)/python -m tests.pages.notebooks
 
 docs: setup
-	$(BIN)/python -m atoll.cli.docs
+	$(BIN)/python -m tools.docs
 	$(BIN)/python -m benchmarks.plots
 
 bench: setup
@@ -123,7 +123,7 @@ bench-guard: setup # the speed of this checkout against an earlier commit, in tu
 	@$(BIN)/python -m benchmarks.guard $(if $(BASE),--base $(BASE)) $(GUARD)
 
 soak: setup # 20,000 seeded histories; 5,000 generated models in every plan, of which the refused are counted by reason
-	$(BIN)/python -m atoll.simulations.histories --seeds 20000
+	$(BIN)/python -m tests.histories --seeds 20000
 	$(BIN)/python -W ignore -m tests.parallel.generated --models 5000
 
 deaths: setup # a real coordinator dies at every entry of a ServerApp's run; about an hour
@@ -136,7 +136,7 @@ bad-week: setup # real processes with a week of bad luck, in less than ten minut
 	$(BIN)/python -m tests.federation.bad_luck.bad_week
 
 papers: setup # the papers' tables in docs/papers.md; hours, of which MNIST (ATOLL_DATA) takes most
-	$(BIN)/python -m atoll.simulations.experiments.tables.papers
+	$(BIN)/python -m benchmarks.papers
 
 fuzz: setup # ten million mutated inputs for each parser: about an hour on two cores; FUZZ="--seed 7 --inputs 100000"
 	$(BIN)/python -m tests.fuzz $(FUZZ)

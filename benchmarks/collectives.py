@@ -2,7 +2,7 @@
 
     python -m benchmarks.collectives [--ranks N] [--pairs N] [--kib N ...]
 
-Ours are the readable ones of `parallel/communication/by_hand`, over isend and irecv on loopback. They are for teaching:
+Ours are the readable ones of `examples/teaching/collectives`, over isend and irecv on loopback. They are for teaching:
 there is no bar on time. The other side may cut a tensor into pieces that travel at the same time; the best number of
 pieces is found first, for each collective. A time is that of the slowest rank, from a barrier on.
 """
@@ -19,10 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from atoll.parallel.communication.by_hand import parameter_server, ring, trees
-from atoll.parallel.communication.by_hand.wire import Wire
 from atoll.parallel.engine.forked import run_ranks
 from benchmarks.report import Bar, conclude, say, spread
+from examples.teaching.collectives import parameter_server, ring, trees
+from examples.teaching.collectives.wire import Wire
 
 KIB = (4, 64, 1024, 16384)
 PIECES = (1, 2, 4)

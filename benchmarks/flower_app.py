@@ -123,8 +123,9 @@ def by_us(way: str) -> Pass:
         settings: dict[str, object] = {"name": "exchange", "coordinator__state": state}
         settings |= {"coordinator__listen": "127.0.0.1:0", "coordinator__admin": "127.0.0.1:0"}
         if way == "hosted":
-            settings |= {"program__main": f"{app}/pyproject.toml:app", "round__min_available": shape.clients}
-            settings |= {"round__cohort_size": shape.clients, "round__quorum": 1}
+            settings |= {"round__min_available": shape.clients, "round__cohort_size": shape.clients, "round__quorum": 1}
+        else:
+            settings |= {"program__native": True}
         processes.start("coordinator", [*coordinator_command(str(app), **settings), "--stay"], QUIET)
         watch.server["coordinator"] = processes.running["coordinator"].pid
         address = watch.through(wait_for_address(processes, "coordinator", state))

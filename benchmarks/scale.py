@@ -30,10 +30,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from atoll.simulations.histories.soak import Tally, soak
 from benchmarks.processes import ROOT, NotMeasured
 from benchmarks.report import Bar, conclude, say, spread
 from benchmarks.tight_histories import histories as tight_histories
+from tests.histories.soak import Tally, soak
 
 COHORT, ROUNDS, KILLED_AFTER = 1_000, 20, 10
 CLIENTS, HISTORIES = 1_000_000, 10_000

@@ -24,14 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from atoll.cli.printing import say, table
-from atoll.parallel.optimizers.critical_batch import fit_critical_batch
 from atoll.parallel.optimizers.make import make_optimizer
 from atoll.parallel.optimizers.noise_scale import NoiseScale, estimate
 from atoll.parallel.optimizers.norms import total_norm
 from atoll.parallel.optimizers.options import OPTIONS, OptimizerConfig
 from atoll.parallel.optimizers.schedule import Schedule, scaled_lr
-from atoll.parallel.optimizers.sharpness import sharpness
 from examples import digits
+from examples.teaching.critical_batch import fit_critical_batch
+from examples.teaching.sharpness import sharpness
 
 LIKELY = {"sgd": 0.02, "adam": 0.002, "adamw": 0.002, "lars": 2.0, "larc": 0.08, "lamb": 0.01, "novograd": 0.02}
 """A learning rate for each optimizer that is likely to be good with a batch of 8, in the middle of the grid."""

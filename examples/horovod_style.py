@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-import atoll.parallel.communication.horovod as hvd
+import examples.teaching.horovod as hvd
 from examples.digits import SITES, examples, owners
 
 BATCH_SIZE = 48

@@ -20,9 +20,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
-from atoll.parallel.data.public.folder import data_folder
-from atoll.parallel.data.public.idx import read_mnist
-from atoll.parallel.data.public.owned import Splits
+from examples.datasets.folder import data_folder
+from examples.datasets.idx import read_mnist
+from examples.datasets.owned import Splits
 
 
 @cache

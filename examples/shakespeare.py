@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from atoll import Local, Task
-from atoll.parallel.data.public.folder import data_folder
-from atoll.parallel.data.public.shakespeare import read_shakespeare
+from examples.datasets.folder import data_folder
+from examples.datasets.shakespeare import read_shakespeare
 
 ROLES = read_shakespeare(data_folder("tinyshakespeare") / "input.txt", sequence=80)
 """Windows of 80 characters of every role with at least two lines; the first 80 % of its text are for training, the rest

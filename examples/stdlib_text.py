@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from atoll.parallel.data.streaming import ByteTokens
-from atoll.parallel.data.text import BYTES, TokenWindows
+from examples.datasets.streaming import ByteTokens
+from examples.datasets.text import BYTES, TokenWindows
 
 SITES = ["north", "south"]
 VOCAB_SIZE = BYTES.vocab_size

@@ -19,8 +19,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
-from atoll.parallel.data.public.folder import data_folder
-from atoll.parallel.data.public.table import Columns, Table, read_table
+from examples.datasets.folder import data_folder
+from examples.datasets.table import Columns, Table, read_table
 
 SITES = [str(patient) for patient in range(1, 43)]
 FEATURES = 19

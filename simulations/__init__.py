@@ -1,4 +1,4 @@
-"""The simulator: a federation with real training in virtual time, and histories of faults that check the machines.
+"""Simulator: a federation with real training in virtual time.
 
 Imports: `server`, `client`, `protocol`, `parallel`, `aggregation`.
 """

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import settings
 
 REAL = (
+    "benchmarks/papers/test_tables.py",
     "benchmarks/test_codecs.py",
     "benchmarks/test_collectives.py",
     "benchmarks/test_quick.py",
@@ -45,6 +46,8 @@ REAL = (
     "client/wire/test_rotating_channel.py",
     "client/wire/test_transfers.py",
     "client/work",
+    "examples/teaching/test_collectives.py",
+    "examples/teaching/test_horovod.py",
     "examples/test_algorithms.py",
     "examples/test_tumours.py",
     "federation",
@@ -58,9 +61,7 @@ REAL = (
     "parallel/checkpoint/test_engine.py",
     "parallel/checkpoint/test_export.py",
     "parallel/checkpoint/test_resharding.py",
-    "parallel/communication/test_by_hand.py",
     "parallel/communication/test_hooks.py",
-    "parallel/communication/test_horovod.py",
     "parallel/communication/test_outer.py",
     "parallel/crew/supervisor/test_crew.py",
     "parallel/data/test_ranks.py",
@@ -95,7 +96,6 @@ REAL = (
     "server/transport/test_shutdown.py",
     "server/views/test_view_process.py",
     "simulations/engines/processes",
-    "simulations/experiments/tables/test_tables.py",
     "simulations/experiments/test_sweep.py",
     "test_packaging.py",
     "test_readme.py",

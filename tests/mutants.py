@@ -1050,7 +1050,7 @@ def outcome_of(mutant: Mutant | None, *, seeds: int = SEEDS, unit: bool = True) 
         tree = tree_with(mutant, Path(directory))
         if mutant is not None and mutant.tests:
             return _failed_test(tree, mutant.tests)
-        histories = [sys.executable, "-m", "tests.simulations.histories.first_bad", str(seeds)]
+        histories = [sys.executable, "-m", "tests.histories.first_bad", str(seeds)]
         result = run_in(tree, histories, timeout=300)
         if result.returncode:
             lines = (result.stderr or result.stdout).strip().splitlines()
@@ -1096,7 +1096,7 @@ def report(outcomes: Sequence[Outcome]) -> str:
         "",
         "Mutation testing of the machines; `make mutants` (`python -m tests.mutants`) writes this page. Each bug",
         f"is planted in a temporary copy of the tree, where {SEEDS} simulated histories are judged and the unit tests",
-        "of the machines run. A bug is caught when one of them fails.",
+        "of the machines run; for a file that no history runs, its tests. A bug is caught when one of them fails.",
         "",
         f"**{dead} of {len(outcomes)} are caught**: {_score(by_hand)} by hand, {_score(by_tool)} by mutmut (a seeded",
         "sample, see `tests/make_mutants.py`).",

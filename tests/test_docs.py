@@ -15,7 +15,6 @@ from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
 from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.rules.coordinate import TrimmedMean
-from atoll.cli import docs
 from atoll.cli.experiments.simulate import INTERRUPTED
 from atoll.cli.faults import EXIT_AWAY, EXIT_PIPE
 from atoll.cli.sections import Section, described
@@ -50,6 +49,7 @@ from atoll.server.rounds.run_rules import RunRules
 from atoll.server.selection.oort import Oort
 from tests.server.rounds.test_buffer_round import Flow, buffered, invited
 from tests.server.rounds.test_cohort_round import released
+from tools import docs
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -107,7 +107,7 @@ def test_the_table_of_each_enumeration_has_its_words_and_no_others(kind: type[St
 @pytest.mark.parametrize("page", docs.PAGES)
 def test_the_generated_parts_are_up_to_date(page: str) -> None:
     assert docs.parts(PAGES[page])
-    assert docs.render(PAGES[page]) == PAGES[page], "run `python -m atoll.cli.docs`"
+    assert docs.render(PAGES[page]) == PAGES[page], "run `python -m tools.docs`"
 
 
 def test_a_generated_part_that_was_edited_is_noticed() -> None:

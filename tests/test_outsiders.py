@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from atoll import __version__
-from atoll.cli.docs import commands
+from tools.docs import commands
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

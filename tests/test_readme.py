@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.docs import commands
 from atoll.cli.files import load_run
 from atoll.protocol.settings import _toml
 from atoll.simulations.experiments.grid import read_grid
 from atoll.simulations.federation.config import SimulationFile
 from benchmarks.processes import free_address
+from tools.docs import commands
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")

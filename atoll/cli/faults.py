@@ -136,14 +136,13 @@ def code_of(error: Exception) -> int:
 
 def faults_of(error: Exception) -> Sequence[str] | None:
     """Return an operator's mistakes; None: the error is a bug, which keeps its traceback."""
-    from atoll.parallel.data.public.folder import BadData
-    from atoll.parallel.task.errors import TaskNotFound
+    from atoll.parallel.task.errors import TaskBroken, TaskNotFound
     from atoll.protocol.settings import ConfigError
 
     if isinstance(error, CommandError | ConfigError):
         return error.faults
     if isinstance(error, OSError):
         return in_words(error).splitlines()
-    if isinstance(error, TaskNotFound | BadData):
+    if isinstance(error, TaskNotFound | TaskBroken):
         return str(error).splitlines()
     return None

@@ -88,7 +88,11 @@ def _loaded(
     nodes: int | None = None,
 ) -> File:
     if is_toml(what):
-        return load(kind, Path(what), overrides, context=context)
+        file = load(kind, Path(what), overrides, context=context)
+        if is_app(file.task) and not file.program.main and not file.program.native:
+            way_out = "set program.main to it, or program.native = true for rounds by the settings of this file"
+            raise ConfigError([f"task = {file.task!r}: a Flower app runs hosted: {way_out}"])
+        return file
     if is_app(reference := with_app(what)):
         return load_app(reference, overrides, kind, nodes=nodes)[0]
     return load_text(kind, f"task = {quoted(what)}", overrides, name="", context=context)
@@ -97,7 +101,7 @@ def _loaded(
 def load_app(
     reference: str, overrides: Sequence[str], kind: type[File], *, nodes: int | None = None
 ) -> "tuple[File, FlowerApp]":
-    """Load the settings of a run of a Flower app: those of its strategy, or of a run of messages.
+    """Load the settings of a run of a Flower app: a run of messages or, with `program.native`, one of its strategy.
 
     Args:
         reference: of the app.
@@ -114,17 +118,22 @@ def load_app(
     is_simulated = "simulation" in kind.model_fields
     app = app_of(reference)
     number = nodes or app.num_supernodes or (NODES if is_simulated else None)
-    options = options_among(reference, overrides)
-    told = (override.partition("=") for override in overrides)
-    is_hosted = any(key.strip() == "program.main" and value.strip(" '\"") for key, _, value in told)
-    text = run_of_app(reference, options, nodes=number, is_hosted=is_hosted)
-    file = load_text(kind, text, overrides, name="")
+    run = run_of_app(
+        reference, options_among(reference, overrides), nodes=number, is_native=_is_native(reference, overrides)
+    )
+    file = load_text(kind, run, overrides, name="")
     is_sized = number is not None or any(override.lstrip().startswith("round.cohort_size") for override in overrides)
     if isinstance(file, RunFile) and not file.program.main and not is_sized:
         trained = count_of(file.round.cohort_size, "client")
         of = "counted from the strategy's min_available_nodes"
         note(f"{app.task}: a round trains {trained}, {of}; in a larger fleet: --set round.cohort_size=N")
     return file, app
+
+
+def _is_native(reference: str, overrides: Sequence[str]) -> bool:
+    """Return whether overrides ask for the native run of a Flower app."""
+    of_program = [override.lstrip() for override in overrides if override.lstrip().startswith("program.native")]
+    return load_text(RunFile, f"task = {quoted(reference)}", of_program, name="").program.native
 
 
 def options_among(reference: str, overrides: Sequence[str]) -> Mapping[str, Any]:

@@ -19,13 +19,15 @@ from atoll.server.config.run import RunFile
 
 PLAN_TIMEOUT_S = 600.0
 
+HOSTED = "without program.native (--native) the app runs hosted, as it is"
+
 KEEP_SITES = 1_000_000
 """Versions whose metrics of single sites stay: the `Result` of Flower has the metrics of each training."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppPlan:
-    """The native run of an app, or the reasons that it runs over messages."""
+    """The native run of an app, or the reasons that it has none."""
 
     app: FlowerApp
     strategy: str
@@ -33,18 +35,6 @@ class AppPlan:
     became: Mapping[str, str]
     notes: tuple[str, ...]
     reasons: tuple[str, ...]
-
-    def settings_of(self, reference: str, nodes: int | None) -> Mapping[str, Any]:
-        """Return the tables of the run, natively or over messages.
-
-        Args:
-            reference: of the app.
-            nodes: the number of clients for which a run of messages waits before its first look; None: it does not.
-        """
-        if not self.reasons:
-            return self.settings
-        first = {"round": {"cohort_size": nodes, "quorum": 1, "min_available": nodes}} if nodes else {}
-        return {"program": {"main": reference}, **first}
 
 
 def app_of(reference: str) -> FlowerApp:
@@ -74,7 +64,7 @@ def checked_app(reference: str, options: Mapping[str, Any]) -> FlowerApp:
 
 
 def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = None) -> AppPlan:
-    """Return how an app runs.
+    """Return how an app would run natively.
 
     Args:
         reference: of the app.
@@ -111,31 +101,34 @@ def _no_place_for(settings: Mapping[str, Any], reference: str) -> Sequence[str]:
     return ()
 
 
-def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None = None, is_hosted: bool = False) -> str:
-    """Return the TOML of an app's native run; or of the run of messages of an app that has none.
+def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None = None, is_native: bool = False) -> str:
+    """Return the TOML of an app's run: over messages, hosted, or natively.
 
     Its options are the run config of this copy of the app, so that it is that of each site, whatever its copy says.
 
     Args:
         reference: of the app.
         options: values of its run config over the defaults.
-        nodes: the number of clients; None: that of the project's federations.
-        is_hosted: the operator has said so: `main()` is not called to find out.
+        nodes: the number of clients, for which a run of messages waits before its first look; None: that of the
+            project's federations.
+        is_native: run `main()` up to the start of its strategy, and take the settings of that.
 
     Raises:
-        CommandError: as `plan_of`.
+        CommandError: as `plan_of`; or the app has no native run, with every reason.
     """
-    if is_hosted:
-        plan = AppPlan(checked_app(reference, options), "", {}, {}, (), ("program.main is set",))
-    else:
+    if is_native:
         plan = plan_of(reference, options, nodes=nodes)
-    for reason in plan.reasons:
-        note(f"{plan.app.task} runs hosted, over messages: {reason}")
-    config = {key: value for key, value in plan.app.config.items() if _travels(value)}
-    if own := plan.app.config.keys() - config.keys():
+        if plan.reasons:
+            raise CommandError(*(f"program.native: {reason}" for reason in plan.reasons), f"{HOSTED}: leave it out")
+        app, settings = plan.app, plan.settings
+    else:
+        app = checked_app(reference, options)
+        first = {"round": {"cohort_size": nodes, "quorum": 1, "min_available": nodes}} if nodes else {}
+        settings = {"program": {"main": reference}, **first}
+    config = {key: value for key, value in app.config.items() if _travels(value)}
+    if own := app.config.keys() - config.keys():
         note(f"of the run config each site has its own {', '.join(sorted(own))}: only plain values travel")
-    run = {"name": run_name(plan.app.name), "task": reference, "options": config}
-    return tomli_w.dumps({**run, **plan.settings_of(reference, nodes)})
+    return tomli_w.dumps({"name": run_name(app.name), "task": reference, "options": config, **settings})
 
 
 def _travels(value: Any) -> bool:

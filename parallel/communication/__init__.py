@@ -1,5 +1,4 @@
-"""Less communication between ranks: compressed gradients, replicas that synchronize rarely or late, Horovod's
-interface.
+"""Less communication between ranks: compressed gradients, replicas that synchronize rarely or late.
 
 Imports: `world`.
 """

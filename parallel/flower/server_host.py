@@ -7,7 +7,6 @@ So what an app does before and after `start` is its own code in its own process,
 `start` is Atoll's: the rounds, the journal, the recovery. After a restart `main()` runs again up to `start`.
 """
 
-import inspect
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -19,14 +18,13 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 
-from atoll.parallel.flower.own_code import is_caught
 from atoll.parallel.flower.secret_noise import NoisyContext
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.flower_app import SERVER, UNNUMBERED, FlowerApp
 from atoll.parallel.task.noise import Noise
 
-HOSTED = "it can run hosted: --set program.main=DIR/pyproject.toml:app"
-TOO_LATE = f"after the rounds; {HOSTED}"
+HOSTED = "without program.native (--native) it runs hosted"
+TOO_LATE = f"after the start of its strategy; {HOSTED}"
 NO_SIGNALS = "signal only works in main thread"
 """The beginning of Python's error for a signal handler on another thread, which that of a native `main()` is."""
 
@@ -46,10 +44,6 @@ class Started:
     train: Mapping[str, Any]
     evaluate: Mapping[str, Any]
     evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None
-    given: Mapping[str, object]
-    """The objects that the app gave, by name: its `evaluate_fn` may change them."""
-    is_caught: bool = False
-    """The app catches exceptions of `strategy.start`."""
 
 
 class _Refused(BaseException):
@@ -180,23 +174,33 @@ class ServerHost:
         if self._started is not None:
             self.refuse("main() starts a second strategy")
         configs = dict(train_config or {}), dict(evaluate_config or {})
-        kept: dict[str, object] = {"the grid": grid, "the strategy": strategy}
-        kept |= {"train_config": train_config, "evaluate_config": evaluate_config}
-        tried = is_caught(inspect.currentframe(), self._app.folder)
-        self._answers.put(Started(strategy, initial_arrays, num_rounds, timeout, *configs, evaluate_fn, kept, tried))
+        begun = _changeable(strategy, train_config, evaluate_config)
+        self._answers.put(Started(strategy, initial_arrays, num_rounds, timeout, *configs, evaluate_fn))
         while True:
             request = self._requests.get()
             if isinstance(request, Result):
                 return request
             try:
-                self._answers.put(request())
+                answer = request()
             except Exception as error:
-                self._answers.put(error)
+                answer = error
+            now = _changeable(strategy, train_config, evaluate_config)
+            if changed := [name for name in begun.keys() | now.keys() if begun.get(name) != now.get(name)]:
+                self.refuse(f"evaluate_fn changes {', '.join(sorted(changed))}")
+            self._answers.put(answer)
 
     def refuse(self, reason: str) -> NoReturn:
         """End `main()`, and tell that it cannot run natively, whatever it does with the exception."""
         self._refusal = _Refused(reason if self._started is None else f"{reason} {TOO_LATE}")
         raise self._refusal
+
+
+def _changeable(strategy: Strategy, *configs: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the plain values that Flower's loop reads anew in each round, and an app may change meanwhile."""
+    values = {f"{type(strategy).__name__}.{name}": value for name, value in vars(strategy).items()}
+    for what, config in zip(("train_config", "evaluate_config"), configs, strict=True):
+        values |= {f"{what}[{name!r}]": value for name, value in (config or {}).items()}
+    return {name: repr(v) for name, v in values.items() if v is None or isinstance(v, int | float | str | list)}
 
 
 _of_thread = threading.local()

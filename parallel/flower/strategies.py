@@ -24,8 +24,6 @@ from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.flower.grid_uses import uses_grid_again
-from atoll.parallel.flower.own_code import changed_methods, ends_the_rounds, keeps_something, reached_by
 from atoll.parallel.flower.records import arrays_of, casts_of
 from atoll.parallel.flower.server_host import Started
 from atoll.parallel.flower.terms import Terms, order_to_send
@@ -36,6 +34,8 @@ Settings = dict[str, Any]
 
 WAITS_S = 366 * 86400.0
 """Seconds for which a round waits for its nodes, the most that there is: Flower waits without end."""
+
+OURS = ("flwr.", "atoll.")
 
 OPTIMIZERS, RULES = "atoll.parallel.flower.optimizers", "atoll.parallel.flower.rules"
 
@@ -76,7 +76,7 @@ def native(app: FlowerApp, started: Started, nodes: int) -> Native:
     aggregation, optimizer, of_strategy = _TABLES[type(strategy)](strategy)
     settings |= {key: table for key, table in (("aggregation", aggregation), ("optimizer", optimizer)) if table}
     settings["local"] = _terms(strategy, started).table
-    notes = (*_conditions(strategy), *_notes(app, started))
+    notes = (*_conditions(strategy), *_notes(started))
     return Native(name, _of_python(settings), became | of_strategy, notes)
 
 
@@ -106,9 +106,6 @@ def _reasons(app: FlowerApp, started: Started) -> Iterator[str]:
         return
     yield from (f"{name} of {type(strategy).__name__} is replaced by the app" for name in changed_methods(strategy))
     yield from (f"{name} of {type(strategy).__name__} is set by the app" for name in _begun(strategy))
-    yield from (f"evaluate_fn {what}" for what in _of_evaluate_fn(app, started))
-    if uses_grid_again(app.load(app.serverapp)._main, app.folder):
-        yield "main() uses its grid beside one call of strategy.start"
     if started.timeout_s is None:
         yield "timeout is None: natively a round has a deadline"
     yield from _of_options(strategy)
@@ -141,15 +138,14 @@ def _begun(strategy: Any) -> Iterator[str]:
     yield from (name for name in _KEPT if getattr(strategy, name, None) is not None)
 
 
-def _of_evaluate_fn(app: FlowerApp, started: Started) -> Iterator[str]:
-    """Yield what an app's `evaluate_fn` does, or may do, that needs Flower's own loop."""
-    if started.evaluate_fn is None:
-        return
-    reached = reached_by(started.evaluate_fn, app.folder)
-    ids = set(map(id, reached))
-    yield from (f"refers to {name}" for name, each in started.given.items() if each is not None and id(each) in ids)
-    if what := ends_the_rounds(reached, is_caught=started.is_caught):
-        yield what
+def changed_methods(strategy: Any) -> Iterator[str]:
+    """Yield the names of the methods of a strategy of Flower's that an app has replaced, in the object or its class."""
+    for name in dir(type(strategy)):
+        found = getattr(strategy, name)
+        function = getattr(found, "__func__", found)
+        is_method = inspect.isfunction(inspect.getattr_static(type(strategy), name, None))
+        if is_method and not getattr(function, "__globals__", {}).get("__name__", "").startswith(OURS):
+            yield name
 
 
 def _why_not_listed(app: FlowerApp, strategy: Strategy) -> str:
@@ -233,9 +229,10 @@ def _conditions(strategy: Any) -> Iterator[str]:
         yield "what evaluate changes in context.state does not stay; hosted, it does"
 
 
-def _notes(app: FlowerApp, started: Started) -> Iterator[str]:
-    if started.evaluate_fn and keeps_something(reached_by(started.evaluate_fn, app.folder), app.folder):
-        yield "what evaluate_fn keeps in memory begins anew after a restart of the coordinator; hosted, it is repeated"
+def _notes(started: Started) -> Iterator[str]:
+    if started.evaluate_fn is not None:
+        yield "what evaluate_fn keeps in memory is lost in a restart of the coordinator; hosted, it is computed again"
+        yield "an error of evaluate_fn leaves out that value, and the rounds continue; hosted, strategy.start raises it"
     if isinstance(started.strategy, flower.MultiKrum | flower.Bulyan):
         yield "distances are those of updates, where Flower's are rounded ones of float32 models: near ties may differ"
         yield "the metrics of a training are those of all nodes, where Flower's are those of the selected ones"

@@ -1,4 +1,4 @@
-"""Models with a blueprint of how they can be divided over ranks: a decoder, an MLP and a CNN.
+"""Model with a blueprint of how it can be divided over ranks: a decoder.
 
 Imports: `engine`.
 """

@@ -12,7 +12,7 @@ from atoll.parallel.task.given import OPTION
 from atoll.parallel.task.overrides import OverridesRefused
 
 NODES = 10
-"""The number of clients of a simulation, where neither the project nor the operator states one."""
+"""The number of clients on one machine, where neither the project nor the operator states one."""
 
 if TYPE_CHECKING:
     from atoll.parallel.worker.flower_bench import ClientBench, MainBench

@@ -150,6 +150,10 @@ class ProgramConfig(BaseModel):
     file only `name`, `task`, `seed`, `local`, `round.quorum`, `round.linger` and `round.grace` count, for each exchange
     of messages, and `round.min_available`, for which its first look at the nodes waits. Empty: a run of rounds."""
 
+    native: bool = False
+    """Native run of a Flower app: its strategy becomes a run of rounds, with the settings of this file, and `main()`
+    continues after the last one. False: the app runs hosted, as `main` has it."""
+
     reply_max: int = Field(default=2**40, ge=1, le=2**50)
     """Largest size of a reply [bytes]; a larger one is an error of its site."""
 
@@ -297,6 +301,7 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _tables_fit_together(self) -> "RunConfig":
         faults = [*self._faults_of_fedasync()] if self.round.mode == "fedasync" else []
+        faults += [*self._faults_of_native()] if self.program.native else []
         faults += [*self.aggregation.faults_of_rounds(self.round), *self.cohort.faults_of_rounds(self.round)]
         faults += [*self._faults_of_growth()] if self.aggregation.grows else []
         evaluation = self.evaluation
@@ -325,6 +330,12 @@ class RunConfig(BaseModel):
             yield "optimizer: rule concatenate appends rows, and takes no step: leave it out"
         if self.schedule.optimizer:
             yield "schedule: optimizer: rule concatenate appends rows, and takes no step: leave it out"
+
+    def _faults_of_native(self) -> Iterator[str]:
+        if self.program.main:
+            yield "program.native is of a run of rounds: leave it out, or program.main"
+        if not is_app(self.task):
+            yield f"program.native is of Flower apps, and task = {self.task!r} is none: leave it out"
 
     def _faults_of_fedasync(self) -> Iterator[str]:
         """Yield the settings that mode fedasync excludes: its step is one update, mixed in by alpha."""

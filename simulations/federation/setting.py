@@ -7,6 +7,7 @@ from typing import TypeVar
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.array_values import tuned
 from atoll.parallel.task.context import context_of, within
+from atoll.parallel.task.flower_app import is_app
 from atoll.parallel.task.given import Given
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError, or_faults
@@ -40,7 +41,9 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask, read: ReadFacts | N
     """
     if file.run.is_of_messages:
         what = f"program.main: got {file.program.main!r}, and a run of messages has no rounds"
-        raise ConfigError([f"{what}; allowed here: none. `atoll simulate` and `atoll flower run --simulate` run it"])
+        ways = ["`atoll simulate` and `atoll flower run --simulate` run it"]
+        ways += ["program.native=true makes rounds of a Flower app"] if is_app(file.run.task) else []
+        raise ConfigError([f"{what}; allowed here: none. {'; '.join(ways)}"])
     faults: list[str] = []
     sampler = or_faults(file.cohort.build, faults)
     task = or_faults(lambda: as_given(file, task), faults) or task

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from atoll.parallel.data.public.idx import read_idx
+from examples.datasets.idx import read_idx
 from tests.simulations.federation import line_task
 
 task = line_task.task

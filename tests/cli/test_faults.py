@@ -151,7 +151,6 @@ def test_ports_that_clash_are_found_by_check() -> None:
         (["authority", "issue", "ca", "main", "--out", "a", "--days", "0"], "got 0; allowed: at least 0.001, at most"),
         (["plan", "--top", "0", "task.py:task"], "got 0; allowed: at least 1"),
         (["population", "--rows", "-1", "run.toml"], "got -1; allowed: at least 0"),
-        (["simulate", "--faults", "standard", "--jobs", "-3"], "got -3; allowed: at least 0"),
         (["sweep", "sweep.toml", "--jobs", "0"], "got 0; allowed: at least 1"),
         (["round", "show", "0"], "got 0; allowed: at least 1"),
         (["model", "export", "--out", "m", "--", "-1"], "got -1; allowed: at least 0"),

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from atoll.cli.faults import CommandError
 from atoll.cli.files import load_run
 from atoll.cli.flower_plan import run_of_app
 from atoll.parallel.task.flower_app import with_app
+from atoll.protocol.settings import ConfigError
 
 APP = Path(__file__).parents[1] / "parallel" / "flower" / "apps" / "every_strategy"
 MORE = """
@@ -41,7 +43,7 @@ def test_the_run_config_of_the_coordinators_copy_travels(tmp_path: Path, capsys:
 
 
 def test_the_result_of_a_long_run_has_the_metrics_of_the_training_of_each_round() -> None:
-    file = load_run(str(APP), ["rounds=100000"])
+    file = load_run(str(APP), ["program.native=true", "rounds=100000"])
     assert file.evaluation.keep_sites >= file.rounds
 
 
@@ -58,15 +60,36 @@ def main(grid, context):
 """
 
 
-@pytest.mark.parametrize("is_named", [True, False])
-def test_a_main_that_is_said_to_run_hosted_is_not_called_to_find_out(
-    is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_main_is_called_to_find_out_only_for_a_native_run_which_it_may_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = shutil.copytree(APP, tmp_path / "app")
     (app / "starts.py").write_text(STARTS)
     project = (app / "pyproject.toml").read_text()
     (app / "pyproject.toml").write_text(project.replace("every_strategy_app:server", "starts:app"))
     monkeypatch.setenv("STARTS", str(tmp_path / "starts"))
-    file = load_run(str(app), [f"program.main={with_app(str(app))}"] if is_named else [])
-    assert file.program.main == with_app(str(app))
-    assert (tmp_path / "starts").exists() != is_named
+    assert load_run(str(app)).program.main == with_app(str(app))
+    assert not (tmp_path / "starts").exists()
+    with pytest.raises(CommandError) as refused:
+        load_run(str(app), ["program.native=true"])
+    assert refused.value.faults == (
+        "program.native: main() uses the grid itself",
+        "without program.native (--native) the app runs hosted, as it is: leave it out",
+    )
+    assert (tmp_path / "starts").read_text() == "main\n"
+
+
+def test_the_file_of_a_run_says_whether_its_app_is_native(tmp_path: Path) -> None:
+    written = tmp_path / "run.toml"
+    written.write_text(f'task = "{with_app(str(APP))}"\nrounds = 2\n')
+    with pytest.raises(
+        ConfigError, match=r"a Flower app runs hosted: set program\.main to it, or program\.native = true"
+    ):
+        load_run(str(written))
+    assert load_run(str(written), ["program.native=true"]).rounds == 2
+    with pytest.raises(ConfigError) as refused:
+        load_run("a:b", ["program.native=true", "program.main=a:main"])
+    assert [fault.partition(",")[0] for fault in refused.value.faults] == [
+        "program.native is of a run of rounds: leave it out",
+        "program.native is of Flower apps",
+    ]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from atoll.cli import docs
 from atoll.server.identity.register import Register
 from atoll.server.journal.state_directory import StateDirectory
 from tests.cli.invoking import TINY, invoke, refused
+from tools import docs
 
 WITHOUT = {
     "atoll audit export": "it writes JSON lines, unchanged from the log",

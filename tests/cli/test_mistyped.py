@@ -66,9 +66,6 @@ simulate T --clients !99999999999999999999
 simulate T --engine !warp
 simulate T --seed !-1
 simulate T --out !empty
-simulate --faults !nonsense
-simulate --faults standard --seeds !-1
-simulate --faults standard --seed !-1
 train !T --epochs 0
 train T --device !tpu
 train T --nproc !0

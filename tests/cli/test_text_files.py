@@ -10,14 +10,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from atoll.cli.commands import app
-from atoll.parallel.data.public.folder import BadData, read_checked
-from atoll.parallel.data.public.leaf import _users_of
-from atoll.parallel.data.public.table import Columns, read_table
 from atoll.protocol.audit.files import AuditUnusable, public_key
 from atoll.protocol.identity.certificates import CertificateError, key_to_pem, new_key, read_certificates, read_key
 from atoll.server.errors import StoreCorrupted
 from atoll.server.identity.authority import Authority
 from atoll.server.identity.signing import KEY, publisher_key
+from examples.datasets.folder import BadData, read_checked
+from examples.datasets.leaf import _users_of
+from examples.datasets.table import Columns, read_table
 from tests.cli.invoking import TINY, invoke, told
 
 RUN = f'task = "{TINY}:task"\r\nrounds = 3\r\n'

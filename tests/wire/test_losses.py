@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -182,6 +183,27 @@ def test_a_damaged_slot_of_the_server_optimizer_and_a_cut_version_are_told(tmp_p
     lines = refused("coordinator", "--state", state, "--insecure", "--set", "coordinator.listen=127.0.0.1:0")
     assert "000000.safetensors is damaged (" in lines[0]
     assert "000001.momentum.safetensors is damaged (tensor " in lines[1]
+
+
+def test_a_version_of_another_moment_is_told_by_its_manifest(tmp_path):
+    state = tmp_path / "state"
+    one_round(state)
+    shutil.copy(version(state, "000000.manifest.json"), version(state, "000001.manifest.json"))
+    lines = refused("coordinator", "--state", state, "--insecure", "--set", "coordinator.listen=127.0.0.1:0")
+    assert "000001.manifest.json is not the manifest of version 1 in the journal: it is the global model" in lines[0]
+
+
+@live
+async def test_a_cut_update_is_told_by_its_size(tmp_path):
+    state = tmp_path / "state"
+    async with running(state, **WITHOUT_RETRY) as it, it.client("a") as a, it.client("b"):
+        assert (await report(a))[1].accepted
+    [file] = updates(state)
+    whole = file.stat().st_size
+    with file.open("r+b") as stream:
+        stream.truncate(whole - 1)
+    with pytest.raises(OperatorError, match=f"has {whole - 1} bytes, not {whole}: it is the accepted update of a"):
+        await starts(state)
 
 
 @live

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 NO_COORDINATOR = "a simulation has no coordinator's process"
 
-NUM_SEEDS = 1000
-"""The default of --seeds."""
-
 What = Annotated[
     str | None,
     typer.Argument(
@@ -56,31 +53,9 @@ Engine = Annotated[
     str | None,
     typer.Option("--engine", metavar="NAME", help="Engine of the local training; short for simulation.engine."),
 ]
-Faults = Annotated[
-    str | None,
-    typer.Option(
-        "--faults",
-        metavar="PRESET",
-        help="Train nothing: judge seeded histories with injected faults; docs/faults.md lists the presets.",
-    ),
-]
-Seeds = Annotated[
-    int | None, typer.Option("--seeds", metavar="N", help="With --faults: number of histories; by default 1000.")
-]
 Seed = Annotated[
     int | None,
-    typer.Option(
-        "--seed", metavar="N", help="Seed of the run; short for seed. With --faults: seed of the one history to show."
-    ),
-]
-Jobs = Annotated[
-    int | None,
-    typer.Option(
-        "--jobs",
-        metavar="N",
-        callback=options.between(0),
-        help="With --faults: number of processes; by default 0, one for each core.",
-    ),
+    typer.Option("--seed", metavar="N", help="Seed of the run; short for seed."),
 ]
 Sites = Annotated[
     bool, typer.Option("--sites", help="Also print the metrics of each site, by its newest evaluation and training.")
@@ -100,9 +75,6 @@ def simulate(
     out: Out = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     seed: Seed = None,
-    faults: Faults = None,
-    seeds: Seeds = None,
-    jobs: Jobs = None,
     fresh: Fresh = False,
     exports: Exports = [],  # noqa: B006
     sites: Sites = False,
@@ -112,30 +84,10 @@ def simulate(
     """Simulate a federation: the state machines of coordinator and clients, real training, virtual time.
 
     An interrupted run resumes from the end of its last round. Exit code 1: the run failed; 2: a mistake in the
-    arguments, settings or task; 130: Ctrl-C or SIGTERM. With --faults nothing is trained: the state machines run
-    through seeded histories of crashes, lost connections and full disks, which are checked against the guarantees.
+    arguments, settings or task; 130: Ctrl-C or SIGTERM.
     """
-    if faults is not None:
-        not_for_faults = {
-            what or "": what is not None,
-            "--rounds": rounds is not None,
-            "--clients": clients is not None,
-            "--drop-empty": drop_empty,
-            "--engine": engine is not None,
-            "--out": out is not None,
-            "--set": bool(overrides),
-            "--fresh": fresh,
-            "--export": bool(exports),
-            "--sites": sites,
-            "--check": check,
-        }
-        refused = [name for name, is_given in not_for_faults.items() if is_given]
-        raise typer.Exit(_judge_histories(faults, seeds, seed, jobs, refused=refused, json=json))
-    only_for_faults = [name for name, value in (("--seeds", seeds), ("--jobs", jobs)) if value is not None]
-    if only_for_faults:
-        raise CommandError(*(f"{name} needs --faults PRESET: add it, or leave {name} out" for name in only_for_faults))
     if what is None:
-        raise CommandError("name a task or a run's TOML, or --faults PRESET")
+        raise CommandError("name a task or a run's TOML")
     from atoll.cli.files import overriding
     from atoll.simulations.populations.opened_files import OPENED
 
@@ -145,30 +97,6 @@ def simulate(
         overriding(overrides, seed=seed, population__drop_empty=drop_empty or None),
         Request(rounds, clients, engine, out, fresh, exports, sites, check, json),
     )
-
-
-def _judge_histories(
-    preset: str, seeds: int | None, seed: int | None, jobs: int | None, *, refused: list[str], json: bool
-) -> int:
-    """Judge seeded histories, or show one; return the exit code.
-
-    Raises:
-        CommandError: options that contradict each other, or those in `refused`, which --faults does not take.
-    """
-    from atoll.simulations.histories.command import judge_histories
-
-    mistakes = []
-    if refused:
-        mistakes.append(f"--faults trains no task: leave out {', '.join(refused)}")
-    if seed is not None and seed < 0:
-        mistakes.append(f"--seed {seed}: allowed: at least 0")
-    if seed is not None and seeds is not None:
-        mistakes.append("--seed shows one history, --seeds judges many: leave one of them out")
-    if seed is not None and jobs is not None:
-        mistakes.append("--seed shows one history, in this process: leave --jobs out")
-    if mistakes:
-        raise CommandError(*mistakes)
-    return judge_histories(preset, seeds=NUM_SEEDS if seeds is None else seeds, seed=seed, jobs=jobs or 0, as_json=json)
 
 
 @dataclass(frozen=True, slots=True)

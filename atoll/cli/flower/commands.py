@@ -39,6 +39,14 @@ Simulate = Annotated[
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; by default atoll-flower-NAME.")
 ]
+Native = Annotated[
+    bool,
+    typer.Option(
+        "--native",
+        help="Run the app's strategy as rounds of Atoll instead of its own main() loop; short for program.native. "
+        "`atoll flower check` tells whether it can.",
+    ),
+]
 Again = Annotated[
     bool,
     typer.Option("--again", help="Start a new run even if one with exactly these settings has ended in its folder."),
@@ -52,9 +60,10 @@ def check(
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     json: options.Json = False,
 ) -> None:
-    """Tell how each part of an app will run, and why: it runs main() up to its strategy, and loads the ClientApp.
+    """Tell how each part of an app will run: it runs main() up to its strategy, and loads the ClientApp.
 
-    An app runs natively if its strategy has a counterpart here; any other runs hosted, over messages.
+    An app runs hosted, over messages. The check also tells whether its strategy has a native run (--native), and what
+    that would be.
     """
     from atoll.cli.files import options_among
     from atoll.cli.flower_plan import plan_of
@@ -78,17 +87,18 @@ def run(
     nodes: Nodes = None,
     out: Out = None,
     again: Again = False,
+    native: Native = False,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
 ) -> None:
     """Run an app on this machine, from its folder to the end of its main().
 
-    A coordinator and a process for each client train natively, or hosted where the strategy has no counterpart, without
-    certificates, on loopback alone; the same command goes on with a run that was killed, and starts none where it has
-    ended, unless by --again. `--set task.NAME=VALUE` changes the run config, every other `--set` the run, as for
-    `atoll coordinator`.
+    A coordinator, main() beside it, and a process for each client, without certificates, on loopback alone. The same
+    command resumes a run that was killed, and starts none where it has ended, unless by --again.
+    `--set task.NAME=VALUE` changes the run config, every other `--set` the run, as for `atoll coordinator`.
     """
     if_stopped("before a round began; nothing was written")
     reference = _reference(folder)
+    overrides = [*overrides, *(["program.native=true"] if native else [])]
     if simulate and again:
         raise CommandError("--again is of a run by processes: leave it out, or name another folder by --out")
     if simulate:
@@ -112,12 +122,13 @@ def _say_plan(plan: "AppPlan") -> None:
     app = plan.app
     say(f"{app.task} {app.version}, in {app.folder}")
     say(f"ClientApp  {app.clientapp}: in the worker of each agent")
+    say(f"ServerApp  {app.serverapp}: hosted, its own main() over messages")
     if plan.reasons:
-        say(f"ServerApp  {app.serverapp}: hosted, its own main() over messages, because natively it cannot run:")
+        say("with --native it cannot run:")
         for reason in plan.reasons:
             say(f"  {reason}")
         return
-    say(f"ServerApp  {app.serverapp}: natively, {plan.strategy}")
+    say(f"with --native it would run as rounds, {plan.strategy}:")
     width = max(map(len, plan.became), default=0)
     for setting, here in plan.became.items():
         say(f"  {setting:{width}}  ->  {here}")

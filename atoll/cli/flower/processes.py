@@ -12,6 +12,7 @@ from atoll.cli.faults import CommandError, RunFailed, TaskFailed, raised
 from atoll.cli.files import load_app
 from atoll.cli.printing import note, say
 from atoll.cli.stopping import if_stopped
+from atoll.parallel.worker.flower_task import NODES
 from atoll.protocol.identity.credential import write_private
 from atoll.protocol.settings import effective
 from atoll.server.config.run import RunFile
@@ -42,6 +43,9 @@ def run_app(
     """
     here = ["coordinator.listen=127.0.0.1:0", *overrides]
     file, app = load_app(reference, here, RunFile, nodes=nodes)
+    if file.program.main and not (nodes or app.num_supernodes):
+        nodes = NODES  # as in a simulation: main() alone knows how many it waits for
+        file, app = load_app(reference, here, RunFile, nodes=nodes)
     folder = (out or Path(f"atoll-flower-{file.name}")).absolute()
     needed = max(file.round.cohort_size, file.round.min_available)
     number = nodes or app.num_supernodes or needed

@@ -8,7 +8,7 @@ import pytest
 from atoll.aggregation.tensors import safetensors_file
 from tests.cli.invoking import invoke, refused
 
-TASK = "atoll.simulations.experiments.tables.digits:task"
+TASK = "benchmarks.papers.digits:task"
 SETTINGS = ["--clients", 4, "--set", "round.cohort_size=4", "--set", "round.over_selection=1.0"]
 SMALL = [*SETTINGS, "--rounds", 3]
 FAST = ["--set", "train.log_every=5", "--set", "simulation.engine=sequential", "--set", "local.lr=0.3"]

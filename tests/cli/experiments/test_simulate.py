@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.docs import commands
 from atoll.cli.task_failures import one_line
 from tests.cli import failing_tasks
-from tests.cli.invoking import invoke, refused, said, shown
+from tests.cli.invoking import invoke, refused, said
+from tools.docs import commands
 
 TASKS = failing_tasks.__name__
 ALL = ("--set", "round.cohort_size=4", "--rounds", "1", "--set", "simulation.workers=1")
@@ -204,24 +204,6 @@ def test_all_mistakes_are_reported_at_once() -> None:
     faults = refused("simulate", f"{TASKS}:task", *(part for key in wrong for part in ("--set", f"{key}={wrong[key]}")))
     told = ["no.such:thing", "local.lr", "attack.malicious", "nofile.csv", "round.cohort_size"]
     assert all(name in fault for name, fault in zip(told, faults, strict=True))
-
-
-def test_judging_histories_takes_no_settings_of_a_run(folder: Path) -> None:
-    (fault,) = refused("simulate", "--faults", "none", "--rounds", 3, "--engine", "ray", "--out", folder / "out")
-    assert fault == "--faults trains no task: leave out --rounds, --engine, --out"
-    assert refused("simulate", "a:b", "--faults", "none")[0].endswith("leave out a:b")
-    assert shown("simulate", "--faults", "none", "--seed", 3)["wrong"] == []
-
-
-def test_one_history_or_many_are_asked_for(folder: Path) -> None:
-    both = refused("simulate", "--faults", "none", "--seed", 3, "--seeds", 5)
-    assert both == ["--seed shows one history, --seeds judges many: leave one of them out"]
-    assert len(refused("simulate", "--faults", "none", "--seed", 3, "--seeds", 5, "--rounds", 3)) == 2
-    one = refused("simulate", "--faults", "none", "--seed", 3, "--jobs", 2)
-    assert one == ["--seed shows one history, in this process: leave --jobs out"]
-    assert refused("simulate", "a:b", "--seeds", 5, "--jobs", 2) == [
-        f"{name} needs --faults PRESET: add it, or leave {name} out" for name in ("--seeds", "--jobs")
-    ]
 
 
 def test_no_help_text_loses_what_stands_in_brackets() -> None:

@@ -192,7 +192,7 @@ def test_the_sweep_of_the_documentation_is_one(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text("utf-8")
     text = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
     assert text is not None
-    (tmp_path / "digits.py").write_text("from atoll.simulations.experiments.tables.digits import task\n")
+    (tmp_path / "digits.py").write_text("from benchmarks.papers.digits import task\n")
     (tmp_path / "policies.toml").write_text(text[1])
     assert len(shown("sweep", tmp_path / "policies.toml", "--check")) == 12
 
@@ -226,7 +226,7 @@ def wait_for(is_so: Callable[[], object], seconds: float = BOUND_S) -> None:
 def test_a_sweep_of_real_simulations(tmp_path: Path) -> None:
     path = tmp_path / "grid.toml"
     path.write_text(
-        'task = "atoll.simulations.experiments.tables.digits:task"\nrounds = 2\n'
+        'task = "benchmarks.papers.digits:task"\nrounds = 2\n'
         '[population]\nkind = "iid"\nclients = 4\n'
         '[round]\ncohort_size = 4\n[simulation]\nengine = "sequential"\n[grid]\n"local.lr" = [0.1]\n'
     )

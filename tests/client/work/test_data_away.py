@@ -3,7 +3,7 @@
 import pytest
 
 from atoll.client.work.data_away import said_of_data
-from atoll.parallel.data.public import folder
+from examples.datasets import folder
 
 TASK = "/etc/atoll/task.py:task"
 
@@ -12,7 +12,7 @@ TASK = "/etc/atoll/task.py:task"
     "error",
     [
         "FileNotFoundError: [Errno 2] No such file or directory: '{}/mnt/data/a.csv'",
-        "atoll.parallel.data.public.folder.NoData: {}/mnt/data/a.csv: there is no such file",
+        "examples.datasets.folder.NoData: {}/mnt/data/a.csv: there is no such file",
         "NotADirectoryError: [Errno 20] Not a directory: '{}/mnt/data/a.csv'",
     ],
 )

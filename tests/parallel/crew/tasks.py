@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
 from atoll import Local, Task
-from atoll.parallel.models.cnn import CNN
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
+from tests.parallel.models.cnn import CNN
 
 VOCAB, LENGTH, EXAMPLES = 32, 8, 44
 """44 examples in batches of 8: the last one has 4."""

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.parallel.data.iterable import IterableLoader, StreamOrder
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.data.order import Order
+from examples.datasets.iterable import IterableLoader, StreamOrder
 from tests.parallel.drawing import Noisy, expected, stream
 
 WAYS = [{}, {"prefetch": 2}, {"num_workers": 1}, {"num_workers": 2, "prefetch": 2}]

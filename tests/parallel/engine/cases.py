@@ -17,11 +17,11 @@ from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
-from atoll.parallel.models.cnn import CNN
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
-from atoll.parallel.models.mlp import MLP
 from tests.parallel.engine import odd_models, reference
 from tests.parallel.engine.reference import Trace
+from tests.parallel.models.cnn import CNN
+from tests.parallel.models.mlp import MLP
 
 VOCAB, SEQUENCE = 64, 16
 

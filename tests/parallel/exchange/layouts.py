@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.parallel.models.cnn import CNN
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
+from tests.parallel.models.cnn import CNN
 
 
 def plain() -> nn.Module:

@@ -46,7 +46,7 @@ NOT_NATIVE = {
     "bytes": "train_config: key has bytes",
     "list of bytes": "train_config: keys has bytes",
 }
-"""The reason for which an app runs hosted."""
+"""The reason for which an app has no native run."""
 
 REFUSED = {
     "NaN weight": "'num-examples' in the metrics of a reply must be a number >= 0, got nan",
@@ -159,7 +159,7 @@ def test_natively_an_odd_app_is_what_it_is_at_home_or_refused_by_name(app, case,
     ours, told_us = natively(app, case, tmp_path / "run")
     if reason := NOT_NATIVE.get(case) or REFUSED.get(case):
         assert reason in ours
-        assert case in NOT_NATIVE or "it can run hosted: --set program.main=DIR/pyproject.toml:app" in ours
+        assert case in NOT_NATIVE or "without program.native (--native) it runs hosted" in ours
         return
     if case in IS_LEFT_OUT:
         assert_finite(ours)

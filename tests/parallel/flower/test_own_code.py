@@ -1,8 +1,7 @@
-"""Code of an app's own around `strategy.start`: what a native run would leave out is found before it begins."""
+"""Code of an app around `strategy.start`: hosted it does what it does at home, natively it does or is told."""
 
-import functools
+import re
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ pytest.importorskip("flwr", reason="flwr is not installed: `make setup` installs
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg, Result
 
-from atoll.parallel.flower.own_code import ITEMS_MAX, reached_by
 from atoll.parallel.flower.server_host import NotNative, ServerHost, server_app_of
 from atoll.parallel.flower.strategies import native
 from atoll.parallel.programs.flower_fitting import only_fitting
@@ -32,25 +30,28 @@ from tests.parallel.flower.flowers_own import result_of
 APP = with_app(str(Path(__file__).parent / "apps" / "own_code"))
 SITES = ("node-0", "node-1")
 REASONS = {
-    "asks_after": "main() uses its grid beside one call of strategy.start",
-    "two_folds": "main() uses its grid beside one call of strategy.start",
     "a_method_of_its_own": "configure_train of FedAvg is replaced by the app",
     "a_class_that_is_changed": "aggregate_evaluate of FedAvg is replaced by the app",
-    "a_rate_that_falls": "evaluate_fn refers to train_config",
-    "an_object_that_measures": "evaluate_fn refers to the strategy",
-    "a_method_that_measures": "evaluate_fn refers to the strategy",
-    "asks_between": "evaluate_fn refers to the grid",
     "no_timeout": "timeout is None: natively a round has a deadline",
-    "a_rate_that_an_object_lets_fall": "evaluate_fn refers to train_config",
-    "a_rate_of_the_module_that_falls": "evaluate_fn refers to train_config",
-    "a_stop_by_an_exception": "evaluate_fn raises an exception, which main() catches",
-    "a_stop_that_is_suppressed": "evaluate_fn raises an exception, which main() catches",
-    "an_exit_as_a_stop": "evaluate_fn exits",
-    "two_by_a_method": "main() uses its grid beside one call of strategy.start",
-    "two_by_a_function": "main() uses its grid beside one call of strategy.start",
-    "two_by_a_function_of_its_own": "main() uses its grid beside one call of strategy.start",
 }
-"""The reason for which an app runs hosted, found before it runs."""
+"""The reason for which an app has no native run, found before it runs."""
+TOLD = {
+    "asks_after": "main() uses the grid itself",
+    "two_folds": "main() starts a second strategy",
+    "two_by_a_method": "main() starts a second strategy",
+    "two_by_a_function": "main() starts a second strategy",
+    "two_by_a_function_of_its_own": "main() starts a second strategy",
+    "two_elsewhere": "main() starts a second strategy",
+    "asks_elsewhere": "main() uses the grid itself",
+    "asks_between": "main() uses the grid itself",
+    "a_rate_that_falls": "evaluate_fn changes train_config['lr']",
+    "an_object_that_measures": "evaluate_fn changes FedAvg.fraction_evaluate",
+    "a_method_that_measures": "evaluate_fn changes FedAvg.fraction_evaluate",
+    "a_rate_that_an_object_lets_fall": "evaluate_fn changes train_config['lr']",
+    "a_rate_of_the_module_that_falls": "evaluate_fn changes train_config['lr']",
+}
+"""What an app is told when it does, natively, what needs Flower's loop."""
+STOPS = ("a_stop_by_an_exception", "a_stop_that_is_suppressed", "an_exit_as_a_stop")
 OF_THE_GRID = ("asks_first", "asks_first_and_goes_on", "a_signal_handler")
 NATIVE = ("plain", "one_elsewhere", "one_by_a_function_of_its_own", "ends_in_order")
 
@@ -90,14 +91,19 @@ def test_a_use_of_the_grid_is_found_whatever_the_app_catches(app, case):
         ServerHost(of(app, case), app.config).started()
 
 
-@pytest.mark.parametrize(
-    ("case", "told"), [("two_elsewhere", "starts a second strategy"), ("asks_elsewhere", "uses the grid itself")]
-)
-def test_what_another_function_hides_is_told_after_the_rounds_whatever_the_app_catches(app, case, told):
+@pytest.mark.parametrize("case", TOLD)
+def test_what_needs_flowers_loop_after_the_start_is_told_whatever_the_app_catches(app, case):
     host = ServerHost(of(app, case), app.config)
-    host.started()
-    with pytest.raises(NotNative, match=rf"main\(\) {told} after the rounds; it can run hosted: --set program\.main="):
+    first = host.started().arrays
+    message = re.escape(f"{TOLD[case]} after the start of its strategy; without program.native (--native) it runs")
+
+    def run():
+        for version in range(3):
+            host.evaluate(version, first)
         host.finish(Result(ArrayRecord()))
+
+    with pytest.raises(NotNative, match=message):
+        run()
 
 
 def test_a_reference_to_another_object_is_no_server_app(app):
@@ -115,45 +121,6 @@ def test_a_main_that_exits_is_a_fault_of_the_app_and_not_the_end_of_the_worker(a
         ServerHost(of(app, "ends_the_process"), app.config).started()
 
 
-class Archive(Mapping):
-    """Has new values each time, as an archive of arrays."""
-
-    def __len__(self):
-        return 1
-
-    def __iter__(self):
-        return iter("a")
-
-    def __getitem__(self, name):
-        return [object()]
-
-
-class Proxy:
-    """Stands for an object that is not there yet."""
-
-    @property
-    def __class__(self):
-        raise RuntimeError("outside of its context")
-
-
-def test_what_a_function_reaches_ends_where_its_data_begin():
-    archive, data, held = Archive(), [[object()] for _ in range(ITEMS_MAX + 1)], object()
-    few = {"one": (Proxy(), held, [archive])}
-    reached = reached_by(functools.partial(lambda *_: few, data), Path(__file__).parent)
-    assert any(each is held for each in reached)
-    assert any(each is data for each in reached)
-    assert not any(each is data[0] for each in reached)
-
-
-def test_an_evaluate_fn_that_keeps_something_is_told(app):
-    def told(case):
-        return any(note.startswith("what evaluate_fn keeps in memory") for note in plan_of(app, case).notes)
-
-    keeping = ("keeps_the_best", "counts_its_calls", "keeps_a_table", "keeps_a_list")
-    assert all(map(told, keeping))
-    assert not any(map(told, ("one_elsewhere", "one_by_a_function_of_its_own", "measures_every_second")))
-
-
 def test_a_main_that_exits_in_order_has_ended(app):
     host = ServerHost(of(app, "ends_in_order"), app.config)
     host.started()
@@ -168,7 +135,7 @@ def test_an_evaluation_after_the_end_of_main_is_a_fault_and_no_wait(app):
         host.evaluate(3, first)
 
 
-@pytest.mark.parametrize("case", [*REASONS, *OF_THE_GRID])
+@pytest.mark.parametrize("case", [*REASONS, *TOLD, *STOPS, *OF_THE_GRID])
 def test_hosted_it_does_what_it_does_at_home(app, case, tmp_path):
     results = sys.modules["own_code_app"].results
     result_of(of(app, case), len(SITES))

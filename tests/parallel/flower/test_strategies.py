@@ -84,7 +84,7 @@ def plan_of(app, kind, nodes=NODES, *, begun=None, rounds=3, timeout=60.0, train
     strategy = getattr(flower, kind)(**options)
     vars(strategy).update(begun or {})
     first = app.load("every_strategy_app:first_arrays")(wide=False)
-    return native(app, Started(strategy, first, rounds, timeout, train or {}, {}, None, {}), nodes)
+    return native(app, Started(strategy, first, rounds, timeout, train or {}, {}, None), nodes)
 
 
 @pytest.mark.parametrize(

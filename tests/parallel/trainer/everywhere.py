@@ -12,10 +12,10 @@ from torch import nn
 
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.models.cnn import CNN
 from atoll.parallel.trainer.config import TrainConfig
 from examples import digits
 from tests.parallel.engine.cases import plan
+from tests.parallel.models.cnn import CNN
 from tests.parallel.trainer.training import run
 
 KNOWN, WITHIN = 0.98, 0.01

@@ -16,8 +16,8 @@ from atoll.server.rounds import events as ev
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.views.narration import Narrator
-from atoll.simulations.histories.scenario import random_scenario
-from atoll.simulations.histories.world import World
+from tests.histories.scenario import random_scenario
+from tests.histories.world import World
 from tests.server.journal.test_codec import RULES, some_history
 
 RUN = RunId("r-1")

@@ -11,14 +11,14 @@ from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from atoll import Local, Task
-from atoll.parallel.models.cnn import CNN
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
-from atoll.parallel.models.mlp import MLP
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.worker.bench import Outcome, Received
 from atoll.parallel.worker.model_bench import ModelBench
 from atoll.simulations.engines.benches import CountedDeadline
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
+from tests.parallel.models.cnn import CNN
+from tests.parallel.models.mlp import MLP
 
 SIZES = {"a": 17, "b": 40, "c": 5, "d": 24, "e": 1}
 """Examples of each client: with B = 8 short last batches, one batch alone, one example alone."""

@@ -10,7 +10,7 @@ import atoll
 from tests.federation.processes import ATOLL
 
 APP = str(Path(__file__).parents[2] / "parallel" / "flower" / "apps" / "every_strategy")
-GIVEN = ("--set", "rounds=2", "--set", 'task.out="final.npz"')
+GIVEN = ("--set", "program.native=true", "--set", "rounds=2", "--set", 'task.out="final.npz"')
 
 pytestmark = pytest.mark.real
 
@@ -24,7 +24,12 @@ def test_every_command_lets_main_go_on_in_the_folder_of_the_run(tmp_path):
     two = run("flower", "run", APP, "--simulate", "--nodes", "7", "--out", "two", *GIVEN, folder=tmp_path)
     assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
     of_python = atoll.simulate(
-        APP, rounds=2, clients=7, out=tmp_path / "three", set={"task.out": "final.npz"}, progress=False
+        APP,
+        rounds=2,
+        clients=7,
+        out=tmp_path / "three",
+        set={"task.out": "final.npz", "program.native": True},
+        progress=False,
     )
     assert of_python.state == "finished"
     written = [(tmp_path / name / "app" / "final.npz").read_bytes() for name in ("one", "two", "three")]
@@ -48,7 +53,7 @@ def test_clients_with_a_state_train_in_other_processes_too(tmp_path):
 
 
 def test_main_goes_on_once_for_each_result_and_again_after_it_failed(tmp_path):
-    given = ("--clients", "7", "--out", "run", "--set", 'task.out="made/final.npz"')
+    given = ("--clients", "7", "--out", "run", "--set", "program.native=true", "--set", 'task.out="made/final.npz"')
     failed = run("simulate", APP, "--rounds", "1", *given, folder=tmp_path)
     assert failed.returncode != 0
     assert "No such file or directory: 'made/final.npz'" in " ".join(failed.stderr.split())

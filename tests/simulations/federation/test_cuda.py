@@ -36,7 +36,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 from atoll import Local, Task
-from atoll.parallel.models.cnn import CNN
+from tests.parallel.models.cnn import CNN
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
 
 KIND = {kind!r}

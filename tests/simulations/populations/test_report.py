@@ -11,14 +11,14 @@ from scipy import stats
 from scipy.spatial.distance import cityblock
 from torch.utils.data import TensorDataset
 
-from atoll.parallel.data.public.folder import data_folder
-from atoll.parallel.data.public.idx import read_idx
 from atoll.parallel.task.task import Task
 from atoll.simulations.populations import plot as drawing
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.plot import NoPlots, plot
 from atoll.simulations.populations.population import populate
 from atoll.simulations.populations.report import Report, report
+from examples.datasets.folder import data_folder
+from examples.datasets.idx import read_idx
 from tests.public_data import needs_data
 from tests.simulations.populations.tasks import digits, digits_task, labelled, task_of
 

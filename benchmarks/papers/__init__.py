@@ -1,0 +1,1 @@
+"""Experiments whose results are tables of the documentation, such as the tables of papers."""
