@@ -108,8 +108,8 @@ def back_up(state: Path, out: Path, *, keys: bool = True, database: str = "", on
 
     Raises:
         BackupFailed: the journal is damaged, or has no room for its copy, which is first made in the directory; a file
-            that it relies on is missing; `out` exists or is inside of a state directory; or `ATTEMPTS` stagings were all
-            inconsistent.
+            that it relies on is missing; `out` exists or is inside of a state directory; or `ATTEMPTS` stagings were
+            all inconsistent.
         OSError: a file cannot be read or written, or the database server does not answer.
     """
     if database and (state / "state.db").is_file():

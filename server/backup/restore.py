@@ -31,7 +31,8 @@ def restore(source: Path, state: Path, *, database: str = "", on_bytes: OnBytes 
         on_bytes: as in `back_up`.
 
     Raises:
-        BackupFailed: `state` is not empty or is inside of a state directory, the schema is not, or the backup is damaged.
+        BackupFailed: `state` is not empty, or inside of a state directory; the schema is not empty; or the backup is
+            damaged.
         OSError: a file cannot be read or written, or the database server does not answer.
     """
     target = Path(os.path.realpath(state))  # follows a link to an empty directory
