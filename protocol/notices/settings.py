@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from pydantic import BaseModel, Field, SerializationInfo, field_serializer, field_validator, model_validator
+from pydantic import BaseModel, Field, FieldSerializationInfo, field_serializer, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from atoll.aggregation.folders import in_words
@@ -85,7 +85,7 @@ class NotifyConfig(BaseModel):
         return _server(self.smtp)
 
     @field_serializer("url", "command")
-    def _without_paths(self, text: str, info: SerializationInfo) -> str:
+    def _without_paths(self, text: str, info: FieldSerializationInfo) -> str:
         """Hide the paths of URLs, which may be secret, from all readers but the owner."""
         if (info.context or {}).get(WHOLE) or "://" not in text:
             return text
