@@ -27,7 +27,7 @@ _PATH = re.compile(r"(?<=://)([^/?#]*[/?#]).+", re.DOTALL)
 """The end of a URL from its host on: the host, and what may be secret behind it."""
 
 _HIDDEN_PATH = re.compile(r"://[^/?#]*[/?#]\(hidden\)")
-"""What `_without_path` leaves of a URL."""
+"""Rest of a URL that `_without_path` leaves, from its host on."""
 
 
 class MailServer(NamedTuple):
