@@ -384,9 +384,20 @@ def quoted(text: str) -> str:
     return tomli_w.dumps({"t": text}).removeprefix("t = ").rstrip("\n")
 
 
-def effective(model: BaseModel) -> str:
-    """Return the settings as a TOML file that loads to an equal model, except for passwords in URLs, which it omits."""
-    return tomli_w.dumps(_writable(model.model_dump()))
+WHOLE = "whole"
+"""Context of a serializer (`field_serializer`) that hides what may be secret from others than the owner."""
+
+
+def effective(model: BaseModel, *, whole: bool = False) -> str:
+    """Return the settings as a TOML file that loads to an equal model, except for what is secret, which it hides.
+
+    Passwords in URLs are omitted.
+
+    Args:
+        model: the settings.
+        whole: include what else is secret: the file is for its owner alone.
+    """
+    return tomli_w.dumps(_writable(model.model_dump(context={WHOLE: whole})))
 
 
 def _writable(value: Any) -> Any:

@@ -25,7 +25,7 @@ from atoll.server.files.disk_limits import check_free_min
 from atoll.server.hosting.clock_watch import check_clock
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.hosting.notices import CoordinatorWatch
-from atoll.server.identity.setup import Gate, equip_ranks, gate_of, publisher
+from atoll.server.identity.setup import Gate, equip_rank, gate_of, publisher
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.ports import Ports
 from atoll.server.process_tuning import allow_open_files, collect_regularly, collect_seldom
@@ -151,13 +151,15 @@ async def _start(
     on_open()
     if coordinator.ranks is None or not config.start_aggregators:
         return asked, None
-    await equip_ranks(gate, config)
+    for rank in range(config.aggregators):
+        await equip_rank(gate, config, rank)  # a fault ends the start
     ranks = SpawnedRanks(
         config.aggregators,
         config.state,
         ports.address,
         max_connections=config.max_connections,
         insecure=config.insecure,
+        equip=lambda rank: equip_rank(gate, config, rank),
     )
     ranks.start()
     return asked, ranks

@@ -27,10 +27,10 @@ class Archived:
     first: int
     last: int
     files: tuple[Path, ...]
-    """Their files in the archive."""
+    """Their files in the archive; empty: nothing was written since the last archive, and nothing is moved."""
     num_bytes: int
     found: Verifier
-    """Verifier that has read them, with their faults."""
+    """Verifier that has read them, with their faults; without files, the log as it is."""
 
 
 def copy_into(out: Path, files: Sequence[Path], key: Path) -> list[Path]:

@@ -212,7 +212,7 @@ class AuditFiles:
                 self._write(place, parts, head)
             self.checkpoint = signed or self.checkpoint
 
-    def archive(self, out: Path, *, actor: str, role: str) -> Archived | None:
+    def archive(self, out: Path, *, actor: str, role: str) -> Archived:
         """Move all lines into an archive; the log continues with a signed event that names the hash of the last one.
 
         A crash leaves the log as it was, or with lines that the archive has, too.
@@ -222,7 +222,7 @@ class AuditFiles:
             actor, role: of the event.
 
         Returns:
-            The lines; None: nothing but that event was written since the last archive.
+            The lines; none if nothing but that event was written since the last archive, or the log was emptied.
 
         Raises:
             ArchiveRefused: the folder is of another log, or lies in the state directory of this one.
@@ -232,14 +232,15 @@ class AuditFiles:
             why = "a run that is deleted would delete it, and a backup leaves it out"
             raise ArchiveRefused(f"{out} lies in the log's state directory {state}, where {why}: name another folder")
         with exclusively(self._lock):
-            head = self._signed_end()
+            head, key = self._signed_end(), public_key(self.folder / PUBLIC_KEY)
             files = [path for path in log_files(self.folder) if _number(path) < head.seq]  # one may be begun and empty
             if not files or (head.seq - _number(files[0]) <= 2 and _begins_behind_archive(files[0])):
-                return None
+                found = _verified(log_files(self.folder), key)
+                return Archived(head.seq, head.seq - 1, (), 0, found)
             first, cut = _number(files[0]), cut_files(self.folder)
             copies = copy_into(out, [*files, *cut], self.folder / PUBLIC_KEY)
             num_bytes = sum(path.stat().st_size for path in files)
-            found = _verified(copies[: len(files)], public_key(self.folder / PUBLIC_KEY))
+            found = _verified(copies[: len(files)], key)
             self._forget_place()
             place = self._begin(head)
             self._give_to_owner_of(files[-1])

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, FieldSerializationInfo, field_serializer, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from atoll.aggregation.folders import in_words
-from atoll.protocol.settings import HIDDEN, STRICT, Folder
+from atoll.protocol.settings import HIDDEN, STRICT, WHOLE, Folder
 
 Away = Annotated[float, Field(ge=1, le=366 * 86400, allow_inf_nan=False)]
 
@@ -21,6 +21,13 @@ PASSWORD_BYTES_MAX = 4096
 
 _MAIL = re.compile(r"[^\s<>,;:\"@\\]+@[A-Za-z0-9.-]+", re.ASCII)
 """A mail address without quotes, comments and further ones."""
+
+
+_PATH = re.compile(r"(?<=://)([^/?#]*[/?#]).+", re.DOTALL)
+"""The end of a URL from its host on: the host, and what may be secret behind it."""
+
+_HIDDEN_PATH = re.compile(r"://[^/?#]*[/?#]\(hidden\)")
+"""Rest of a URL that `_without_path` leaves, from its host on."""
 
 
 class MailServer(NamedTuple):
@@ -43,8 +50,8 @@ class NotifyConfig(BaseModel):
     parts are in ATOLL_CONDITION, ATOLL_SUBJECT and ATOLL_MESSAGE. Another exit code than 0 is a failure."""
 
     url: str = ""
-    """Address that is told, `https://...` or `http://...`: the message is JSON, sent by POST. Only its host is logged,
-    as the path of a webhook is often a secret."""
+    """Address that is told, `https://...` or `http://...`: the message is JSON, sent by POST. Only its host is logged
+    and printed, as the path of a webhook is often a secret."""
 
     mail: str = ""
     """Mail address that is told, over `smtp`; also the sender, unless the user of `smtp` is an address."""
@@ -76,6 +83,14 @@ class NotifyConfig(BaseModel):
     def server(self) -> MailServer:
         """The mail server."""
         return _server(self.smtp)
+
+    @field_serializer("url", "command")
+    def _without_paths(self, text: str, info: FieldSerializationInfo) -> str:
+        """Hide the paths of URLs, which may be secret, from all readers but the owner."""
+        if (info.context or {}).get(WHOLE) or "://" not in text:
+            return text
+        words = shlex.split(text) if info.field_name == "command" else ()
+        return shlex.join(map(_without_path, words)) if words else _without_path(text)
 
     @field_validator("command")
     @classmethod
@@ -140,12 +155,17 @@ class NotifyConfig(BaseModel):
 
 
 def faults_of_machine(config: NotifyConfig) -> list[str]:
-    """List what this machine lacks for a way of telling: the command, or the file of the password."""
+    """List what is lacking for a way of telling: the command, the file of the password, or a path that was hidden."""
     faults = []
     if config.command and shutil.which(name := shlex.split(config.command)[0]) is None:
         faults.append(
             f"notify.command: there is no program {name!r} here that this user may run: install it, or chmod +x"
         )
+    faults += [
+        f"notify.{name}: its path was hidden when these settings were printed: allowed: the whole URL"
+        for name in ("url", "command")
+        if _HIDDEN_PATH.search(getattr(config, name))
+    ]
     if config.password_file is not None:
         try:
             read_password(config.password_file)
@@ -179,6 +199,10 @@ def read_password(path: Path) -> str:
 def _hidden(message: str) -> PydanticCustomError:
     """Return the error of a URL, which it does not repeat: the path of a webhook is often a secret."""
     return PydanticCustomError(HIDDEN, "{message}", {"message": message})
+
+
+def _without_path(url: str) -> str:
+    return _PATH.sub(r"\1(hidden)", url)
 
 
 def _server(text: str) -> MailServer:

@@ -108,16 +108,15 @@ def back_up(state: Path, out: Path, *, keys: bool = True, database: str = "", on
 
     Raises:
         BackupFailed: the journal is damaged, or has no room for its copy, which is first made in the directory; a file
-            that it relies on is missing; `out` exists or is inside of `state`; or `ATTEMPTS` stagings were all
-            inconsistent.
+            that it relies on is missing; `out` exists or is inside of a state directory; or `ATTEMPTS` stagings were
+            all inconsistent.
         OSError: a file cannot be read or written, or the database server does not answer.
     """
     if database and (state / "state.db").is_file():
         raise BackupFailed(f"{state} has its journal in state.db, not in {without_password(database)}")
     if not has_state(state):
         raise BackupFailed(f"{state} is no state directory: there is no state.db in it")
-    if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(state)):
-        raise BackupFailed(f"{out} is inside of {state}: name a place outside of it")
+    insist_outside(out)
     _insist_new(out)
     _insist_on_files(state, keys=keys)
     is_tar = out.suffix == ".tar"
@@ -129,6 +128,25 @@ def back_up(state: Path, out: Path, *, keys: bool = True, database: str = "", on
                 num_bytes = _write(staging, part, staged, on_bytes, has_keys=keys, is_tar=is_tar)
     strangers = tuple(printable(path) for path in _paths(state) if not belongs(path))
     return Backup(staged.made_at, keys, num_bytes, staged.needs, strangers, staged.database)
+
+
+def insist_outside(place: Path) -> None:
+    """Refuse a place inside of a coordinator's state directory, whose backups leave it out.
+
+    Raises:
+        BackupFailed: the place is inside of one, or is one.
+    """
+    real = Path(os.path.realpath(place))
+    for folder in filter(_is_state, (real, *real.parents)):
+        raise BackupFailed(f"{place} is inside of {folder}, a state directory: name a place outside of it")
+
+
+def _is_state(folder: Path) -> bool:
+    """Return whether a folder is a state directory, and not one with a journal alone, which a link may lead to."""
+    try:
+        return (folder / "runs").is_dir() and has_state(folder)
+    except OSError:  # a database.json of another program, or one that this user may not read
+        return False
 
 
 def _insist_new(out: Path) -> None:

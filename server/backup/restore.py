@@ -11,7 +11,7 @@ from typing import IO
 
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.progress import OnBytes, not_told
-from atoll.server.backup.backup import CONTENTS, Backup, Hashing, beside, copy_durably, naming
+from atoll.server.backup.backup import CONTENTS, Backup, Hashing, beside, copy_durably, insist_outside, naming
 from atoll.server.backup.contents import BackupFailed, Contents, Part, parse_contents
 from atoll.server.backup.journal_copy import move_into_schema
 from atoll.server.required.losses import lines_of, losses_of
@@ -31,7 +31,8 @@ def restore(source: Path, state: Path, *, database: str = "", on_bytes: OnBytes 
         on_bytes: as in `back_up`.
 
     Raises:
-        BackupFailed: `state` is not empty, the schema is not, or the backup is damaged.
+        BackupFailed: `state` is not empty, or inside of a state directory; the schema is not empty; or the backup is
+            damaged.
         OSError: a file cannot be read or written, or the database server does not answer.
     """
     target = Path(os.path.realpath(state))  # follows a link to an empty directory
@@ -41,6 +42,7 @@ def restore(source: Path, state: Path, *, database: str = "", on_bytes: OnBytes 
         raise BackupFailed(
             f"{state} is the current directory, which a new one would replace: change to its parent, and name it there"
         )
+    insist_outside(state)
     with beside(target) as part:
         with naming(state):
             made = _checked(source, part, on_bytes)

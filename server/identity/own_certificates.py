@@ -58,6 +58,8 @@ class OwnCertificates:
     async def keeper(self, folder: Path, identity: Identity) -> Keeper:
         """Open the credential in a folder; make one when there is none, or it is not valid now or of another authority.
 
+        A revoked one stays: its identity takes a new join code, also after its certificate has expired.
+
         Raises:
             CredentialError: the credential is damaged, or another identity's.
             AuthorityAway, NotSigned: a new one is needed, and the authority gives none.
@@ -68,7 +70,8 @@ class OwnCertificates:
         if keeper.identity != identity:
             raise CredentialError([f"{folder} holds the credential of {keeper.identity}, not of {identity}"])
         mine, now = keeper.current, time.time()
-        if mine.is_expired(now) or mine.is_early(now) or mine.ca_pem != self._signer.ca_pem:
+        is_over = mine.is_expired(now) or mine.is_early(now) or mine.ca_pem != self._signer.ca_pem
+        if is_over and not self._register.revocations.is_refused(mine.leaf):
             times, why = validity_of(read_certificates(mine.certificate_pem)[0]), "no longer valid"
             if mine.is_early(now):
                 why = f"not valid yet, only {times}, and this machine's clock shows {instant(now)}"

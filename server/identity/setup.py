@@ -94,16 +94,15 @@ async def gate_of(config: CoordinatorConfig, state: StateDirectory) -> AsyncIter
         await certificates.close()
 
 
-async def equip_ranks(gate: Gate, config: CoordinatorConfig) -> None:
-    """Give each rank that this machine starts its first certificate; after that it renews its own.
+async def equip_rank(gate: Gate, config: CoordinatorConfig, rank: int) -> None:
+    """Give a rank that this machine starts a certificate unless it has a valid one, which it renews while it runs.
 
     Raises:
         ConfigError, AuthorityAway, NotSigned: a certificate cannot be made.
     """
     if gate.own_certificates is not None:
-        for rank in range(config.aggregators):
-            folder = identity_folder(state_of_rank(config.state, rank, config.aggregators))
-            await gate.own_certificates.keeper(folder, aggregator(rank))
+        folder = identity_folder(state_of_rank(config.state, rank, config.aggregators))
+        await gate.own_certificates.keeper(folder, aggregator(rank))
 
 
 def publisher(gate: Gate, state: StateDirectory) -> Publisher | None:

@@ -11,11 +11,14 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
 from atoll.protocol import crash_points
 from atoll.protocol.backoff import delay
+from atoll.protocol.settings import ConfigError
+from atoll.server.identity.authority import NotSigned
 from atoll.server.journal.placement import state_of_rank
 
 logger = logging.getLogger(__name__)
@@ -36,11 +39,21 @@ class SpawnedRanks:
         address: the coordinator's address.
         max_connections: the clients that may be connected to each rank.
         insecure: nothing is authenticated; otherwise each rank's credential is in its folder.
+        equip: gives a rank a valid credential, before each of its lives: it may have ended with the life before.
     """
 
-    def __init__(self, num_ranks: int, state: Path, address: str, *, max_connections: int, insecure: bool) -> None:
+    def __init__(
+        self,
+        num_ranks: int,
+        state: Path,
+        address: str,
+        *,
+        max_connections: int,
+        insecure: bool,
+        equip: Callable[[int], Awaitable[None]],
+    ) -> None:
         self._num_ranks, self._state, self._address = num_ranks, state, address
-        self._max_connections, self._insecure = max_connections, insecure
+        self._max_connections, self._insecure, self._equip = max_connections, insecure, equip
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -58,8 +71,9 @@ class SpawnedRanks:
         while True:
             begun = time.monotonic()
             try:
+                await self._equip(rank)
                 how = await self._life(rank, environment)
-            except OSError as error:
+            except (OSError, ConfigError, NotSigned) as error:
                 how = f"cannot be started ({error})"
             num_early = 0 if time.monotonic() - begun > EARLY_S else num_early + 1
             wait = delay(num_early, *AGAIN_S, rng)

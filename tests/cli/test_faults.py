@@ -231,6 +231,28 @@ def test_an_agent_s_check_prints_what_it_would_run_with(tmp_path: Path) -> None:
     assert 'state = "atoll-agent-a"' in result.stdout.splitlines()
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_no_command_prints_the_path_of_a_webhook(tmp_path: Path, form: tuple[str, ...]) -> None:
+    """It is the secret of the webhook, and the journal of a service has what `ExecStartPre` prints."""
+    (tmp_path / "notify.toml").write_text('[notify]\nurl = "https://hooks.example.org/s3cret"\n')
+    run = tmp_path / "run.toml"
+    run.write_text(f'task = "{TINY}:task"\nrounds = 1\n{(tmp_path / "notify.toml").read_text()}')
+    state = ("--state", tmp_path / "state")
+    for command in (
+        ("coordinator", tmp_path / "notify.toml", *state),
+        ("coordinator", run, *state),
+        ("agent", f"{TINY}:task", "--site", "a", "--config", tmp_path / "notify.toml", *state),
+        ("simulate", run, "--out", tmp_path / "out"),
+    ):
+        result = invoke(*command, "--check", *form)
+        assert result.exit_code == 0, result.output
+        assert "https://hooks.example.org/(hidden)" in result.stdout
+        assert "s3cret" not in result.output
+    if not form:
+        assert invoke("simulate", run, "--out", tmp_path / "out").exit_code == 0
+        assert "s3cret" not in (tmp_path / "out" / "run.toml").read_text(), "others may read it"
+
+
 def test_a_mistake_of_ours_keeps_its_traceback_and_ends_with_70(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from atoll.cli.files import load_app
 from atoll.cli.printing import note, say
 from atoll.cli.stopping import if_stopped
 from atoll.parallel.worker.flower_task import NODES
+from atoll.protocol.identity.credential import write_private
 from atoll.protocol.settings import effective
 from atoll.server.config.run import RunFile
 
@@ -55,7 +56,7 @@ def run_app(
     if not file.program.main and "first_available" not in file.round.model_fields_set:  # all of them start now
         file = file.model_copy(update={"round": file.round.model_copy(update={"first_available": number})})
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.toml").write_text(effective(file), encoding="utf-8")
+    write_private(folder / "run.toml", effective(file, whole=True).encode())  # its coordinator tells a person
     if_stopped("before the run had ended; the same command goes on")
     processes: list[subprocess.Popen[bytes]] = []
     try:

@@ -187,18 +187,20 @@ def as_archived(folder: Path, out: Path, writer: str, *, json: bool) -> None:
                 files.close()
     except OSError as error:
         raise CommandError(f"nothing is archived: {in_words(error)}") from error
+    found = done.found
     if json:
-        lines = {"first": done.first, "last": done.last, "bytes": done.num_bytes} if done is not None else {}
-        lines |= _faults(done.found) if done is not None else {}
-        as_json({"out": str(out), "files": [] if done is None else [path.name for path in done.files], **lines})
-    elif done is None:
-        say("nothing to archive: no line was written since the last archive")
+        lines = {"first": done.first, "last": done.last, "bytes": done.num_bytes} if done.files else {}
+        as_json({"out": str(out), "files": [path.name for path in done.files], **lines, **_faults(found)})
     else:
-        moved = f"lines {done.first} to {done.last} ({printable_size(done.num_bytes)}) are in {out}"
-        _say_faults(done.found)
-        say(f"{moved}; the log continues behind")
-    if done is not None and done.found.num_faults:
-        note(f"FAULTY: the archived lines have {count_of(done.found.num_faults, 'fault')}: keep {out} as evidence")
+        _say_faults(found)
+        if done.files:
+            moved = f"lines {done.first} to {done.last} ({printable_size(done.num_bytes)}) are in {out}"
+            say(f"{moved}; the log continues behind")
+        elif not found.num_faults:
+            say("nothing to archive: no line was written since the last archive")
+    if found.num_faults:
+        what = "the archived lines have" if done.files else f"nothing is archived: the log in {folder} has"
+        note(f"FAULTY: {what} {count_of(found.num_faults, 'fault')}: keep {out if done.files else 'it'} as evidence")
         raise typer.Exit(EXIT_FAULTS)
 
 

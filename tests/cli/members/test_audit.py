@@ -84,6 +84,23 @@ def test_an_archive_of_a_faulty_log_names_the_faults_and_its_exit_code_is_1(stat
     assert verdict("--archive", tmp_path / "old", "--state", state)[0] == 1
 
 
+@pytest.mark.parametrize("has_archive", [False, True])
+def test_an_emptied_log_is_no_log_with_nothing_to_archive(state: Path, tmp_path: Path, has_archive: bool) -> None:
+    if has_archive:
+        shown("audit", "archive", "--out", tmp_path / "old", "--state", state)
+    [path, *more] = log_files(audit_folder(state))
+    path.write_bytes(b"")
+    for each in more:
+        each.unlink()
+    result = invoke("audit", "archive", "--out", tmp_path / "new", "--state", state)
+    assert result.exit_code == 1
+    assert result.stdout == "the log: it holds no line: it was emptied, or nothing of it was ever written\n"
+    why = f"FAULTY: nothing is archived: the log in {audit_folder(state)} has 1 fault: keep it as evidence"
+    assert why in result.stderr
+    assert not (tmp_path / "new").exists()
+    assert invoke("audit", "archive", "--out", tmp_path / "new", "--state", state, "--json").exit_code == 1
+
+
 def test_a_file_is_no_place_for_an_archive(state: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said_of_it = refused("audit", "archive", "--out", tmp_path / "file", "--state", state)

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -186,12 +187,15 @@ def test_a_killed_coordinator_is_told_and_the_same_command_goes_on(tmp_path):
 @pytest.mark.real
 def test_the_same_command_starts_no_second_run_but_by_again(tmp_path):
     settings = ["--native", "--set", "rounds=1", "--set", "round.min_available=1", "--set", "round.cohort_size=1"]
+    settings += ["--set", "notify.url=http://127.0.0.1:9/s3cret"]
     command = [ATOLL, "flower", "run", APPS / "own_code", "--nodes", "1", "--out", tmp_path, *settings]
     for again, runs in ((), ["-1"]), ((), ["-1"]), (("--again",), ["-1", "-2"]):
         done = subprocess.run([*map(str, command), *again], capture_output=True, text=True, timeout=BOUND_S)
         assert done.returncode == 0, done.stderr
         found = sorted(path.name for path in (tmp_path / "coordinator" / "runs").iterdir())
         assert [name[-2:] for name in found] == runs, done.stderr
+    assert "http://127.0.0.1:9/s3cret" in (tmp_path / "run.toml").read_text(), "its coordinator needs it"
+    assert stat.S_IMODE((tmp_path / "run.toml").stat().st_mode) == 0o600
     refused = subprocess.run([*map(str, command), "--simulate", "--again"], capture_output=True, text=True)
     assert (refused.returncode, "--again is of a run by processes" in refused.stderr) == (2, True)
 

@@ -1,5 +1,7 @@
 """The settings of notices: one way, sound addresses, secrets outside of them."""
 
+import tomllib
+
 import pytest
 from pydantic import BaseModel
 
@@ -66,6 +68,39 @@ def test_the_path_of_a_wrong_url_is_not_repeated(url):
     said = faults(f'url = "{url}"')
     assert "notify.url: allowed: " in said
     assert "s3cret" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('url = "https://hooks.example.org:8443/T0/s3cret?key=s3cret"', "https://hooks.example.org:8443/(hidden)"),
+        ('url = "http://h?s3cret"', "http://h?(hidden)"),
+        ('url = "http://h#s3cret"', "http://h#(hidden)"),
+        ('url = "https://h/"', "https://h/"),
+        ('url = "https://h"', "https://h"),
+        ('command = "curl -d @- https://h/s3cret"', "curl -d @- 'https://h/(hidden)'"),
+        ("""command = 'sh -c "curl --url=https://h/a?s3cret b"'""", "sh -c 'curl --url=https://h/(hidden)'"),
+        ('command = "true  --team  fl"', "true  --team  fl"),
+    ],
+)
+def test_printed_settings_have_no_path_of_a_url_and_load_again(text, said):
+    """The unit's `ExecStartPre` wrote the path of the webhook, which is its secret, into the journal."""
+    file = load_text(File, f"[notify]\n{text}", name="")
+    printed = effective(file)
+    notify = tomllib.loads(printed)["notify"]
+    assert (notify["url"] or notify["command"]) == said
+    assert "s3cret" not in printed
+    assert effective(load_text(File, printed, name="")) == printed
+    assert load_text(File, effective(file, whole=True), name="") == file
+
+
+def test_a_path_that_was_hidden_when_it_was_printed_tells_nobody():
+    for text in ('url = "https://h/s3cret"', 'command = "true https://h/s3cret"'):
+        file = load_text(File, f"[notify]\n{text}", name="")
+        assert faults_of_machine(file.notify) == []
+        fault = f"notify.{text.split(' ')[0]}: its path was hidden when these settings were printed: allowed: the whole"
+        [said] = faults_of_machine(load_text(File, effective(file), name="").notify)
+        assert said.startswith(fault)
 
 
 def test_the_way_has_no_secret():

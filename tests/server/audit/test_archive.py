@@ -70,8 +70,8 @@ def test_the_log_continues_behind_its_archive_and_is_verified_across(state, tmp_
 
 def test_one_archive_takes_the_lines_of_years(state, tmp_path):
     for year in range(3):
-        assert archive(state, tmp_path / "old") is not None
-        assert archive(state, tmp_path / "old") is None, "there is nothing new"
+        assert archive(state, tmp_path / "old").files
+        assert archive(state, tmp_path / "old").files == (), "there is nothing new"
         write(state, 4 + year, file_bytes=500)
     across, found = faults(state, tmp_path / "old")
     assert across == []
@@ -165,7 +165,7 @@ def test_an_archive_in_the_state_directory_is_refused(state, tmp_path):
         with pytest.raises(ArchiveRefused, match=r"lies in the log's state directory .*: name another folder"):
             archive(state, out)
     assert not (state / "archive").exists()
-    assert archive(state, tmp_path / "state-archive") is not None
+    assert archive(state, tmp_path / "state-archive").files
 
 
 @given(step=st.integers(0, 12), more=st.integers(0, 3))

@@ -82,8 +82,28 @@ def test_a_backup_does_not_lie_in_the_directory_that_it_is_of(state, out):
     (state.parent / "link").symlink_to(state)
     before = everything(state)
     (fault,) = refused("backup", state, state.parent / out)
-    assert fault == f"{state.parent / out} is inside of {state}: name a place outside of it"
+    assert fault == f"{state.parent / out} is inside of {state}, a state directory: name a place outside of it"
     assert everything(state) == before
+
+
+@pytest.mark.parametrize("place", ["state/new", "link/new", "state/identity/new", "state/empty"])
+def test_a_restored_directory_does_not_lie_in_a_state_directory(state, place):
+    """Its first backup left it out, with all that was restored."""
+    back_up(state, state.parent / "b.tar")
+    (state.parent / "link").symlink_to(state)
+    (state / "empty").mkdir()
+    before = everything(state)
+    (fault,) = refused("restore", state.parent / "b.tar", state.parent / place)
+    assert fault == f"{state.parent / place} is inside of {state}, a state directory: name a place outside of it"
+    assert everything(state) == before
+
+
+def test_a_file_of_another_program_above_a_place_makes_no_state_directory(state):
+    """Only its own files do: `database.json` is a usual name."""
+    (state.parent / "database.json").write_text('{"host": "h"}')
+    back_up(state, state.parent / "b.tar")
+    restore(state.parent / "b.tar", state.parent / "new")
+    assert everything(state.parent / "new")
 
 
 def test_what_says_how_things_are_at_this_moment_is_neither_in_a_backup_nor_left_out(state):

@@ -9,7 +9,7 @@ import pytest
 from atoll.cli.faults import CommandError
 from atoll.cli.runs import admin
 from atoll.protocol.identity.credential import Credential
-from atoll.protocol.identity.names import COORDINATOR
+from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.identity import own_certificates
@@ -17,7 +17,8 @@ from atoll.server.identity.authority import Authority
 from atoll.server.identity.authority_server import AuthorityServer
 from atoll.server.identity.own_certificates import OWNER
 from atoll.server.identity.remote_signer import RemoteSigner
-from atoll.server.identity.setup import ELSEWHERE, MINE, OWNERS, gate_of, identity_folder
+from atoll.server.identity.setup import ELSEWHERE, MINE, OWNERS, equip_rank, gate_of, identity_folder
+from atoll.server.journal.placement import state_of_rank
 from atoll.server.journal.state_directory import StateDirectory
 from tests.cli.invoking import refused
 from tests.client.fake_coordinator import live
@@ -116,6 +117,33 @@ def test_an_owner_whose_certificate_has_run_out_is_told_so(tmp_path: Path, monke
         admin.dialer(tmp_path)
     way_out = f"with the authority on another machine, begin with `atoll authority request {folder} --out"
     assert way_out in str(refusal.value)
+
+
+@live
+async def test_a_rank_gets_a_new_certificate_when_its_own_has_expired_unless_it_is_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check the credential of a rank of this machine while its coordinator runs on: after a sleep of months."""
+    config = CoordinatorConfig(state=tmp_path / "state", aggregators=1)
+    folder = identity_folder(state_of_rank(config.state, 0, 1))
+    with StateDirectory.open(config.state) as opened:
+        async with gate_of(config, opened) as gate:
+            assert gate.members is not None
+
+            async def equipped(now: float | None = None) -> Credential:
+                with monkeypatch.context() as patch:
+                    if now is not None:
+                        patch.setattr("time.time", lambda: now)
+                    await equip_rank(gate, config, 0)
+                return Credential.load(folder)
+
+            first = await equipped()
+            assert first.identity == aggregator(0)
+            assert await equipped() == first, "it is valid"
+            newer = await equipped(first.leaf.expires_at)
+            assert newer.leaf.expires_at > first.leaf.expires_at
+            await gate.members.enrolments.revoke(aggregator(0))
+            assert await equipped(newer.leaf.expires_at) == newer, "it takes a new join code"
 
 
 @live
