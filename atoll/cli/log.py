@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import stat
 import time
 from contextlib import suppress
@@ -12,6 +13,14 @@ from atoll.protocol.log_fields import fields_of
 
 VARIABLE = "ATOLL_LOG"
 """The environment variable of the form of the log, for the processes that this one starts."""
+
+
+_PREFIX = r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d([+-]\d\d:\d\d)? |atoll: )?"
+
+
+def message_of(line: str, source: str) -> str:
+    """Return the message of a line that a process has written, in its log or before, without time, source and level."""
+    return re.sub(rf"^{_PREFIX}({re.escape(source)}: )?((warning|error|critical): )?", "", line)
 
 
 class _Text(logging.Formatter):

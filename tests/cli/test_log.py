@@ -166,3 +166,17 @@ def test_every_line_of_a_federation_names_what_it_is_about(tmp_path: Path, monke
                 if (named := re.search(pattern, line["message"])) is not None:
                     value = next(group for group in named.groups() if group)
                     assert str(line.get(field)) == value, (name, line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-11-29 14:35:30 north: error: no data",
+        "2026-11-29 14:35:30+02:00 north: error: no data",
+        "2026-11-29 14:35:30 no data",
+        "atoll: no data",
+        "no data",
+    ],
+)
+def test_a_line_has_its_message_without_time_site_and_level(line: str) -> None:
+    assert log.message_of(line, "north") == "no data"

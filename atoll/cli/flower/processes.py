@@ -10,6 +10,7 @@ from pathlib import Path
 from atoll.aggregation.printable import count_of
 from atoll.cli.faults import CommandError, RunFailed, TaskFailed, raised
 from atoll.cli.files import load_app
+from atoll.cli.log import message_of
 from atoll.cli.printing import note, say
 from atoll.cli.stopping import if_stopped
 from atoll.parallel.worker.flower_task import NODES
@@ -92,7 +93,8 @@ def _waited(coordinator: "subprocess.Popen[bytes]", agents: "Sequence[subprocess
             if 0 < (agent.poll() or 0) < SIGNALLED:
                 log = folder / f"node-{place}.log"
                 *_, told = "", *log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-                raise TaskFailed(f"node-{place} cannot take part: {told.removeprefix('atoll: ')} (its log is {log})")
+                why = message_of(told, f"node-{place}")
+                raise TaskFailed(f"node-{place} cannot take part: {why} (its log is {log})")
         time.sleep(POLL_S)
     return code
 
