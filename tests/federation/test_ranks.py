@@ -264,8 +264,9 @@ def test_a_rank_without_room_lets_the_run_wait_and_no_deadline_passes(tmp_path, 
         assert it.wait_for_end() == 0
         (record,) = it.rounds()
         assert (record.phase, len(record.clients)) == ("committed", 3)
-        told = [line for line in it.log("rank0").splitlines() if "no room" in line]
+        told = [line for line in it.log("rank0").splitlines() if "error: " in line]
         assert len(told) == 1, told
+        assert "error: run trouble-1: " in told[0]
 
 
 @pytest.mark.long
