@@ -5,7 +5,6 @@ import os
 import stat
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -57,8 +56,8 @@ def write_to_log() -> None:
 
 def _keep_bounded(fd: int) -> None:
     path = os.readlink(f"/proc/self/fd/{fd}")
-    while True:
-        time.sleep(LOOK_S)
+    never = threading.Event()
+    while not never.wait(LOOK_S):
         if (size := os.fstat(fd).st_size) > LOG_BYTES_MAX:
             with (
                 suppress(OSError),

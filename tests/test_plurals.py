@@ -57,7 +57,6 @@ ALLOWED = {
     "parallel/planner/search.py: states / room": "a ratio",
     "parallel/planner/search.py: where": "the name of an axis",
     "parallel/world.py: world.size": "more than one, by the condition above",
-    "atoll/cli/flower_plan.py: plan.app.task": "the path of an app",
     "atoll/cli/runs/models.py: version['parts']": "more than one, as one part is another branch",
     "atoll/cli/training/plan.py: plan.stages": "more than one, by the condition of the line",
     "atoll/cli/training/progress.py: event['tokens_per_s']": "a rate",

@@ -50,6 +50,7 @@ TRANSIENT = frozenset(
         "database.json",
         "notices.json",
         "presence.json",
+        "running",
         "state.db-wal",
         "state.db-shm",
         "backup.lock",
@@ -134,10 +135,9 @@ def insist_outside(place: Path) -> None:
     """Refuse a place inside of a coordinator's state directory, whose backups leave it out.
 
     Raises:
-        BackupFailed: the place is inside of one, or is one.
+        BackupFailed: the place is inside of one.
     """
-    real = Path(os.path.realpath(place))
-    for folder in filter(_is_state, (real, *real.parents)):
+    for folder in filter(_is_state, Path(os.path.realpath(place)).parents):
         raise BackupFailed(f"{place} is inside of {folder}, a state directory: name a place outside of it")
 
 
