@@ -205,7 +205,7 @@ class Referee:
                 self._rounds.drawn(round_, clients, self.now)
             case e.SamplerFailed(round_id):
                 self._failed(round_id, AbandonReason.SAMPLER_FAILED)
-            case e.Aggregated():
+            case e.Aggregated(round_id) if self.run.rounds[round_id].abandon_reason is None:  # else it comes too late
                 self._commit()
             case e.AggregationFailed(round_id):
                 self._failed(round_id, AbandonReason.AGGREGATION_FAILED)
