@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -225,8 +226,12 @@ class Rank:
         self._wanted[run_id] = max(wanted, num_bytes), str(error)
 
     def _shortages(self) -> list[pb.Shortage]:
-        """Return what does not fit now."""
-        self._wanted = {r: found for r, found in self._wanted.items() if not self.run(r).store.has_room(found[0])}
+        """Return what does not fit now; a run that was deleted lacks nothing."""
+        for run_id, (num_bytes, _) in [*self._wanted.items()]:
+            with suppress(FileNotFoundError):
+                if not self.run(run_id).store.has_room(num_bytes):
+                    continue
+            del self._wanted[run_id]
         return [pb.Shortage(run_id=run_id, detail=detail[:2000]) for run_id, (_, detail) in self._wanted.items()]
 
     def status(self) -> pb.RankMessage:

@@ -212,14 +212,14 @@ class MetricsComputed:
 
 @value
 class DiskShort:
-    """A lack of room for an update or a version on the coordinator's disk: until DiskFree no deadline passes."""
+    """A lack of room for an update or a version on the disk of the coordinator or a rank: until DiskFree no deadline passes."""
 
     detail: str
 
 
 @value
 class DiskFree:
-    """The return of room on the coordinator's disk."""
+    """The return of room on these disks."""
 
 
 @value

@@ -196,7 +196,7 @@ class RunMachine(Evaluations):
         has_all = self.round is None and ledger.version >= self.rules.rounds
         if now < until or ledger.state is not RunState.RUNNING or ledger.resumes_itself or has_all:
             return ()
-        cause = f"it has waited for room on the coordinator's disk: {ledger.short_of}"
+        cause = f"it has waited for room on disk: {ledger.short_of}"
         if self.round is not None:
             return self.round.end_without_room(cause, now)
         return self._waited_in_vain(cause)

@@ -11,7 +11,7 @@ from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 
 DISK, TOO_FEW = "disk", "too_few_clients"
-"""The causes of a wait for room on the coordinator's disk, and for clients that are not there."""
+"""The causes of a wait for room on a disk, the coordinator's or a rank's, and for clients that are not there."""
 
 _AWAY: Mapping[str, str] = {
     LossReason.LEFT: "its agent has ended",
@@ -96,7 +96,7 @@ class Wait:
         """Return the cause with its beginning and the names; the same for who reads it later."""
         if self.cause == DISK:
             since = f"since {_instant(self.since)}: {self.detail}"
-            return f"waiting for room on the coordinator's disk {since}: free some, and it goes on by itself"
+            return f"waiting for room on disk {since}: free some, and it goes on by itself"
         names = [f"{m.client} ({m.why}{f', since {_instant(m.since)}' if m.since else ''})" for m in self.missing]
         who = ", ".join(names[:NAMES_MAX]) + (f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else "")
         lacking = who or "no client has joined yet: `atoll client invite NAME` invites a site"

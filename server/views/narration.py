@@ -149,7 +149,7 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
         case UpdateRefused(client_id, round_id, reason, detail):
             yield f"round {round_id}: {client_id} was refused: {reason}{_after_colon(detail)}"
         case DiskFree():
-            yield "the coordinator's disk has room again: the run goes on, with its deadlines later by the wait"
+            yield "there is room on disk again: the run goes on, with its deadlines later by the wait"
         case FilesLost(updates, versions, detail=detail):
             lost = [count_of(len(updates), "accepted update")] * bool(updates)
             lost += [f"version {', '.join(map(str, versions))}"] * bool(versions)

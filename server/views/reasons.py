@@ -81,7 +81,7 @@ _ABANDONS = {
     AbandonReason.AWAITS_APPROVAL: "clients that the quorum needs wait for their sites",
     AbandonReason.FILES_LOST: "files of it were lost on the coordinator's disk",
     AbandonReason.AWAITS_CLIENTS: "clients that the quorum needs are away",
-    AbandonReason.AWAITS_ROOM: "the coordinator's disk has had no room for as long as the run waits for it",
+    AbandonReason.AWAITS_ROOM: "a disk has had no room for as long as the run waits for it",
 }
 _RELEASES = {
     ReleaseReason.ROUND_CLOSED: "the round had closed",

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.durable import DiskFull
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import COORDINATOR
@@ -282,3 +284,16 @@ def test_an_update_that_is_accepted_after_the_coordinator_was_asked_stays(kept, 
             await upload.__aexit__(None, None, None)
 
     assert UPDATE in kept(upload)
+
+
+def test_a_rank_reports_what_does_not_fit_until_it_fits_or_its_run_is_deleted(tmp_path):
+    async def reported():
+        async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
+            rank = Rank(RankPlace(0, 1, "lo"), tmp_path, channel)
+            for name, num_bytes in (("fits", 0), ("large", 2**60), ("deleted", 2**60)):
+                rank.run(RunId(name))
+                rank._no_room(RunId(name), num_bytes, DiskFull(f"{name} does not fit"))
+            shutil.rmtree(tmp_path / "runs" / "deleted")
+            return [[(each.run_id, each.detail) for each in rank.status().status.shortages] for _ in range(2)]
+
+    assert asyncio.run(reported()) == [[("large", "large does not fit")]] * 2

@@ -43,7 +43,7 @@ TOLD = {
     "clock": r"this machine's clock was set forward by 10 min",
     "drift": r"the clock of site drift is (10 min|9 min)",
     "absence": r"waiting for clients since .* UTC.*owl",
-    "disk": r"waiting for room on the coordinator's disk",
+    "disk": r"waiting for room on disk",
     "losses": r"accepted by --accept-losses: run week-1: .* is missing",
     "nights": r"the coordinator is back after 20 h",
     "restore": r"an older state was restored",
@@ -195,7 +195,7 @@ class BadWeek(Federation):
         ballast = self.folder / "ballast"
         with ballast.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(self.folder).free - self.free_min + GIB // 2)
-        self.until_told("waiting for room on the coordinator's disk")
+        self.until_told("waiting for room on disk")
         self.say("the coordinator's disk is full")
         ballast.unlink()
 

@@ -120,7 +120,7 @@ def test_a_full_disk_is_told_in_the_words_of_run_list() -> None:
     it.do(RoundDue())
     it.do(DiskShort("12 MB do not fit"), 5.0)
     sentence = of_run(it)[Condition.DISK]
-    assert "run digits-1 is waiting for room on the coordinator's disk since 1970-01-01 00:16:45 UTC" in sentence
+    assert "run digits-1 is waiting for room on disk since 1970-01-01 00:16:45 UTC" in sentence
     assert sentence.endswith("12 MB do not fit: free some, and it goes on by itself")
 
 
