@@ -212,7 +212,7 @@ class MetricsComputed:
 
 @value
 class DiskShort:
-    """A lack of room for an update or a version on the disk of the coordinator or a rank: until DiskFree no deadline passes."""
+    """A lack of room for an update or a version, here or at a rank: until DiskFree no deadline passes."""
 
     detail: str
 
