@@ -1,1 +1,1 @@
-"""The pure rules of a run of messages: exchanges of a server program with its nodes, and their replay to a new process."""
+"""The pure rules of a run of messages: exchanges of a server program with its nodes, and their replay."""

@@ -1,1 +1,1 @@
-"""The hosting of runs in the coordinator's process: run drivers, connected clients, the judging of updates, retention."""
+"""The hosting of runs in the coordinator's process: run drivers, connected clients, the judge of updates, retention."""

@@ -1,1 +1,1 @@
-"""The commands that run a coordinator, an aggregation rank or an agent, and those that back up a coordinator's state."""
+"""The commands that run a coordinator, an aggregation rank or an agent, and back up a coordinator's state."""
