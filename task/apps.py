@@ -10,9 +10,10 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
-from atoll.task.arrays import Arrays
+if TYPE_CHECKING:
+    from atoll.task.arrays import Arrays
 
 PROJECT, ATTRIBUTE = "pyproject.toml", "app"
 
@@ -41,11 +42,11 @@ class AppTask(ABC):
         """Return the bench of a request's site, a `worker.bench.Bench`; without a site the one that runs `main()`."""
 
     @abstractmethod
-    def initial(self, seed: int) -> Arrays:
+    def initial(self, seed: int) -> "Arrays":
         """Return the arrays of version 0."""
 
     @abstractmethod
-    def conclude(self, arrays: Arrays, history: Json) -> None:
+    def conclude(self, arrays: "Arrays", history: Json) -> None:
         """Let `main()` continue to its end with the last version and the metrics by kind, round and name."""
 
 

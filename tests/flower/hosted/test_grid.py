@@ -12,7 +12,7 @@ from tests.federation.processes import federation
 
 pytest.importorskip("flwr", reason="flwr is not installed: `make setup` installs it once it is in constraints.txt")
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[2] / "messages"
 TASK, APP = f"{HERE / 'flower_client_task.py'}:task", f"{HERE / 'flower_server_app.py'}:app"
 
 

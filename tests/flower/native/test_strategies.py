@@ -21,7 +21,7 @@ from atoll.simulations.federation.run import opened
 from atoll.task.apps import with_app
 from tests.flower.flowers_own import result_of
 
-APPS = Path(__file__).parent / "apps"
+APPS = Path(__file__).parents[1] / "apps"
 NATIVE = (
     *("FedAvg", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedProx"),
     *("FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan"),
