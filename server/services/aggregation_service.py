@@ -11,7 +11,6 @@ import grpc
 
 from atoll.ground.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.durable import told_outside
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.part_manifest import part_of
@@ -44,7 +43,7 @@ META_BYTES_MAX = 1 << 26
 """The size of a rank's findings about one update or part; 65,536 tensors with the longest names stay below it."""
 
 
-class AggregationService(rpc.AggregationServicer):
+class AggregationService:
     """The service for aggregation ranks: their streams, and the updates that lie with them."""
 
     def __init__(self, coordinator: Coordinator, ranks: Ranks) -> None:
