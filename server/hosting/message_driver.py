@@ -147,6 +147,11 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         """Return whether a client's failure to answer a message changes anything."""
         return self.machine.waits_for(client_id, number)
 
+    def is_first_upload(self, update: Update) -> bool:
+        """Return whether the beginning of a reply's upload changes anything."""
+        sent = self.machine.ledger.sent(update.round_id)
+        return sent is not None and not sent.has_begun
+
     def start(self) -> None:
         """Start the task that writes and acts, and delete what an earlier process has left."""
         super().start()
