@@ -161,11 +161,7 @@ class Exchange:
             self.linger_by += more
 
     def validate(self) -> None:
-        """Check an exchange that has not closed: it waits for a message, and each message has one fate.
-
-        Raises:
-            Violation: it does not hold.
-        """
+        """Check that the open exchange waits for a message, and that each has one fate; raises Violation."""
         of = f"exchange {self.number}"
         if not self.is_open or not any(self.waiting):
             raise Violation(4, f"closed at {self.closed_at} and still open, or no message is awaited", of)

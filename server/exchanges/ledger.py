@@ -146,11 +146,7 @@ class Ledger:
         return f"it pauses when exchange {listed} is over"
 
     def validate(self) -> None:
-        """Check that each exchange is open or closed, that its messages are its own, and that a reply is pulled once.
-
-        Raises:
-            Violation: it does not hold.
-        """
+        """Check that each exchange is open or closed, and each reply pulled once; raises Violation."""
         exchanges: dict[int, Exchange | Settled] = {**self.settled, **self.open}
         if both := self.settled.keys() & self.open.keys():
             raise Violation(4, f"exchanges {sorted(both)} are closed and open")

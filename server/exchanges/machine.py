@@ -109,11 +109,7 @@ class ExchangeMachine(Deliveries):
         return tuple(effects)
 
     def validate(self) -> None:
-        """Check architecture, invariants 1 to 5, for exchanges in the place of rounds and replies in that of updates.
-
-        Raises:
-            Violation: one of them is broken.
-        """
+        """Check architecture, invariants 1 to 5, where exchanges are rounds and replies updates; raises Violation."""
         ledger, deadline, process = self.ledger, self.deadline, self.process
         ledger.validate()
         if deadline is not None and deadline <= ledger.now:

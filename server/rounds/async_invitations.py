@@ -239,11 +239,7 @@ class Invitations:
         return (AmendRecord(record.round_id),) if record.round_id in self._ledger.past else ()
 
     def validate(self) -> None:
-        """Check that the clients that train are those with an open invitation, each with a deadline.
-
-        Raises:
-            Violation: they are not.
-        """
+        """Check that those train who have an open invitation, each with a deadline; raises Violation."""
         rows = [(c, r.round_id, row) for r in self._records.newest_first() for c, row in r.clients.items()]
         waiting = {client_id: round_id for client_id, round_id, row in rows if row.fate is Fate.WAITING}
         if self._policy.is_asynchronous and (waiting != self._ledger.training or None in map(self._deadline, waiting)):

@@ -147,11 +147,7 @@ class Ledger:
         return effects
 
     def validate(self) -> None:
-        """Check the state between rounds: every round has ended once, and each commit has made one version.
-
-        Raises:
-            Violation: it does not hold.
-        """
+        """Check that each past round has ended, and that each commit has made one version; raises Violation."""
         if self.state in TERMINAL and (self.carried or self.waiting or self.training or self.is_round_due):
             waits = ([*self.carried], [u.digest for u in self.waiting], self.training, self.is_round_due)
             raise Violation(1, f"something waits although the run is {self.state}: {waits}")

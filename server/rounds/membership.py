@@ -322,11 +322,7 @@ class Membership:
         member.session = None
 
     def validate(self) -> None:
-        """Check that the sets from which rounds draw say the same as the members, so that no round waits in vain.
-
-        Raises:
-            Violation: they do not.
-        """
+        """Check that the sets from which rounds draw say the same as the members; raises Violation."""
         there = {client_id for client_id, member in self.members.items() if self._is_there(member)}
         declining = {client_id for client_id in there if self.members[client_id].has_declined}
         resting = {c: t.rest_until for c, m in self.members.items() if (t := m.trouble) and t.rest_until}

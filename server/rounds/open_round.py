@@ -232,11 +232,7 @@ class OpenRound(ABC):
     # ------------------------------------------------------------ invariants
 
     def validate(self) -> None:
-        """Check that the round is open, that nothing which it waits for is in already, and the age of each update.
-
-        Raises:
-            Violation: it does not hold.
-        """
+        """Check that the round is open for a reason, and the age of its updates; raises Violation."""
         record, of = self.record, f"round {self.record.round_id}"
         if record.ended_at is not None or record.quorum != self.policy.quorum_count:
             raise Violation(4, f"open as {record.phase} with quorum {record.quorum}", of)

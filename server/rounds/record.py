@@ -199,11 +199,7 @@ class RoundRecord:
         return self.base_version if self.version is None else self.version
 
     def validate(self) -> None:
-        """Check what holds for every round, open or ended.
-
-        Raises:
-            Violation: it does not.
-        """
+        """Check what holds for every round, open or ended; raises Violation."""
         of, ended = f"round {self.round_id}", self.phase in (Phase.COMMITTED, Phase.ABANDONED)
         if ended != (self.ended_at is not None) or (self.phase is Phase.ABANDONED) != (self.abandon_reason is not None):
             raise Violation(4, f"{self.phase}, ended at {self.ended_at}, {self.abandon_reason}", of)

@@ -142,11 +142,7 @@ class RunMachine(Evaluations):
         return effects + self._after(HANDLERS[kind](self, event, now), now)
 
     def validate(self) -> None:
-        """Check architecture, invariants 1 to 5, as far as a state can break them; the checks of the parts follow.
-
-        Raises:
-            Violation: one of them is broken.
-        """
+        """Check architecture, invariants 1 to 5, as far as a state can break them; raises Violation."""
         ledger = self.ledger
         ledger.validate()
         ledger.membership.validate()

@@ -318,11 +318,7 @@ class Intake:
     # ------------------------------------------------------------ invariants
 
     def validate(self) -> None:
-        """Check that each accepted update is in one model, waits for one commit, or has the reason why it counts not.
-
-        Raises:
-            Violation: it does not hold.
-        """
+        """Check that each accepted update is in one model, waits for one, or has the reason; raises Violation."""
         held = [*self.ledger.carried.values(), *self.ledger.waiting, *(self.round.held if self.round else ())]
         waiting = Counter((update.client_id, update.round_id, update.digest) for update in held)
         records = {record.round_id: record for record in self.newest_first()}
