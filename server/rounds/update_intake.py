@@ -8,8 +8,7 @@ deals with one client's work for one round; `run_machine` has the rest.
 from collections import Counter
 from collections.abc import Iterator
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.weight import WEIGHT_MIN
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import (
     DECLINES,
     TROUBLES,
@@ -45,6 +44,7 @@ from atoll.server.rounds.record import ClientRecord, RoundRecord
 from atoll.server.rounds.retries import seconds_of_rest
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.update_claims import WORK_MIN, fault_of, learn, measure, note_accepted, reject
+from atoll.tensors.updates.weight import WEIGHT_MIN
 
 
 class Intake:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.noise import NOT_PRIVATE
