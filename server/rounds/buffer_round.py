@@ -206,7 +206,8 @@ class Buffer(OpenRound):
             raise Violation(1, f"{known} are in the buffer, by the record {rows}", f"round {self.record.round_id}")
 
     def _why_over(self) -> str:
-        if len(self.updates) >= self.policy.num_wanted:
-            return f"with {len(self.updates)} of {self.policy.num_wanted} updates"
+        have, wanted = len(self.updates), self.policy.num_wanted
+        if have >= wanted:
+            return f"with {have} of {wanted} updates"
         is_over = self._is_overdue and (self._has_quorum or not self.invitations)
-        return f"and fill_timeout is over with {len(self.updates)} of {self.record.quorum} updates" if is_over else ""
+        return f"and fill_timeout is over with {have} of {self.record.quorum} updates" if is_over else ""
