@@ -35,7 +35,8 @@ class Follower(ABC, Generic[M]):
     """
 
     def __init__(self, run_id: RunId, machine: M, seq: int) -> None:
-        self.seq, self.machine, self._run_id = seq, machine, run_id
+        self.seq, self._run_id = seq, run_id
+        self.machine: M = machine
         self._is_news = True  # an open record may differ from `_shown`
         self._shown: dict[int, Document] = {}
 

@@ -241,8 +241,8 @@ class Invitations:
     def validate(self) -> None:
         """Check that those train who have an open invitation, each with a deadline; raises Violation."""
         rows = [(c, r.round_id, row) for r in self._records.newest_first() for c, row in r.clients.items()]
-        waiting = {client_id: round_id for client_id, round_id, row in rows if row.fate is Fate.WAITING}
-        if self._policy.is_asynchronous and (waiting != self._ledger.training or None in map(self._deadline, waiting)):
+        waiting = {c: round_id for c, round_id, row in rows if row.fate is Fate.WAITING and row.deadline is not None}
+        if self._policy.is_asynchronous and waiting != self._ledger.training:
             raise Violation(4, f"{self._ledger.training} train, by the records {waiting}")
 
 

@@ -41,7 +41,8 @@ class Coordinator(ABC, Generic[M]):
 
     def __init__(self, timeline: Timeline, config: RunConfig, machine: M, lease: float) -> None:
         self._timeline, self._lease = timeline, lease
-        self.config, self.machine = config, machine
+        self.config = config
+        self.machine: M = machine
         self.run_id = RunId(f"{config.name}-1")
         self.bytes_down = self.bytes_up = 0
         self._task = task_name(config.task)
