@@ -208,6 +208,6 @@ class Buffer(OpenRound):
     def _why_over(self) -> str:
         have, wanted = len(self.updates), self.policy.num_wanted
         if have >= wanted:
-            return f"with {have} of {wanted} updates"
+            return f"full with {have} of {wanted}"
         is_over = self._is_overdue and (self._has_quorum or not self.invitations)
-        return f"and fill_timeout is over with {have} of {self.record.quorum} updates" if is_over else ""
+        return f"and fill_timeout is over: {have} accepted, quorum {self.record.quorum}" if is_over else ""

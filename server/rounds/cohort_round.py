@@ -456,10 +456,10 @@ class Round(OpenRound):
     def _why_over(self) -> str:
         expected, quorum = self._uploading() if self._in_grace else self._waiting, self.record.quorum
         if len(self._reported) >= self.policy.cohort_size:
-            return f"with {len(self._reported)} of {self.policy.cohort_size} updates"
+            return f"with {len(self._reported)} of {self.policy.cohort_size}"
         if self._may_return(expected):
             return ""
         if not expected:
             return "and no client is awaited"
         reachable = self._reachable(expected)
-        return f"and {reachable} updates are in reach, quorum {quorum}" if reachable < quorum else ""
+        return f"and {reachable} in reach, quorum {quorum}" if reachable < quorum else ""

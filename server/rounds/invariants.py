@@ -15,4 +15,4 @@ class Violation(AssertionError):
 
     def __init__(self, invariant: int, what: str, of: str = "") -> None:
         self.invariant = invariant
-        super().__init__(f"invariant {invariant}{of and f', {of}'}: {what}")
+        super().__init__(f"architecture, invariant {invariant}{of and f', {of}'}: {what}")

@@ -243,7 +243,7 @@ class OpenRound(ABC):
             update = held.get(row.digest)
             age = None if update is None else record.base_version - update.base_version
             if row.staleness != age or not 0 < row.scale <= self.policy.discount(row.staleness):
-                raise Violation(3, f"an update counts as {row}; it is {update}, {age} versions old", of)
+                raise Violation(3, f"an update counts as {row}; its age is {age}: {update}", of)
 
     @abstractmethod
     def _why_over(self) -> str:

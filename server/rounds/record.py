@@ -208,7 +208,7 @@ class RoundRecord:
         if self.phase in (Phase.AGGREGATING, Phase.COMMITTED):
             counted = self.counted
             if self.close_reason is None or len(counted) < self.quorum:
-                raise Violation(4, f"closed by {self.close_reason} with {len(counted)} of {self.quorum} updates", of)
+                raise Violation(4, f"closed by {self.close_reason}: {len(counted)} accepted, quorum {self.quorum}", of)
             if len({client_id for client_id, _ in counted} if self.mode == "sync" else {*counted}) < len(counted):
                 raise Violation(1, f"a client counts twice: {counted}", of)
         for client_id, row in self.clients.items():

@@ -335,7 +335,7 @@ class Intake:
                 places = (used_in is not None) + bool(row.unused_because) + number
                 if row.used_in != used_in or places != 1:
                     said = f"its record says {row.used_in}, {row.unused_because!r}"
-                    what = f"{client_id}'s update is in the model of round {used_in}, waits {number} times; {said}"
+                    what = f"{client_id}'s update is in the model of round {used_in}, waits for {number}; {said}"
                     raise Violation(1 if places else 2, what, f"round {round_id}")
                 of_version[client_id, record.base_version] += not row.unused_because
         if waiting:
@@ -351,7 +351,7 @@ class Intake:
         is_allowed &= policy.partial_work != "refuse" or update.work == 1
         is_allowed &= update.base_version == record.base_version and 0 <= age <= policy.max_staleness
         if not is_allowed and self.ledger.rules is None:  # a resume may have changed the rules since
-            raise Violation(3, f"{update} waits for a commit, {age} versions old", f"round {record.round_id}")
+            raise Violation(3, f"its age is {age}, and it waits for a commit: {update}", f"round {record.round_id}")
         row, by = record.clients[update.client_id], record.deadline
         if row.fate is not Fate.REPORTED or by is None or policy.is_asynchronous or self.ledger.short_since is not None:
             return

@@ -47,6 +47,8 @@ PURE: dict[str, frozenset[str]] = {
     "simulations/experiments/bands.py": frozenset({"atoll.simulations.experiments.report"}),  # its types
     "server/following/follower.py": frozenset({"atoll.server.views.sentences"}),  # pure, but for `json`
     "server/following/items.py": NOTHING,
+    "server/views/exchange_sentences.py": NOTHING,
+    "server/views/message_lines.py": NOTHING,
     "server/views/narration.py": NOTHING,
     "server/views/reasons.py": NOTHING,
     "server/views/notices.py": frozenset({"atoll.protocol.identity.clock_hint", "atoll.server.identity.register"}),

@@ -102,13 +102,13 @@ def test_a_bug_is_named_with_its_invariant_by_the_event_that_shows_it(
     with pytest.raises(Violation) as caught:
         run()
     assert caught.value.invariant == number, caught.value
-    assert str(caught.value).startswith(f"invariant {number}"), caught.value
+    assert str(caught.value).startswith(f"architecture, invariant {number}"), caught.value
 
 
 def test_an_update_that_the_policy_refuses_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     _partial()
     monkeypatch.setattr("atoll.server.rounds.cohort_round.fault_of", lambda *update, **more: None)
-    with pytest.raises(Violation, match=r"^invariant 3, round 1: .*work=0\.5"):
+    with pytest.raises(Violation, match=r"^architecture, invariant 3, round 1: .*work=0\.5"):
         _partial()
 
 
@@ -116,7 +116,7 @@ def test_an_update_after_the_deadline_is_not_in_time(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Round, "deadline", None)  # no timer runs
     drive = Drive(cohort_size=3, deadline=60.0)
     drive.begin("abc", at=0)
-    with pytest.raises(Violation, match=r"^invariant 3, round 1: .* came at 1070\.0, after 1060\.0"):
+    with pytest.raises(Violation, match=r"^architecture, invariant 3, round 1: .* came at 1070\.0, after 1060\.0"):
         drive.update("a", at=70)
 
 
@@ -125,7 +125,7 @@ def test_a_reply_without_its_content_is_lost() -> None:
     run.post(asked(message(NORTH), message(SOUTH)))
     run.reply(NORTH, 1)
     run.machine.ledger.open[1].sent[0].reply = None
-    with pytest.raises(Violation, match=r"^invariant 2, exchange 1: message 1 is reported with reply None"):
+    with pytest.raises(Violation, match=r"^architecture, invariant 2, exchange 1: message 1 is reported with reply None"):
         run.machine.validate()
 
 
