@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from atoll.ground.printable import count_of
-from atoll.parallel.task.metrics import only_finite
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
@@ -20,6 +19,7 @@ from atoll.server.hosting.judge import Judge, accepted
 from atoll.server.hosting.messages import sums_of
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.rounds.events import Sums, Update
+from atoll.task.metrics import only_finite
 from atoll.tensors.codecs.chunks import encoded_bytes
 from atoll.tensors.codecs.names import parse_codec
 from atoll.tensors.layout import BESIDE, Layout

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.parallel.programs.link import LATE
 from atoll.protocol.vocabulary import Digest
 from atoll.server.config.run import RunConfig
 from atoll.server.exchanges.events import ExchangeAsked, Message
 from atoll.server.exchanges.exchange import ANSWERED, Sent
 from atoll.server.programs.contents import Contents
+from atoll.task.programs.link import LATE
 from atoll.tensors.layout import Piece
 
 Json = dict[str, Any]

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
 from atoll.client.session import events as client
-from atoll.parallel.task.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RejectReason, RoundId, RunId, RunState
 from atoll.server.config.run import RunConfig
 from atoll.server.exchanges.machine import ExchangeMachine
@@ -25,6 +24,7 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.simulations.federation.host import Client
 from atoll.simulations.federation.timeline import DeadlineTimer, Timeline
+from atoll.task.task import task_name
 
 M = TypeVar("M", RunMachine, ExchangeMachine)
 

@@ -7,8 +7,6 @@ evaluation) takes no virtual time, because policies are compared by the time tha
 import json
 
 from atoll.client.session import events as client
-from atoll.parallel.task.metrics import finite, values, why_refused
-from atoll.parallel.task.randomness import training_seed
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.rounds.events import (
@@ -48,6 +46,8 @@ from atoll.simulations.federation.coordinator import Coordinator
 from atoll.simulations.federation.host import Client, Host
 from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.timeline import EPOCH, Timeline
+from atoll.task.metrics import finite, values, why_refused
+from atoll.task.randomness import training_seed
 
 
 class Service(Coordinator[RunMachine]):

@@ -125,7 +125,9 @@ def test_a_reply_without_its_content_is_lost() -> None:
     run.post(asked(message(NORTH), message(SOUTH)))
     run.reply(NORTH, 1)
     run.machine.ledger.open[1].sent[0].reply = None
-    with pytest.raises(Violation, match=r"^architecture, invariant 2, exchange 1: message 1 is reported with reply None"):
+    with pytest.raises(
+        Violation, match=r"^architecture, invariant 2, exchange 1: message 1 is reported with reply None"
+    ):
         run.machine.validate()
 
 
