@@ -17,8 +17,8 @@ from atoll.ground.text_files import wide_encoding
 from atoll.task.children import let_children_find
 
 MOVED = {
-    "atoll.flower.native.optimizers": "atoll.flower.native.optimizers",
-    "atoll.flower.native.rules": "atoll.flower.native.rules",
+    "atoll.parallel.flower.optimizers": "atoll.flower.native.optimizers",
+    "atoll.parallel.flower.rules": "atoll.flower.native.rules",
 }
 """Modules of Atoll that the settings of runs name, by the names under which older journals have them."""
 
