@@ -19,7 +19,7 @@ SUFFIXES = {".py", ".md", ".proto", ".toml"}
 NAMES = {"Makefile"}
 ITSELF = "tests/test_citations.py"
 
-FOLDERS = "aggregation|atoll|benchmarks|client|docs|examples|parallel|protocol|server|simulations|tests"
+FOLDERS = "aggregation|atoll|benchmarks|client|docs|examples|parallel|plugins|protocol|server|simulations|tests"
 PATH = re.compile(rf"`((?:{FOLDERS})/[\w./-]*\.(?:py|md|proto|toml|json))`")
 """A file of the repository, in backticks."""
 

@@ -21,9 +21,9 @@ from atoll.aggregation.rules.rule import check_count
 from atoll.aggregation.tensors import safetensors_file
 from atoll.parallel.local_training.training import train_locally
 from atoll.parallel.task.metrics import merge, values
-from atoll.parallel.task.reference import load_module
 from atoll.parallel.worker.bench import Received
 from atoll.parallel.worker.model_bench import ModelBench
+from atoll.plugins.reference import load_module
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.config.aggregation import OptimizerConfig
 from atoll.server.config.extensions import load_rule, load_sampler

@@ -33,7 +33,7 @@ _CONSTANT = re.compile(r"[A-Z_0-9 */]+")
 ALLOWED = {
     "aggregation/codecs/installed.py: len(name)": "more than NAME_MAX",
     "aggregation/fold/prepared.py: ', '.join(cut[:5])": "names of tensors",
-    "aggregation/own_optimizer.py: master.shape": "a shape",
+    "aggregation/custom_optimizer.py: master.shape": "a shape",
     "aggregation/place.py: self.tensor": "the name of a tensor, in the seed of a generator",
     "aggregation/tensors/coverage.py: len(lengths)": "one of two numbers",
     "parallel/adapters/pipeline_trial.py: kind": "a name, before a verb",

@@ -19,7 +19,7 @@ from atoll.cli.stopping import Stopped
 from atoll.cli.waiting import waiting_for
 from atoll.parallel.loading import loading
 from atoll.parallel.task.flower_app import FlowerApp, is_app, with_app
-from atoll.protocol.plugins import AS_RECORDED
+from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load, load_text, quoted, value_of
 from atoll.server.config.model import run_and_version

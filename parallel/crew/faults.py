@@ -11,9 +11,9 @@ from atoll.parallel.crew.frozen import base_of
 from atoll.parallel.crew.hooks_trial import WAY_OUT, HooksTrial
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.local_training.custom_optimizer import custom_optimizer, is_elementwise
 from atoll.parallel.local_training.frozen import keep_frozen
 from atoll.parallel.local_training.local_layers import names_that_stay
-from atoll.parallel.local_training.own_optimizer import is_elementwise, own_optimizer
 from atoll.parallel.local_training.parameters import built_on_meta, travel_faults
 from atoll.parallel.task.algorithm import Algorithm
 from atoll.parallel.task.base import TRAINED
@@ -49,7 +49,7 @@ def faults_of_mesh(task: Task, local: Local, algorithm: str, plan: Plan) -> list
 
 def _faults_of_model(task: Task, local: Local, plan: Plan, model: nn.Module) -> list[str]:
     faults: list[str] = []
-    if local.has_own_optimizer and is_divided(plan):
+    if local.has_custom_optimizer and is_divided(plan):
         faults += _faults_of_identity(local, plan, model)
     of_tensors = [*travel_faults(model), *adapter_faults(model)]
     checks: list[Callable[[], object]] = [
@@ -143,7 +143,7 @@ def _faults_of_hooks(task: Task, local: Local, plan: Plan, model: nn.Module) -> 
 def _faults_of_plan(local: Local, algorithm: str, plan: Plan) -> Iterator[str]:
     if plan.mesh.size > RANKS_MAX:
         yield f"mesh: an update has at most {RANKS_MAX} parts, got {plan.mesh.size} ranks"
-    if local.has_own_optimizer and is_divided(plan):
+    if local.has_custom_optimizer and is_divided(plan):
         yield from _faults_of_optimizer(local, plan)
     if plan.compression != "none":
         yield f"plan.compression: must be none in a federation, got {plan.compression!r}; use the run's codec"
@@ -190,7 +190,7 @@ def _faults_of_identity(local: Local, plan: Plan, model: nn.Module) -> Iterator[
 def _groups(local: Local, parameters: list[nn.Parameter]) -> list[tuple[list[int], str]]:
     """Return the parameters of each group of an own optimizer, as numbers, and its settings."""
     number = {id(parameter): index for index, parameter in enumerate(parameters)}
-    groups = own_optimizer(local, parameters).param_groups
+    groups = custom_optimizer(local, parameters).param_groups
     return [
         ([number[id(parameter)] for parameter in group["params"]], repr({**group, "params": None})) for group in groups
     ]

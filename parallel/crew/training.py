@@ -15,10 +15,10 @@ from atoll.parallel.crew.hooks import MeshClient
 from atoll.parallel.data.batch import Batch, in_parts
 from atoll.parallel.data.order import cut
 from atoll.parallel.engine.optimization import MakeOptimizer
+from atoll.parallel.local_training.custom_optimizer import custom_optimizer
 from atoll.parallel.local_training.draws import drawing, is_fixed
 from atoll.parallel.local_training.fednova import Normalizer
 from atoll.parallel.local_training.local_order import LocalOrder
-from atoll.parallel.local_training.own_optimizer import own_optimizer
 from atoll.parallel.local_training.training import Work
 from atoll.parallel.local_training.unit_check import is_due
 from atoll.parallel.local_training.units import units_of
@@ -125,8 +125,8 @@ def optimizer_of(local: Local) -> MakeOptimizer:
     """Return the constructor of the local optimizer, the same method as `training.make_optimizer`."""
 
     def make(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        if local.has_own_optimizer:
-            return own_optimizer(local, [parameter for _, parameter in named])
+        if local.has_custom_optimizer:
+            return custom_optimizer(local, [parameter for _, parameter in named])
         momentum = local.momentum if local.optimizer == "sgd" else None
         config = OptimizerConfig(
             name=local.optimizer_name,

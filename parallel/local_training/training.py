@@ -9,13 +9,13 @@ import torch
 from atoll.aggregation.printable import count_of
 from atoll.parallel.local_training.batches import to_device
 from atoll.parallel.local_training.client import TrainingClient
+from atoll.parallel.local_training.custom_optimizer import custom_optimizer
 from atoll.parallel.local_training.draws import Fetch, drawing, held_by, seed_held
 from atoll.parallel.local_training.fednova import Normalizer
 from atoll.parallel.local_training.kept_optimizer import KeptOptimizer
 from atoll.parallel.local_training.local_order import draw_order
 from atoll.parallel.local_training.lone_row import lone_row_refused
 from atoll.parallel.local_training.one_loss import one_loss
-from atoll.parallel.local_training.own_optimizer import own_optimizer
 from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, trained_by_name, update_of
 from atoll.parallel.local_training.same_form import SameForm
 from atoll.parallel.local_training.scaffold import ControlVariates
@@ -212,8 +212,8 @@ def make_optimizer(local: Local, parameters: list[torch.nn.Parameter]) -> torch.
     Raises:
         TaskBroken: a user's own does not make one.
     """
-    if local.has_own_optimizer:
-        return own_optimizer(local, parameters)
+    if local.has_custom_optimizer:
+        return custom_optimizer(local, parameters)
     groups = decay_groups(parameters, spares_vectors=not local.decay_vectors)
     if local.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)

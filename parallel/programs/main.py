@@ -25,7 +25,7 @@ from atoll.parallel.programs.link import Link
 from atoll.parallel.task.flower_app import is_app, read_app
 from atoll.parallel.task.noise import Noise
 from atoll.parallel.task.randomness import seed_everything
-from atoll.parallel.task.reference import load_module, split
+from atoll.plugins.reference import load_module, split
 
 DETAIL_MAX = 2000
 

@@ -19,7 +19,7 @@ from atoll.parallel.task.given import Plain, value_faults, with_tables, with_val
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import METRICS_MAX, Metric, is_name, name_fault
 from atoll.parallel.task.overrides import OverridesRefused
-from atoll.parallel.task.reference import ReferenceNotFound, is_file, load_module, split
+from atoll.plugins.reference import ReferenceNotFound, is_file, load_module, split
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.aggregation.fold.step import Step
-from atoll.aggregation.place import Place
 from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Layout, Piece
@@ -23,6 +22,7 @@ from atoll.parallel.local_training.warm_start import Start, StartRefused
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.worker.bench import Bench
 from atoll.parallel.worker.model_files import write_initial
+from atoll.plugins.place import Place
 from atoll.protocol.manifest import VersionManifest, digest_of
 from atoll.protocol.manifest_limits import check_model_travels
 from atoll.protocol.settings import ConfigError, or_faults

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from atoll.aggregation.entry_points import Declared, declared
-from atoll.protocol.plugins import AS_RECORDED, ExtensionKind, listed
+from atoll.plugins.entry_points import Declared, declared
+from atoll.plugins.kind import AS_RECORDED, Kind, listed
 from atoll.protocol.settings import ConfigError
 from tests.protocol.packages import install
 
-THINGS = ExtensionKind(
+THINGS = Kind(
     name="thing",
     group="atoll.things",
     setting="table.thing",

@@ -14,8 +14,8 @@ from atoll.cli.flower import templates
 from atoll.cli.flower.counterparts import A_NUMBER, Counterpart
 from atoll.cli.flower.sources import Sources
 from atoll.parallel.exported.run_values import RunValues
-from atoll.parallel.task.reference import is_file, split
 from atoll.parallel.task.task import task_name
+from atoll.plugins.reference import is_file, split
 
 
 @dataclass(frozen=True, slots=True)

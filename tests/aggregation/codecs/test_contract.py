@@ -8,9 +8,9 @@ import pytest
 
 from atoll.aggregation.codecs.codec import CodecBroken
 from atoll.aggregation.codecs.contract import codec_faults, faults_without_options
+from atoll.aggregation.codecs.custom_codec import CHUNK_BYTES_MAX, CustomCodec
 from atoll.aggregation.codecs.error_feedback import encode_with_feedback
 from atoll.aggregation.codecs.names import FAMILIES, codec_name, parse_codec
-from atoll.aggregation.codecs.own_codec import CHUNK_BYTES_MAX, OwnCodec
 from tests.protocol.packages import CODEC
 
 MODULE: dict[str, Any] = {}
@@ -128,7 +128,7 @@ def test_the_guard_hands_out_nothing_that_user_code_could_change() -> None:
             kept.append(super().decode(data, n))
             return kept[-1]
 
-    codec, values = OwnCodec.of("keeps", Keeps()), np.ones(3, np.float32)
+    codec, values = CustomCodec("keeps", Keeps()), np.ones(3, np.float32)
     out = np.empty(3, np.float32)
     assert codec.decode(codec.encode(values, np.random.default_rng(0)), 3, out) is out
     kept[0][:] = 7
@@ -141,12 +141,12 @@ def test_the_guard_hands_out_nothing_that_user_code_could_change() -> None:
 
 def test_a_size_is_asked_for_once() -> None:
     sizes = iter((4, 1000))
-    codec = OwnCodec.of("moody", broken(num_bytes=lambda self, n: next(sizes)))
+    codec = CustomCodec("moody", broken(num_bytes=lambda self, n: next(sizes)))
     assert [codec.num_bytes(1), codec.num_bytes(1), codec.num_bytes(0)] == [4, 4, 0]
 
 
 def test_a_codec_that_refuses_its_own_bytes_breaks_the_error_feedback() -> None:
-    codec = OwnCodec.of("moody", broken(is_biased=True, decode=raises(ValueError("never"))))
+    codec = CustomCodec("moody", broken(is_biased=True, decode=raises(ValueError("never"))))
     with pytest.raises(CodecBroken, match="moody refuses what it has written: moody: decode: never"):
         encode_with_feedback(codec, np.ones(2, np.float32), np.zeros(2, np.float32), np.random.default_rng(0))
 

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.aggregation.codecs import installed
 from atoll.aggregation.codecs.names import FAMILIES, family_of, known_codecs, open_codec, parse_codec, supported
-from atoll.aggregation.entry_points import source_digest
+from atoll.plugins.entry_points import source_digest
 from tests.protocol.packages import CODEC, install
 
 Packages = Callable[..., Path]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.aggregation.place import Place
 from atoll.aggregation.rules.combine import checked_mixing, combine
 from atoll.aggregation.rules.rule import RuleFailed
 from atoll.aggregation.tensors.layout import Tensor
+from atoll.plugins.place import Place
 
 PLACE = Place(round_id=7, version=5, key="a digest")
 TENSOR = Tensor("w", "F32", (300,))

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.protocol.plugins import AS_RECORDED
+from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
-from atoll.server.config.extensions import OPTIMIZER_EXTENSION
+from atoll.server.config.extensions import CUSTOM_OPTIMIZER
 from atoll.server.config.kinds import SERVER_OPTIMIZERS
 from atoll.server.config.run import RunConfig
 from atoll.server.folding.method import Method
@@ -91,7 +91,7 @@ def test_options_are_for_one_s_own_and_names_are_checked() -> None:
         OptimizerConfig(name="fedadamm")
     with pytest.raises(ValueError, match=r"lr is no option of .*half .allowed: none"):
         OptimizerConfig(name="m:half", lr=0.5)
-    assert set(OPTIMIZER_EXTENSION.built_in) == set(SERVER_OPTIMIZERS.variants)
+    assert set(CUSTOM_OPTIMIZER.built_in) == set(SERVER_OPTIMIZERS.variants)
 
 
 def test_a_schedule_moves_an_option(file: str) -> None:

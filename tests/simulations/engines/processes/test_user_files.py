@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from atoll.parallel.task import children
-from atoll.parallel.task.reference import load_module
+from atoll.plugins.reference import load_module
 from atoll.simulations.engines.processes.user_files import let_import, sources
 
 FILES = {

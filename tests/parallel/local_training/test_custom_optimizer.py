@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
 from atoll.parallel.local_training.algorithms import check_training
-from atoll.parallel.local_training.own_optimizer import is_elementwise
+from atoll.parallel.local_training.custom_optimizer import is_elementwise
 from atoll.parallel.local_training.training import make_optimizer, train_locally
 from atoll.parallel.optimizers.lamb import LAMB
 from atoll.parallel.task.context import context_of, within

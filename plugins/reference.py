@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from atoll.aggregation.text_files import wide_encoding
-from atoll.parallel.task.children import let_children_find
+from atoll.plugins.children import let_children_find
 
 _loading: ContextVar[str] = ContextVar("_loading", default="")
 
@@ -42,6 +42,29 @@ def load_module(reference: str) -> ModuleType:
         return _file_module(place, reference) if is_file(place) else _named_module(place, reference)
     finally:
         _loading.reset(before)
+
+
+def resolve(reference: str) -> object:
+    """Return the attribute that a reference names, from its module or file.
+
+    Raises:
+        ReferenceNotFound: no reference, no such file, module or attribute.
+        Exception: any error that the user's module raises.
+    """
+    place, attribute = split(reference)
+    module = load_module(reference)
+    if not hasattr(module, attribute):
+        raise ReferenceNotFound(f"{reference}: there is no {attribute} in {place}")
+    return getattr(module, attribute)
+
+
+def check_reference(reference: str) -> str:
+    """Return a text if it has the form of a reference; raises ValueError. Imports nothing."""
+    try:
+        split(reference)
+    except ValueError:
+        raise ValueError("allowed: module:attribute or path/to/file.py:attribute") from None
+    return reference
 
 
 def loaded_now() -> str:
