@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.optimizers import Block, State
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.plugins.guard import RAISED, Guarded
 from atoll.plugins.place import NOWHERE, Place
 

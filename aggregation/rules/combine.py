@@ -22,9 +22,9 @@ from atoll.aggregation.rules.rule import (
     check_count,
     takes_centre,
 )
-from atoll.aggregation.tensors.layout import Layout, Tensor
-from atoll.aggregation.updates.sources import Source
 from atoll.plugins.place import NOWHERE, Place
+from atoll.tensors.layout import Layout, Tensor
+from atoll.tensors.updates.sources import Source
 
 TILE_VALUES = 1 << 23
 """Number of values that are read at once, of all sources: 32 MiB for each thread. See `streaming.TILE_ELEMENTS`."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.plugins.guard import Guarded
 from atoll.plugins.place import NOWHERE, Place
 

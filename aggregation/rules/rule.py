@@ -23,7 +23,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.plugins.place import NOWHERE, Place
 
 

@@ -18,7 +18,7 @@ from atoll.aggregation.fold.grid import grid_exponent, mean_from_grid
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.tiles import rounded_to_float32
 from atoll.aggregation.stacked.passes import Doubles, Passes, Values, passes_over
-from atoll.aggregation.tensors.layout import Layout, Tensor
+from atoll.tensors.layout import Layout, Tensor
 
 Arrays = dict[str, NDArray[Any]]
 

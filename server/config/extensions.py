@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from atoll.aggregation.codecs.installed import CODEC, open_for
 from atoll.plugins.kind import Kind
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.kinds import CODECS, COHORT_SAMPLERS, RULES, SERVER_OPTIMIZERS
+from atoll.tensors.codecs.installed import CODEC, open_for
 
 CUSTOM_RULE = Kind(
     name="rule",
@@ -53,7 +53,7 @@ def open_codec(name: str, options: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: there is no such codec, it does not load, it refuses the options, or it breaks the contract.
     """
-    from atoll.aggregation.codecs.contract import codec_faults
+    from atoll.tensors.codecs.contract import codec_faults
 
     CUSTOM_CODEC.find(name)
     try:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.plugins.guard import called
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.flower_partitioners import is_partitioner, partitioned

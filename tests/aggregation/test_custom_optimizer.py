@@ -12,9 +12,9 @@ from atoll.aggregation.fold.prepared import check_whole
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import fold
 from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Tensor, in_order
 from atoll.plugins.place import Place
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Tensor, in_order
 from tests.aggregation.models import store
 
 SHAPES = {"conv": (5, 7), "bias": (9,), "scale": ()}
@@ -184,7 +184,7 @@ def shortens(self, master, mean, state):
         (draws, "computes other values for the same 18 elements of tensor 'conv'"),
         (remembers, "keeps no state but its slots"),
         (looks_aside, "unless it has `whole = True`"),
-        (fails, "Mine raised KeyError: 'nothing'"),
+        (fails, "optimizer Mine: apply raised KeyError: 'nothing'"),
         (shortens, r"makes \(1,\) of \(35,\) elements of the model"),
     ],
 )
@@ -208,9 +208,9 @@ def test_what_it_draws_from_its_place_is_the_same_everywhere(tmp_path):
     ("prepare", "sentence"),
     [
         (lambda self, gram: float("nan"), "allowed: a finite number, or an array"),
-        (lambda self, gram: "much", "prepares 'much'"),
+        (lambda self, gram: "much", "prepare raised ValueError: could not convert string to float: 'much'"),
         (lambda self, gram: np.random.default_rng().random(), "another number when it is asked again"),
-        (lambda self, gram: gram["x"], "raised IndexError"),
+        (lambda self, gram: gram["x"], "prepare raised IndexError"),
     ],
 )
 def test_what_cannot_be_prepared(tmp_path, prepare, sentence):
@@ -221,7 +221,6 @@ def test_what_cannot_be_prepared(tmp_path, prepare, sentence):
 @pytest.mark.parametrize(
     ("methods", "sentence"),
     [
-        ({}, "Mine has no method `apply`"),
         ({"apply": draws, "slots": ("h",)}, "has slots, and no method `init`"),
         ({"apply": draws, "slots": "h"}, "allowed: a tuple of names"),
         ({"apply": draws, "slots": ("aggregate",), "init": lambda self, slot: 0}, "'aggregate' is no name of a slot"),

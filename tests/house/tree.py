@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("plugins", "aggregation", "parallel", "protocol", "server", "client", "simulations", "atoll")
+ROOMS = (
+    *("ground", "plugins", "tensors", "aggregation", "parallel"),
+    *("protocol", "server", "client", "simulations", "atoll"),
+)
 """The folders of shipped code."""
 AROUND = ("benchmarks", "examples", "tools")
 """Code that a reader meets beside the shipped code; its docstrings follow the same style."""

@@ -21,7 +21,7 @@ from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.recipe import make_recipe
 from atoll.parallel.worker.model_bench import ModelBench
 from atoll.parallel.worker.operations import Operations
-from tests.protocol.packages import LION, install
+from tests.plugins.packages import LION, install
 
 MODULE: dict[str, Any] = {}
 exec(LION, MODULE)

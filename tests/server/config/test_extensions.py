@@ -12,7 +12,7 @@ from atoll.server.config.extensions import CUSTOM_RULE, CUSTOM_SAMPLER
 from atoll.server.config.kinds import COHORT_SAMPLERS, RULES
 from atoll.server.config.run import RunConfig, RunFile
 from atoll.server.config.run_changes import changed
-from tests.protocol.packages import RULE, SAMPLER, install
+from tests.plugins.packages import RULE, SAMPLER, install
 
 RUN = "task = 'm:t'\naggregation.rule = 'loudest'\ncohort.sampler = 'last'\n"
 
