@@ -16,6 +16,12 @@ from types import ModuleType
 from atoll.ground.text_files import wide_encoding
 from atoll.plugins.children import let_children_find
 
+MOVED = {
+    "atoll.parallel.flower.optimizers": "atoll.flower.native.optimizers",
+    "atoll.parallel.flower.rules": "atoll.flower.native.rules",
+}
+"""Modules of Atoll that the settings of runs name, by the names under which older journals have them."""
+
 _loading: ContextVar[str] = ContextVar("_loading", default="")
 
 
@@ -81,7 +87,7 @@ def split(reference: str) -> tuple[str, str]:
     place, colon, attribute = reference.rpartition(":") if isinstance(reference, str) else ("", "", "")
     if not (colon and place and attribute.isidentifier()):
         raise ReferenceNotFound(f"{reference!r} is neither module:attribute nor path/to/file.py:attribute")
-    return place, attribute
+    return MOVED.get(place, place), attribute
 
 
 def is_file(place: str) -> bool:

@@ -17,8 +17,7 @@ from atoll.cli.faults import EXIT_AWAY, EXIT_PIPE
 from atoll.cli.sections import Section, described
 from atoll.cli.shutdown_deadline import EXIT_LATE
 from atoll.client.session import events as client_events
-from atoll.parallel.crew import crash_points as rank_crash_points
-from atoll.parallel.task.local import Local
+from atoll.parallel.mesh_client import crash_points as rank_crash_points
 from atoll.protocol import crash_points, vocabulary
 from atoll.protocol.settings import load_text
 from atoll.server import process
@@ -44,6 +43,7 @@ from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.selection.oort import Oort
+from atoll.task.local import Local
 from atoll.tensors.codecs.chunks import encoded_bytes
 from atoll.tensors.codecs.codec import CHUNK_ELEMENTS
 from atoll.tensors.codecs.names import parse_codec

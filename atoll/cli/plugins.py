@@ -9,11 +9,11 @@ def plugins(json: options.Json = False) -> None:
 
     A package declares them in its entry points. A setting takes the name of one as it takes a built-in name.
     """
-    from atoll.parallel.task.local import LOCAL_OPTIMIZER
     from atoll.plugins.kind import listed
     from atoll.server.config.extensions import CUSTOM_CODEC, CUSTOM_OPTIMIZER, CUSTOM_RULE, CUSTOM_SAMPLER
     from atoll.simulations.devices.custom_model import CUSTOM_DEVICE
     from atoll.simulations.populations.kinds import CUSTOM_POPULATION
+    from atoll.task.local import LOCAL_OPTIMIZER
 
     kinds = (
         *(CUSTOM_RULE, CUSTOM_CODEC, CUSTOM_OPTIMIZER, LOCAL_OPTIMIZER),

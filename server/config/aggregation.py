@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from atoll.ground.printable import count_of
-from atoll.parallel.local_training.algorithms import CONCATENATE
 from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.settings import STRICT, ConfigError, Plain
 from atoll.server.config.extensions import (
@@ -26,6 +25,7 @@ from atoll.server.config.kinds import (
 )
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.tensors.codecs.installed import name_for
+from atoll.training.local.algorithms import CONCATENATE
 
 if TYPE_CHECKING:
     from atoll.aggregation.fold.device import Device

@@ -9,8 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from atoll.parallel.task.flower_app import is_app
-from atoll.parallel.task.given import FROZEN, OPTION
 from atoll.plugins.reference import check_reference
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import STRICT, Plain
@@ -26,6 +24,8 @@ from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
 from atoll.server.rounds.run_rules import RunRules, Source, WaitRules
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
+from atoll.task.apps import is_app
+from atoll.task.given import FROZEN, OPTION
 
 Reference = Annotated[str, AfterValidator(check_reference)]
 """A reference to code, which `plugins.reference` resolves."""
@@ -250,7 +250,7 @@ class RunConfig(BaseModel):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The values that the run gives to its task, as they travel: see `parallel.task.given`."""
+        """The values that the run gives to its task, as they travel: see `task.given`."""
         schedules = {
             key: schedule.table(self.rounds, self.local.get(key)) for key, schedule in self.schedule.local.items()
         }

@@ -8,8 +8,8 @@ import numpy as np
 from atoll.ground.printable import count_of
 from atoll.plugins.guard import called
 from atoll.simulations.populations.config import PopulationConfig
-from atoll.simulations.populations.flower_partitioners import is_partitioner, partitioned
 from atoll.simulations.populations.kinds import CUSTOM_POPULATION
+from atoll.simulations.populations.partitioners import is_partitioner, partitioned
 from atoll.simulations.populations.partitions import Impossible, Ints
 from atoll.simulations.populations.pool import NoLabels, Pool
 

@@ -11,8 +11,19 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 ROOMS = (
-    *("ground", "plugins", "tensors", "aggregation", "parallel"),
-    *("protocol", "server", "client", "simulations", "atoll"),
+    "ground",
+    "plugins",
+    "tensors",
+    "task",
+    "training",
+    "flower",
+    "parallel",
+    "aggregation",
+    "protocol",
+    "server",
+    "client",
+    "simulations",
+    "atoll",
 )
 """The folders of shipped code."""
 AROUND = ("benchmarks", "examples", "tools")

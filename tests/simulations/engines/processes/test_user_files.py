@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.parallel.task import children
+from atoll.plugins import children
 from atoll.plugins.reference import load_module
 from atoll.simulations.engines.processes.user_files import let_import, sources
 
