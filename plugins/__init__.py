@@ -1,4 +1,1 @@
-"""Custom code in place of a built-in: found by a package's name or a reference, loaded, and guarded in its calls.
-
-Imports: from the ground, texts. No torch.
-"""
+"""Custom code in place of a built-in: found by a package's name or a reference, loaded, and guarded in its calls."""
