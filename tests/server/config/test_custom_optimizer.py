@@ -66,12 +66,16 @@ def test_an_object_a_class_and_a_function(file: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("half", {"rate": 1.0}, "half is an object and takes none; allowed: a class or a function"),
+        (
+            "half",
+            {"rate": 1.0},
+            "half: optimizer.options: it is an object and takes none; allowed: a class or a function",
+        ),
         ("Scaled", {}, "missing 1 required positional argument: 'rate'"),
-        ("Scaled", {"rate": -1.0}, "Scaled: rate must be positive, got -1.0"),
+        ("Scaled", {"rate": -1.0}, "Scaled: optimizer.options: rate must be positive, got -1.0"),
         ("Scaled", {"rate": 1.0, "speed": 2}, "unexpected keyword argument 'speed'"),
-        ("useless", {}, "object has no method `apply`"),
-        ("number", {}, "is a int; allowed: an object with a method `apply`"),
+        ("useless", {}, "is of the type object; allowed: an object with a method `apply`"),
+        ("number", {}, "is of the type int; allowed: an object with a method `apply`"),
         ("nothing", {}, "there is no nothing in"),
     ],
 )

@@ -317,7 +317,7 @@ def test_a_user_s_own_sampler_sees_sorted_candidates_and_the_round_s_randomness(
     sampler = CUSTOM_SAMPLER.load(f"{tmp_path}/mine.py:largest")
     cohort = draw(sampler, seed=0, round_id=RoundId(1), count=2, candidates=candidates(1, 9, 4)[::-1])
     assert cohort == ("c1", "c2")
-    with pytest.raises(ConfigError, match="three: is a int; allowed: a function of"):
+    with pytest.raises(ConfigError, match="three: is of the type int; allowed: a function of"):
         CUSTOM_SAMPLER.load(f"{tmp_path}/mine.py:three")
     with pytest.raises(ConfigError, match="there is no smallest"):
         CUSTOM_SAMPLER.load(f"{tmp_path}/mine.py:smallest")
