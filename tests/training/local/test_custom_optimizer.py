@@ -158,7 +158,7 @@ class Timid(torch.optim.SGD):
 @pytest.mark.parametrize("when", ["made", "stepped"])
 def test_one_that_refuses_the_rate_of_the_trial_is_told_the_way_out(when: str) -> None:
     optimizer = functools.partial(Timid, when=when)
-    told = r"^local\.optimizer: partial raised ValueError: this rate is too large \(in a trial at lr=1 .*dp_replicate alone"
+    told = r"^local\.optimizer: partial raised ValueError: this rate is too large \(in a trial at lr=1 .*dp_replicate"
     with pytest.raises(TaskBroken, match=told):
         is_elementwise(Local(optimizer=optimizer, lr=0.1))
 
@@ -313,7 +313,7 @@ def test_a_run_names_an_installed_package_s_optimizer() -> None:
     assert type(make_optimizer(Local(), parameters())) is torch.optim.SGD, "a built-in name stays what it is"
     with pytest.raises(
         TaskBroken,
-        match=r"local.optimizer: got 'gone': acme_lion:Gone of the package acme-lion 1.2 cannot be loaded: AttributeError",
+        match=r"got 'gone': acme_lion:Gone of the package acme-lion 1.2 cannot be loaded",
     ):
         make_optimizer(Local(optimizer="gone"), parameters())
 
@@ -324,7 +324,7 @@ def test_an_optimizer_that_does_not_load_is_refused_before_anything_runs() -> No
     check_training(task, "fedavg", Local(optimizer="lion"))
     with pytest.raises(
         TaskBroken,
-        match=r"local.optimizer: got 'gone': acme_lion:Gone of the package acme-lion 1.2 cannot be loaded: AttributeError",
+        match=r"got 'gone': acme_lion:Gone of the package acme-lion 1.2 cannot be loaded",
     ):
         check_training(task, "fedavg", Local(optimizer="gone"))
 
