@@ -57,7 +57,8 @@ class Kind:
         Raises:
             ValueError: it is no built-in name, no name of exactly one installed package, and no reference.
         """
-        if is_recorded(info) and (name in self.built_in or NAME.fullmatch(name)):
+        is_recorded = bool((info.context or {}).get("are_recorded"))
+        if is_recorded and (name in self.built_in or NAME.fullmatch(name)):
             return name
         if fault := self.fault_of_name(name):
             raise ValueError(fault)
@@ -166,11 +167,6 @@ class Kind:
             f"allowed: {' | '.join([*known, *forms])}; a {self.name} of a package has its name once the package is "
             "installed on this machine: `atoll plugins` lists them"
         )
-
-
-def is_recorded(info: "ValidationInfo") -> bool:
-    """Return whether a validation is `AS_RECORDED`."""
-    return bool((info.context or {}).get("are_recorded"))
 
 
 def _is_reference(name: str) -> bool:

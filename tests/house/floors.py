@@ -74,8 +74,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("file_digest.py", "process"),
     ),
     "plugins": (
-        ("children.py", "entry_points.py", "guard.py", "place.py"),
-        ("reference.py",),
+        ("entry_points.py", "guard.py", "place.py", "reference.py"),
         ("kind.py",),
     ),
     "tensors": (
