@@ -56,11 +56,11 @@ def replaced(speeds: "Speeds", model: str, options: Mapping[str, Plain], names: 
     function = CUSTOM_DEVICE.load(model)
     found: list[Mapping[str, float]] = []
     for name in names:
-        call = f"devices.model: {model} for client {name!r}"
-        answer = called(call, function, name, _generator(name, seed), failed=ConfigError, options=options)
+        named = f"devices.model: {model} for client {name!r}"
+        answer = called(named, function, name, _generator(name, seed), failed=ConfigError, options=options)
         if found and isinstance(answer, Mapping) and answer.keys() != found[0].keys():
-            raise ConfigError(f"{call} gave {_listed(answer)}, and {_listed(found[0])} for client {names[0]!r}")
-        found.append(_checked(answer, call))
+            raise ConfigError(f"{named} gave {_listed(answer)}, and {_listed(found[0])} for client {names[0]!r}")
+        found.append(_checked(answer, named))
     columns: dict[str, NDArray[np.float64] | None] = {}
     for key in found[0] if found else ():
         if key == "examples_per_s":
@@ -69,20 +69,20 @@ def replaced(speeds: "Speeds", model: str, options: Mapping[str, Plain], names: 
     return replace(speeds, **cast(Any, columns))
 
 
-def _checked(answer: Any, call: str) -> Mapping[str, float]:
-    """Return the values of a device; raise ConfigError, with the call, if they are none."""
+def _checked(answer: Any, named: str) -> Mapping[str, float]:
+    """Return the values of a device; raise ConfigError, with the name of the call, if they are none."""
     import numpy as np
 
     if not isinstance(answer, Mapping) or not answer or not answer.keys() <= FIELDS.keys():
         gave = _listed(answer) if isinstance(answer, Mapping) else type(answer).__name__
-        raise ConfigError(f"{call} gave {gave}; allowed: a table with one or more of {', '.join(FIELDS)}")
+        raise ConfigError(f"{named} gave {gave}; allowed: a table with one or more of {', '.join(FIELDS)}")
     if {"examples_per_s", "seconds_per_round"} <= answer.keys():
-        raise ConfigError(f"{call} gave examples_per_s and seconds_per_round; allowed: one of them")
+        raise ConfigError(f"{named} gave both examples_per_s and seconds_per_round; allowed: one of them")
     for key, value in answer.items():
         is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         least = 0.0 if key == "latency_s" else math.nextafter(0.0, 1.0)
         if not is_number or not least <= value < math.inf:
-            raise ConfigError(f"{call} gave {key} = {value!r}; allowed: a number {'>=' if not least else '>'} 0")
+            raise ConfigError(f"{named} gave {key} = {value!r}; allowed: a number {'>=' if not least else '>'} 0")
     return answer
 
 
