@@ -113,12 +113,11 @@ def _way_out(local: Local) -> Iterator[None]:
     try:
         yield
     except RAISED as error:
-        told = str(error) if isinstance(error, TaskBroken) else f"{type(error).__name__}: {error}"
-        name = "" if isinstance(error, TaskBroken) else f"local.optimizer: {local.optimizer_name}: "
+        raised = f"local.optimizer: {local.optimizer_name} raised {type(error).__name__}: {error}"
         raise TaskBroken(
-            f"{name}{told} (in a trial at lr={local.lr:g} on small dense tensors, which tells whether it can step the "
-            "shards of this mesh); allowed: an optimizer that takes them and this rate, a mesh of dp_replicate alone, "
-            "or one process"
+            f"{error if isinstance(error, TaskBroken) else raised} (in a trial at lr={local.lr:g} on small dense "
+            "tensors, which tells whether it can step the shards of this mesh); allowed: an optimizer that takes them "
+            "and this rate, a mesh of dp_replicate alone, or one process"
         ) from error
 
 
