@@ -129,7 +129,7 @@ def test_one_that_looks_at_a_tensor_or_draws_is_known_too(optimizer: Any, lr: fl
 
 
 def test_one_whose_step_fails_in_a_trial_is_told() -> None:
-    told = r"SparseAdam raised RuntimeError: SparseAdam does not support dense gradients.* \(in a trial at lr=0.01 .*allowed: "
+    told = r"SparseAdam raised RuntimeError: .* dense gradients.* \(in a trial at lr=0.01 .*allowed: "
     with pytest.raises(TaskBroken, match=told):
         is_elementwise(Local(optimizer=torch.optim.SparseAdam, lr=0.01))
 
