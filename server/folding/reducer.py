@@ -18,7 +18,7 @@ from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.step import Anchor, Step
 from atoll.aggregation.fold.streaming import fold
-from atoll.aggregation.place import Place
+from atoll.plugins.place import Place
 from atoll.protocol import crash_points
 from atoll.protocol.durable import naming_full_disk
 from atoll.protocol.manifest import VersionManifest, digest_of
