@@ -19,7 +19,7 @@ from atoll.ground.folders import no_file
 from atoll.ground.printable import count_of
 from atoll.ground.process.loading import loading
 from atoll.ground.text_files import text_of
-from atoll.protocol.plugins import AS_RECORDED
+from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load, load_text, quoted, value_of
 from atoll.server.config.model import run_and_version

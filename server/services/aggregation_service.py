@@ -24,7 +24,7 @@ from atoll.server.files.run_store import KeptUpdate
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.hosting.message_judge import MessageJudge
 from atoll.server.hosting.run_driver import RunDriver
-from atoll.server.hosting.update_judge import Judge
+from atoll.server.hosting.update_judge import UpdateJudge
 from atoll.server.journal.codec import decode_meta, encode_meta, lies_at
 from atoll.server.names.conflicts import Claimant
 from atoll.server.ranks.registry import RankConnection, Ranks
@@ -158,7 +158,7 @@ class AggregationService:
 
         return await judge.decide(KeptUpdate(await off_loop(len(found), completed), None))
 
-    async def _judge(self, opened: pb.UploadOpen) -> Judge | pb.Verdict:
+    async def _judge(self, opened: pb.UploadOpen) -> UpdateJudge | pb.Verdict:
         """Return the judge of an update, or of the part of it that the rank names."""
         try:
             manifest = await off_loop(len(opened.manifest), parse_update, opened.manifest)
