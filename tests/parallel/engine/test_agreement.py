@@ -9,6 +9,7 @@ from atoll.parallel.engine.forked import RankFailed, run_ranks
 from atoll.parallel.engine.plan import Plan
 from tests.parallel.engine import routed
 from tests.parallel.engine.cases import plan
+from tests.parallel.ranks import call_on_ranks
 
 PLANS: dict[str, dict[str, Any]] = {
     "ddp 2": {"dp_replicate": 2},
@@ -28,7 +29,7 @@ PLANS: dict[str, dict[str, Any]] = {
 def check(model: str, plan: Plan, optimizer: str = "sgd", *, tolerance: float = 5e-6) -> None:
     """Compare all losses, norms and parameters with the plain loop's."""
     right = routed.expected(model, optimizer, 0.7)
-    for trace in run_ranks(routed.train, plan.mesh.size, model, plan, optimizer, 0.7):
+    for trace in call_on_ranks(routed.train, plan.mesh.size, model, plan, optimizer, 0.7):
         assert trace.losses == pytest.approx(right.losses, abs=tolerance)
         assert trace.norms == pytest.approx(right.norms, rel=20 * tolerance)
         for name, value in trace.parameters.items():

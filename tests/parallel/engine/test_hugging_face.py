@@ -11,7 +11,6 @@ from torch import nn
 from atoll.parallel.engine.assemble import assemble, check_model
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blueprint import blueprint_of
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
@@ -20,6 +19,7 @@ from tests.parallel.engine import reference
 from tests.parallel.engine.cases import mine, plan
 from tests.parallel.engine.families import Logits, lora, of_family, of_kind
 from tests.parallel.engine.reference import Trace
+from tests.parallel.ranks import call_on_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -104,7 +104,7 @@ def test_models_of_transformers_train_on_ranks_as_in_one_process(layout: Plan) -
         models = {
             name: make for name, make in models.items() if name.startswith(("llama, whole", "gemma", "gr", "gpt 2, t"))
         }
-    of_ranks = run_ranks(trained_on_ranks, layout.mesh.size, list(models), layout, timeout_s=500)
+    of_ranks = call_on_ranks(trained_on_ranks, layout.mesh.size, list(models), layout, timeout_s=500)
     for at, (name, make) in enumerate(models.items()):
         expected = reference.plain_training(Logits(make()), reference.token_loss, batches(), "sgd")
         for trace in (traces[at] for traces in of_ranks):
@@ -193,7 +193,7 @@ def outputs_on_ranks(layout: Plan) -> list[str]:
 @pytest.mark.real
 def test_the_loss_of_a_pipeline_sees_the_models_own_outputs() -> None:
     layout = plan(pp=2)
-    first, last = run_ranks(outputs_on_ranks, 2, layout, timeout_s=500)
+    first, last = call_on_ranks(outputs_on_ranks, 2, layout, timeout_s=500)
     assert first == []
     assert set(last) == {"CausalLMOutputWithPast", f"{SEQUENCE} words"}
 
