@@ -33,7 +33,6 @@ Everything that a project of yours imports is here:
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atoll.aggregation.codecs.contract import codec_faults
     from atoll.interface.comparisons import Comparison, compare
     from atoll.interface.deployed import DeployedRound, DeployedRun, Federation, connect
     from atoll.interface.errors import AtollError
@@ -54,11 +53,12 @@ if TYPE_CHECKING:
     from atoll.parallel.task.metrics import Metric
     from atoll.parallel.task.statistic import Statistic
     from atoll.parallel.task.task import Task, load_task, task_name
+    from atoll.tensors.codecs.contract import codec_faults
 
 __version__ = "0.1.0"
 
 _PLACES = {
-    "atoll.aggregation.codecs.contract": ("codec_faults",),
+    "atoll.tensors.codecs.contract": ("codec_faults",),
     "atoll.interface.comparisons": ("Comparison", "compare"),
     "atoll.interface.deployed": ("DeployedRound", "DeployedRun", "Federation", "connect"),
     "atoll.interface.errors": ("AtollError",),

@@ -237,8 +237,8 @@ def main() -> None:
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--steps", action=argparse.BooleanOptionalAction, default=True, help="compare the steps, too")
     options = parser.parse_args()
-    from atoll.aggregation.tensors import safetensors_file
     from atoll.parallel.local_training.parameters import parameters_of
+    from atoll.tensors import safetensors_file
 
     bars: list[Bar] = []
     ours: dict[str, dict[str, float]] = {}

@@ -10,9 +10,6 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from atoll.aggregation.codecs.chunks import encoded_bytes
-from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
-from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.rules.coordinate import TrimmedMean
 from atoll.cli.experiments.simulate import INTERRUPTED
@@ -47,6 +44,9 @@ from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.selection.oort import Oort
+from atoll.tensors.codecs.chunks import encoded_bytes
+from atoll.tensors.codecs.codec import CHUNK_ELEMENTS
+from atoll.tensors.codecs.names import parse_codec
 from tests.server.rounds.test_buffer_round import Flow, buffered, invited
 from tests.server.rounds.test_cohort_round import released
 from tools import docs

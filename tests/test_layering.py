@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.house.__main__ import HOUSE
-from tests.house.floors import GROUND, MAY_IMPORT
+from tests.house.floors import MAY_IMPORT, NO_SHELL
 from tests.house.imports import edges, folder_circles, imported_names, module_circles
 from tests.house.purity import Purity, absent_places, impure_imports
 from tests.house.tree import AROUND, ROOMS, ROOT, TESTS, Module, read
@@ -71,7 +71,7 @@ def faults_of(module: Module) -> list[str]:
     if module.room in BARE:
         faults += [f"{module.path}: the command line is above" for name in names if within(name, {"atoll.cli"})]
         faults += [f"{module.path}: {name} is the root's" for name in names if is_of_the_root(name)]
-    if module.room in GROUND:
+    if module.room in NO_SHELL:
         used = [*names, *clocks(module.tree)]
         faults += [f"{module.path}: {name} on the ground floor" for name in used if is_shell(name, module.path)]
     return faults
@@ -123,7 +123,7 @@ def violations(path: str, source: str) -> list[object]:
         ("aggregation/fold/streaming.py", "import time as clock\nnow = clock.time()"),
         ("aggregation/fold/streaming.py", "from time import monotonic"),
         ("aggregation/fold/streaming.py", "from datetime import datetime"),
-        ("aggregation/tensors/layout.py", "from atoll.aggregation.fold.streaming import fold"),
+        ("tensors/layout.py", "from atoll.aggregation.fold.streaming import fold"),
         ("aggregation/rules/rule.py", "if TYPE_CHECKING:\n    from atoll.aggregation.fold import streaming"),
         ("parallel/worker/process.py", "import time\nnow = time.time()"),
         ("parallel/task/task.py", "from atoll.aggregation.fold.streaming import fold"),
@@ -161,10 +161,10 @@ def test_the_check_bites(path: str, source: str) -> None:
     [
         (
             "aggregation/fold/streaming.py",
-            "from atoll.aggregation.tensors.layout import Piece\nimport numpy\nimport torch.distributed",
+            "from atoll.tensors.layout import Piece\nimport numpy\nimport torch.distributed",
         ),
         ("parallel/worker/process.py", "import time\nnow = time.monotonic()"),
-        ("parallel/task/task.py", "from atoll.aggregation.tensors import safetensors_file"),
+        ("parallel/task/task.py", "from atoll.tensors import safetensors_file"),
         ("protocol/wire/channel.py", "import grpc\nfrom atoll.protocol.settings import ConfigError"),
         (
             "server/process.py",

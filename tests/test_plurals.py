@@ -9,9 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from tests.house.tree import ROOT
+from tests.house.tree import ROOMS, ROOT
 
-ROOMS = ("aggregation", "atoll", "client", "parallel", "protocol", "server", "simulations")
 """All rooms."""
 
 _WORDS = """
@@ -31,11 +30,11 @@ _NO_ADJECTIVE = {"and", "are", "at", "for", "has", "in", "is", "lets", "needs", 
 _CONSTANT = re.compile(r"[A-Z_0-9 */]+")
 
 ALLOWED = {
-    "aggregation/codecs/installed.py: len(name)": "more than NAME_MAX",
+    "tensors/codecs/installed.py: len(name)": "more than NAME_MAX",
     "aggregation/fold/prepared.py: ', '.join(cut[:5])": "names of tensors",
     "aggregation/own_optimizer.py: master.shape": "a shape",
     "aggregation/place.py: self.tensor": "the name of a tensor, in the seed of a generator",
-    "aggregation/tensors/coverage.py: len(lengths)": "one of two numbers",
+    "tensors/coverage.py: len(lengths)": "one of two numbers",
     "parallel/adapters/pipeline_trial.py: kind": "a name, before a verb",
     "parallel/crew/faults.py: local.optimizer_name": "a name, before a verb",
     "parallel/crew/faults.py: plan.mesh.size": "more than RANKS_MAX",

@@ -11,9 +11,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from atoll.aggregation.folders import in_words
 from atoll.cli.printing import complain
 from atoll.cli.stopping import check
+from atoll.ground.folders import in_words
 
 EXIT_FAILED, EXIT_OPERATOR, EXIT_BUG, EXIT_AWAY, EXIT_PIPE = 1, 2, 70, 75, 141
 """Exit codes. 1: a run failed. 2: an operator's mistake. 70: a bug. 75: a disk is full, or a disk, the database or a

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from atoll.aggregation.folders import no_file
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.text_files import text_of
 from atoll.cli.faults import CommandError
 from atoll.cli.flower_plan import app_of, run_of_app
 from atoll.cli.options import STATE
 from atoll.cli.printing import note
 from atoll.cli.stopping import Stopped
 from atoll.cli.waiting import waiting_for
+from atoll.ground.folders import no_file
+from atoll.ground.printable import count_of
+from atoll.ground.text_files import text_of
 from atoll.parallel.loading import loading
 from atoll.parallel.task.flower_app import FlowerApp, is_app, with_app
 from atoll.protocol.plugins import AS_RECORDED

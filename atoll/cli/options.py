@@ -10,10 +10,10 @@ from typing import Annotated
 import click
 import typer
 
-from atoll.aggregation.text_files import NotText, text_of
 from atoll.cli import completion
 from atoll.cli.faults import CommandError
 from atoll.cli.waiting import waiting_for
+from atoll.ground.text_files import NotText, text_of
 
 STATE = Path("atoll-state")
 """The default state directory of a coordinator, as in `coordinator.state`."""

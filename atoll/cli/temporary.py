@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from atoll.aggregation.folders import finds_no_room
-from atoll.aggregation.printable import printable_size
 from atoll.cli.faults import EXIT_AWAY, CommandError, temporary_cause
+from atoll.ground.folders import finds_no_room
+from atoll.ground.printable import printable_size
 from atoll.server.errors import DatabaseFull
 
 START_BYTES = 1_000_000

@@ -239,7 +239,7 @@ class DeployedRun:
         Raises:
             AtollError: the version is not kept, or damaged.
         """
-        from atoll.aggregation.tensors import safetensors_file
+        from atoll.tensors import safetensors_file
 
         with tempfile.TemporaryDirectory(prefix="atoll-") as folder:
             path = Path(folder) / "model.safetensors"

@@ -170,8 +170,8 @@ class SimulatedRun:
         Raises:
             AtollError: the version is not there; the message says which are.
         """
-        from atoll.aggregation.tensors import safetensors_file
-        from atoll.aggregation.tensors.layout import BESIDE
+        from atoll.tensors import safetensors_file
+        from atoll.tensors.layout import BESIDE
 
         folder = self.folder / "models" / "versions"
         there = sorted(int(path.stem) for path in folder.glob("*.safetensors") if path.stem.isdecimal())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.interface.arguments import check_target, check_whole, folder_for
 from atoll.interface.errors import AtollError, one_error
 from atoll.interface.overrides import is_plain, overrides_of, plain_of

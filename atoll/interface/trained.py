@@ -214,7 +214,7 @@ class Training:
         Raises:
             AtollError: there is none.
         """
-        from atoll.aggregation.tensors import safetensors_file
+        from atoll.tensors import safetensors_file
 
         names = {"newest": "model.safetensors", "best": "best.safetensors"}
         if not isinstance(version, str) or version not in names or not (path := self.folder / names[version]).exists():

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.noise.key import key_of
-from atoll.aggregation.printable import count_of
 from atoll.client.crew_config import CrewConfig
 from atoll.client.disk.state_directory import StateDirectory
+from atoll.ground.noise.key import key_of
+from atoll.ground.printable import count_of
 from atoll.parallel.crew.supervisor.crew import Crew, CrewTerms, Ranks
 from atoll.parallel.crew.supervisor.interval import Interval
 from atoll.parallel.crew.supervisor.terms import Terms

@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import grpc
 
-from atoll.aggregation.printable import printable_size
 from atoll.client.disk.model_cache import PartialVersion, PieceDamaged
 from atoll.client.disk.stores import Stores
 from atoll.client.session.events import Invitation, ModelRequest
@@ -20,6 +19,7 @@ from atoll.client.wire.coordinator_connection import CoordinatorConnection
 from atoll.client.wire.download import download
 from atoll.client.wire.rotating_channel import RotatingChannel
 from atoll.client.wire.transfer_log import told
+from atoll.ground.printable import printable_size
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version

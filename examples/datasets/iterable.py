@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.data.ahead import ahead
 from atoll.parallel.data.batch import Batch, count_units, map_tensors
 from atoll.parallel.data.loader import State

@@ -15,8 +15,6 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
-from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.parallel.checkpoint.randomness import seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.amendments import correct, in_turn, pull
@@ -63,6 +61,8 @@ from atoll.parallel.worker.bench import Json
 from atoll.parallel.worker.operations import layout_fields
 from atoll.parallel.worker.site_task import SiteTask, device_of, model_seed
 from atoll.parallel.world import World
+from atoll.tensors.layout import CONTROL, Layout, Tensor, in_order
+from atoll.tensors.safetensors_file import parse_header
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,6 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from atoll.aggregation.tensors.box_reader import BoxReader
-from atoll.aggregation.tensors.layout import SHARED, STATE
-from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.parallel.crew.building import MeshModel
 from atoll.parallel.crew.hooks import MeshClient, hooked, placed, settled, stand_in
 from atoll.parallel.engine.axes import Axes
@@ -27,6 +24,9 @@ from atoll.parallel.task.context import Context
 from atoll.parallel.task.errors import TaskMismatch
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task
+from atoll.tensors.box_reader import BoxReader
+from atoll.tensors.layout import SHARED, STATE
+from atoll.tensors.safetensors_file import parse_header
 
 
 def client_of(

@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from atoll.aggregation.tensors.layout import SHARED
 from atoll.parallel.engine.sharding import whole
 from atoll.parallel.local_training.client import Tensors, TrainingClient, check_set, form_of, form_of_state
 from atoll.parallel.task.context import Context
@@ -24,6 +23,7 @@ from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.randomness import states_of_generators
 from atoll.parallel.task.task import Task
+from atoll.tensors.layout import SHARED
 
 
 class WholeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]

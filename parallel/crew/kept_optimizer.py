@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.tensors.safetensors_file import parse_header
-from atoll.aggregation.tensors.shared_file import BoxWriter
 from atoll.parallel.crew.building import Shard
 from atoll.parallel.exchange.load import load_shares
 from atoll.parallel.exchange.shares import Share
@@ -23,6 +20,9 @@ from atoll.parallel.local_training.kept_optimizer import MOMENTS, STEP, counter,
 from atoll.parallel.optimizers.norms import local as local_of
 from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.task.local import Local
+from atoll.tensors.layout import Piece
+from atoll.tensors.safetensors_file import parse_header
+from atoll.tensors.shared_file import BoxWriter
 
 
 def give_state(shards: Sequence[Shard], local: Local, own: Path) -> None:

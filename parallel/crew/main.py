@@ -31,7 +31,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.crew.choice import plan_for
 from atoll.parallel.crew.crash_points import reached
 from atoll.parallel.crew.orders import Orders

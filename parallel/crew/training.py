@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.building import MeshModel
 from atoll.parallel.crew.crash_points import reached

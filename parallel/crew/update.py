@@ -8,11 +8,6 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from atoll.aggregation.codecs.names import open_codec, parse_codec
-from atoll.aggregation.tensors.layout import CONTROL, SHARED, STATE, Tensor
-from atoll.aggregation.tensors.pieces import part_name
-from atoll.aggregation.tensors.safetensors_file import parse_header
-from atoll.aggregation.tensors.shared_file import make_shared
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.building import MeshModel
 from atoll.parallel.crew.control import ControlBoxes
@@ -30,6 +25,11 @@ from atoll.parallel.local_training.kept_optimizer import layout_of_optimizer
 from atoll.parallel.task.local import Local
 from atoll.parallel.worker.bench import Json
 from atoll.parallel.worker.operations import piece_fields
+from atoll.tensors.codecs.names import open_codec, parse_codec
+from atoll.tensors.layout import CONTROL, SHARED, STATE, Tensor
+from atoll.tensors.pieces import part_name
+from atoll.tensors.safetensors_file import parse_header
+from atoll.tensors.shared_file import make_shared
 
 logger = logging.getLogger(__name__)
 

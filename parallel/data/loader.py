@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.data.ahead import ahead
 from atoll.parallel.data.batch import Batch, count_units, in_parts, map_tensors
 from atoll.parallel.data.order import Indices, Order

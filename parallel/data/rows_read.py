@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.local_training.draws import drawing, is_fixed
 from atoll.parallel.local_training.rows import CONSTANTS
 from atoll.parallel.local_training.trees import leaves

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import nn
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.adapters.pipeline_trial import chain_faults, outputs_of
 from atoll.parallel.communication.hooks import HookState, register
 from atoll.parallel.communication.outer import Outer, make_outer

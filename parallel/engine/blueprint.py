@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.adapters.pipeline_plan import planned_chain
 from atoll.parallel.adapters.pipeline_stages import put_stand_ins
 from atoll.parallel.adapters.pipeline_trial import calls

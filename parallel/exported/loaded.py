@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from atoll.aggregation.tensors.layout import Layout
 from atoll.parallel.exported.run_values import RunValues
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.array_values import tuned
@@ -14,6 +13,7 @@ from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.task import Task, load_task
 from atoll.parallel.worker.bench import Bench
 from atoll.parallel.worker.benches import bench_of
+from atoll.tensors.layout import Layout
 
 SITE, PARTITION = "site", "partition-id"
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.task.arrays import ALLOWED, Arrays
 from atoll.parallel.task.content import Content
 from atoll.parallel.task.errors import TaskBroken

@@ -20,7 +20,7 @@ from atoll.parallel.task.noise import Noise
 from atoll.parallel.task.randomness import seed_everything, seed_from
 
 if TYPE_CHECKING:
-    from atoll.aggregation.noise.generator import SecretGenerator
+    from atoll.ground.noise.generator import SecretGenerator
 
 DRAWING = re.compile(r"flwr\..*\b(differential_privacy|dp|dp_\w+|dpfedavg_\w+|localdp_mod)")
 """The modules of Flower that draw noise; `tests/parallel/flower/test_secret_noise.py` looks for others."""

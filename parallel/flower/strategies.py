@@ -23,7 +23,7 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.flower.records import arrays_of, casts_of
 from atoll.parallel.flower.server_host import Started
 from atoll.parallel.flower.terms import Terms, order_to_send

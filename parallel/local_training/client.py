@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch.func import functional_call
 
-from atoll.aggregation.tensors.layout import SHARED, STATE, Layout, Tensor, in_order
 from atoll.parallel.local_training.batches import batch_sizes, to_device
 from atoll.parallel.local_training.draws import Fetch
 from atoll.parallel.local_training.one_loss import one_loss
@@ -20,6 +19,7 @@ from atoll.parallel.task.context import Context
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task
+from atoll.tensors.layout import SHARED, STATE, Layout, Tensor, in_order
 
 Tensors = dict[str, torch.Tensor]
 

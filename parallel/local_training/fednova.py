@@ -17,7 +17,7 @@ above, because its momentum buffer accumulates the term, too.
 
 import math
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.local import Local
 

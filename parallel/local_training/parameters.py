@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from atoll.aggregation.tensors.layout import BESIDE, Layout, Tensor, in_order
 from atoll.parallel.adapters.peft_models import adapter_faults
 from atoll.parallel.compiled import in_place
 from atoll.parallel.local_training.as_built import AsBuilt
@@ -23,6 +22,7 @@ from atoll.parallel.task.base import TRAINED
 from atoll.parallel.task.context import Context, context_of, within
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.randomness import seeded
+from atoll.tensors.layout import BESIDE, Layout, Tensor, in_order
 
 if TYPE_CHECKING:
     from atoll.parallel.task.task import Task

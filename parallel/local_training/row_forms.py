@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.local_training.batches import row_at
 from atoll.parallel.local_training.trees import children
 from atoll.parallel.task.collated import Collated

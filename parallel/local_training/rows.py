@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.local_training.trees import children, is_record, leaves, with_children
 from atoll.parallel.task.errors import TaskBroken
 

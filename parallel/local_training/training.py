@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.local_training.batches import to_device
 from atoll.parallel.local_training.client import TrainingClient
 from atoll.parallel.local_training.draws import Fetch, drawing, held_by, seed_held

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.local_training.as_built import AsBuilt
 from atoll.parallel.local_training.batches import to_device
 from atoll.parallel.local_training.draws import drawing, is_fixed

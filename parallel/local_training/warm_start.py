@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.tensors.layout import BESIDE
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.errors import TaskMismatch
+from atoll.tensors.layout import BESIDE
 
 NAMES_MAX = 8
 """The tensors that a fault lists."""

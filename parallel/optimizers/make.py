@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.dtensor import is_dtensor
 from atoll.parallel.optimizers.lamb import LAMB
 from atoll.parallel.optimizers.larc import LARC

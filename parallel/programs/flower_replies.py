@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, RecordDict
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.flower.records import from_content
 from atoll.parallel.programs.grid import Reply
 from atoll.parallel.task.content import Content

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.local_training.batches import fetcher
 from atoll.parallel.statistics.own import EXAMPLES, own_parts
 from atoll.parallel.statistics.parts import (

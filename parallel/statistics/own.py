@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.statistics.parts import (
     MERGES,
     NAME_LETTERS_MAX,

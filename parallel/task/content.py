@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.errors import TaskBroken
 

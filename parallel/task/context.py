@@ -20,7 +20,7 @@ from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.noise import Noise
 
 if TYPE_CHECKING:
-    from atoll.aggregation.noise.generator import SecretGenerator
+    from atoll.ground.noise.generator import SecretGenerator
 
 NAME = "context"
 """The name of the parameter."""

@@ -13,7 +13,7 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any, NamedTuple
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.told import logger
 

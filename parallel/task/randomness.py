@@ -22,7 +22,7 @@ from atoll.parallel.task.context import context_of, within
 from atoll.parallel.task.noise import Noise
 
 if TYPE_CHECKING:
-    from atoll.aggregation.noise.generator import SecretGenerator
+    from atoll.ground.noise.generator import SecretGenerator
     from atoll.parallel.task.task import Task
 
 DATA_SEED = 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from atoll.aggregation.folders import no_file
+from atoll.ground.folders import no_file
 from atoll.parallel.adapters.base_files import BaseRefused
 from atoll.parallel.adapters.loading import Matched
 from atoll.parallel.adapters.peft_models import adapter_faults

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.nn.modules.batchnorm import _NormBase
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.checkpoint.errors import CheckpointFailed
 from atoll.parallel.checkpoint.export import export_model
 from atoll.parallel.checkpoint.ranks import Ranks

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from atoll.aggregation.tensors.layout import BESIDE
 from atoll.parallel.local_training.algorithms import CONCATENATE, check_algorithm
 from atoll.parallel.local_training.warm_start import Aliases
 from atoll.parallel.statistics.own import cannot_give, of_array_task
@@ -21,6 +20,7 @@ from atoll.parallel.task.noise import noise_of_job
 from atoll.parallel.task.overrides import check_all
 from atoll.parallel.task.randomness import DATA_SEED, seed_everything, seeded
 from atoll.parallel.worker.bench import PROCESS, AllTravels, Measures, MessageAnswer, Outcome, Received, only_declared
+from atoll.tensors.layout import BESIDE
 
 if TYPE_CHECKING:
     from atoll.parallel.local_training.left_behind import Kept

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import CONTROL, SHARED, STATE, Tensor, in_order
 from atoll.parallel.adapters.loading import tensors_of
 from atoll.parallel.adapters.peft_models import adapter_of, note_of
 from atoll.parallel.local_training.algorithms import check_training
@@ -48,6 +46,8 @@ from atoll.parallel.task.randomness import repeat_on
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.bench import ONE_JOB, PROCESS, Json, Measures, Outcome, Received
 from atoll.parallel.worker.site_task import SiteTask, device_of, model_seed
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import CONTROL, SHARED, STATE, Tensor, in_order
 
 
 class ModelBench:

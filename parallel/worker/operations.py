@@ -5,9 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.folders import finds_no_room
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Layout, Piece
+from atoll.ground.folders import finds_no_room
 from atoll.parallel.exit_functions import run_exit_functions
 from atoll.parallel.local_training.warm_start import Start, StartRefused
 from atoll.parallel.task.arrays import Arrays, layout_of
@@ -22,6 +20,8 @@ from atoll.parallel.task.told import Told
 from atoll.parallel.worker.bench import PROCESS, AppBench, Bench, MessageBench, Received
 from atoll.parallel.worker.benches import bench_of
 from atoll.parallel.worker.model_files import write_initial, write_update
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Layout, Piece
 
 Json = dict[str, Any]
 

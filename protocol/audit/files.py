@@ -25,9 +25,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from atoll.aggregation.folders import in_words, sync_folder
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.text_files import NotText, text_of
+from atoll.ground.folders import in_words, sync_folder
+from atoll.ground.printable import count_of
+from atoll.ground.text_files import NotText, text_of
 from atoll.protocol.audit.archive import Archived, ArchiveRefused, copy_into
 from atoll.protocol.audit.chain import (
     ARCHIVE,

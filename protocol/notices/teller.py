@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.aggregation.folders import in_words
+from atoll.ground.folders import in_words
 from atoll.protocol.backoff import delay
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.notices.book import Book, Due

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.tensors.layout import Piece
 from atoll.parallel.local_training.warm_start import Start
 from atoll.parallel.task.flower_app import is_app
 from atoll.parallel.task.metrics import values
@@ -27,6 +26,7 @@ from atoll.parallel.worker.process import (
 )
 from atoll.protocol.threads import begin_on_thread
 from atoll.server.rounds.events import Sums
+from atoll.tensors.layout import Piece
 
 logger = logging.getLogger(__name__)
 

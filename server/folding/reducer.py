@@ -19,8 +19,6 @@ from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.step import Anchor, Step
 from atoll.aggregation.fold.streaming import fold
 from atoll.aggregation.place import Place
-from atoll.aggregation.tensors.layout import Layout, Piece
-from atoll.aggregation.tensors.safetensors_file import read_buffers
 from atoll.parallel.local_training.warm_start import Start
 from atoll.protocol import crash_points
 from atoll.protocol.durable import naming_full_disk
@@ -37,6 +35,8 @@ from atoll.server.folding.method import Method
 from atoll.server.folding.plan import FoldPlan, plan_of
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
 from atoll.server.rounds.events import Aggregate
+from atoll.tensors.layout import Layout, Piece
+from atoll.tensors.safetensors_file import read_buffers
 
 if TYPE_CHECKING:
     from atoll.server.journal.journal import UpdateRow

@@ -9,8 +9,7 @@ import logging
 import math
 from functools import partial
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import Piece
+from atoll.ground.printable import count_of
 from atoll.parallel.task.randomness import training_seed
 from atoll.parallel.task.task import task_name
 from atoll.protocol import crash_points
@@ -50,6 +49,7 @@ from atoll.server.programs.contents import Contents
 from atoll.server.programs.process import Json, ProgramProcess
 from atoll.server.rounds.events import Accept, EndRun, PauseRun, Release, ResumeRequested, RunStarted, Update
 from atoll.server.views.message_lines import lines_of, nodes_in_words
+from atoll.tensors.layout import Piece
 
 logger = logging.getLogger(__name__)
 

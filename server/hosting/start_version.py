@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from atoll.aggregation.folders import no_file
+from atoll.ground.folders import no_file
 from atoll.parallel.local_training.warm_start import Start
 from atoll.protocol.run_names import RunNotNamed, newest_named
 from atoll.protocol.vocabulary import RunId, Version

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.printable import count_of, printable
+from atoll.ground.printable import count_of, printable
 from atoll.parallel.task.given import OPTION
 from atoll.parallel.task.task import task_name
 from atoll.protocol import atoll_pb2 as pb

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import grpc
 
-from atoll.aggregation.printable import count_of, printable
+from atoll.ground.printable import count_of, printable
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.durable import DiskFull, told_outside

@@ -20,7 +20,7 @@ Source: the session takeover of MQTT, which has the place go to the newest conne
 
 from dataclasses import dataclass, field
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.bounded_mapping import BoundedMapping
 
 VACANCY_S = 30.0

@@ -27,7 +27,6 @@ from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.sharded import Cohort, fold_shard
 from atoll.aggregation.fold.step import kept_pieces
 from atoll.aggregation.fold.streaming import Folded
-from atoll.aggregation.tensors.ownership import owned_pieces
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import crash_points
@@ -52,6 +51,7 @@ from atoll.server.ranks.gloo import Gloo, MeetingPoint
 from atoll.server.ranks.rank_store import RankRun
 from atoll.server.ranks.reported_parts import ReportedParts
 from atoll.server.transfers.uploads import Uploads
+from atoll.tensors.ownership import owned_pieces
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from atoll.aggregation.fold.prepared import check_whole
 from atoll.aggregation.fold.step import Step
-from atoll.aggregation.tensors.pieces import cut_layout
-from atoll.aggregation.tensors.safetensors_file import read_buffers, read_metadata
 from atoll.parallel.local_training.warm_start import Start
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
@@ -27,6 +25,8 @@ from atoll.server.folding.reducer import Reducer, exists_from_now_on
 from atoll.server.ranks.fetch import NotFetched, gather
 from atoll.server.ranks.registry import AGAIN_S, Ranks
 from atoll.server.rounds.events import Aggregate
+from atoll.tensors.pieces import cut_layout
+from atoll.tensors.safetensors_file import read_buffers, read_metadata
 
 
 class ShardedReducer(Reducer):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.aggregation.fold.weights import weight_cap
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.task.metrics import merge, merge_alike, only_finite, usual_lengths
 from atoll.protocol.disclosure import ANY_SUM, Disclosure, MetricsLeave
 from atoll.protocol.vocabulary import ClientId, RoundId, Version

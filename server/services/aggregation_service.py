@@ -9,8 +9,7 @@ from functools import partial
 
 import grpc
 
-from atoll.aggregation.codecs.names import known_codecs
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.durable import told_outside
@@ -35,6 +34,7 @@ from atoll.server.transfers.timeouts import Silent, first_of
 from atoll.server.transfers.verdicts import refused
 from atoll.server.transport.interceptor import Context
 from atoll.server.transport.peer import address_of
+from atoll.tensors.codecs.names import known_codecs
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.statistics.parts import Numbers, Part, Place, SiteStatistics, merged
 from atoll.protocol.disclosure import ANY_SUM, Disclosure, MetricsLeave
 from atoll.protocol.vocabulary import ClientId

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.folders import sync_folder
+from atoll.ground.folders import sync_folder
 from atoll.protocol.durable import write_atomically
 
 FOLDER = "statistics"

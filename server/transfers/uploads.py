@@ -13,10 +13,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Protocol
 
-from atoll.aggregation.codecs.installed import is_installed
-from atoll.aggregation.codecs.names import fault_of_opening
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.updates.inspection import Inspection, Inspector
+from atoll.ground.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
 from atoll.protocol.durable import DiskFull, QuotaFull
@@ -37,6 +34,9 @@ from atoll.server.transfers.downloads import BadRequest
 from atoll.server.transfers.parts import PartStreams, PartsUnderWay
 from atoll.server.transfers.timeouts import FLOOR_BYTES_PER_S, PARTIALS_MAX, next_bytes, patience_of
 from atoll.server.transfers.verdicts import refused
+from atoll.tensors.codecs.installed import is_installed
+from atoll.tensors.codecs.names import fault_of_opening
+from atoll.tensors.updates.inspection import Inspection, Inspector
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from atoll.aggregation.printable import conclusion, count_of, span
+from atoll.ground.printable import conclusion, count_of, span
 from atoll.parallel.task.metrics import LEFT_OUT
 from atoll.protocol.vocabulary import DECLINES, FailureReason, Fate, ReleaseReason, RoundId, RunState
 from atoll.server.rounds.client_evaluation import SILENT, merged

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.local_training.batches import fetcher
 from atoll.protocol.settings import ConfigError, or_faults
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.tensors.layout import BESIDE, CONTROL, STATE, Layout, in_order
 from atoll.parallel.local_training.frozen import Unchanged, frozen_tensors
 from atoll.parallel.local_training.parameters import initial_parameters, integer_difference, state_of, trained_by_name
 from atoll.parallel.local_training.passing_state import PassingState
@@ -21,6 +20,7 @@ from atoll.parallel.task.errors import TaskMismatch
 from atoll.parallel.task.task import Task
 from atoll.simulations.engines.engine import Job, Training
 from atoll.simulations.engines.rows import Form, Rows
+from atoll.tensors.layout import BESIDE, CONTROL, STATE, Layout, in_order
 
 Array = np.ndarray[Any, Any]
 

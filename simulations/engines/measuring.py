@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from atoll.aggregation.printable import conclusion
+from atoll.ground.printable import conclusion
 from atoll.parallel.local_training.parameters import build_model
 from atoll.parallel.local_training.training import Evaluation
 from atoll.parallel.task.arrays import Arrays

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.parallel.local_training.client import form_of_shared, form_of_state
 from atoll.parallel.local_training.kept_optimizer import layout_of_optimizer
 from atoll.parallel.local_training.local_layers import names_that_stay
@@ -23,6 +22,7 @@ from atoll.parallel.local_training.parameters import difference_dtype, state_of,
 from atoll.parallel.task.algorithm import Algorithm
 from atoll.parallel.task.arrays import ALLOWED, Arrays
 from atoll.parallel.task.local import Local
+from atoll.tensors.layout import CONTROL, Layout, Tensor, in_order
 
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for dtype, name in ALLOWED.items()}  # type: ignore[call-overload]
 

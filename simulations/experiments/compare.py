@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.local_training.batches import row_at
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.local import Local

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.data.rows_read import rows_read
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.randomness import data_of, generators_kept

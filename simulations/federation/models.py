@@ -16,9 +16,6 @@ import numpy as np
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.place import Place
 from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Layout, Piece
-from atoll.aggregation.tensors.pieces import layout_of_pieces
 from atoll.parallel.local_training.warm_start import Start, StartRefused
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.worker.bench import Bench
@@ -39,6 +36,9 @@ from atoll.server.folding.reducer import fold_version
 from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import Aggregate
 from atoll.simulations.federation.updates import IN_MEMORY_MAX, Updates
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Layout, Piece
+from atoll.tensors.pieces import layout_of_pieces
 
 KEEP_VERSIONS = 5
 """Minimum number of newest versions whose files stay, of those that have files."""

@@ -18,7 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.printable import conclusion, count_of
+from atoll.ground.printable import conclusion, count_of
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, merge, merge_alike, names_refused, values
 from atoll.protocol.durable import write_atomically

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.round_schedule import BOUNDED
 from atoll.parallel.task.task import Task

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.file_digest import Digests, faults_of_files
+from atoll.ground.file_digest import Digests, faults_of_files
 from atoll.parallel.task.metrics import Statistics, as_statistics
 from atoll.protocol.durable import write_atomically
 from atoll.server.errors import StoreCorrupted

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from atoll.aggregation.printable import count_of
 from atoll.client.session.events import EvaluationRequest, Invitation, JobFailed
+from atoll.ground.printable import count_of
 from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.task.metrics import Statistics, sound
 from atoll.parallel.worker.model_files import write_update

@@ -12,9 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Piece, Tensor, in_order
+from atoll.ground.printable import count_of
 from atoll.parallel.forking import leaving_garbage, reopen_files
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.arrays import Arrays
@@ -26,6 +24,8 @@ from atoll.protocol.vocabulary import ClientId
 from atoll.simulations.engines.engine import Failed
 from atoll.simulations.engines.one_process import threads_of_torch
 from atoll.simulations.engines.processes.processes import WorkerDied
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Piece, Tensor, in_order
 
 BENCHES_MAX = 64
 """Maximum number of clients whose apps stay loaded."""

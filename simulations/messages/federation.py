@@ -19,8 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import Piece
+from atoll.ground.printable import count_of
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.noise import NOT_PRIVATE
@@ -55,6 +54,7 @@ from atoll.simulations.messages.program import Lines, Program
 from atoll.simulations.messages.recorded import Recorded
 from atoll.simulations.messages.service import MessageService
 from atoll.simulations.messages.work import MessageWork
+from atoll.tensors.layout import Piece
 
 EXCHANGES = "exchanges.jsonl"
 TEMPORARY = ("contents", "clients", "updates", "incoming", "versions")

@@ -3,8 +3,8 @@
 import json
 from typing import Protocol
 
-from atoll.aggregation.printable import count_of
 from atoll.client.session import events as client
+from atoll.ground.printable import count_of
 from atoll.parallel.task.flower_app import simulated_number
 from atoll.parallel.task.randomness import training_seed
 from atoll.parallel.task.task import task_name

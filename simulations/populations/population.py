@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.task.randomness import data_of
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError

@@ -184,7 +184,7 @@ def personal(run, site, tasks_sites):
     files = sorted(
         run.folder.glob(f"clients/{number}.own.*.safetensors"), key=lambda path: int(path.name.split(".")[2])
     )
-    arrays = atoll.aggregation.tensors.safetensors_file.read(files[-1]) if files else {}
+    arrays = atoll.tensors.safetensors_file.read(files[-1]) if files else {}
     return {name.removeprefix("state/"): array for name, array in arrays.items()}
 
 

@@ -13,8 +13,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError
 from pydantic import BaseModel
 
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.aggregation.tensors.safetensors_header import decode_header, header_bytes
 from atoll.client.config import AgentConfig
 from atoll.client.policy.config import SitePolicy
 from atoll.client.wire.messages import BadMessage, event_of, hello
@@ -37,6 +35,8 @@ from atoll.server.services.coordinator_service import _connection, _fault_of_hel
 from atoll.simulations.experiments.grid import parse_grid
 from atoll.simulations.experiments.sweep import check_cells
 from atoll.simulations.federation.config import SimulationFile
+from atoll.tensors.layout import Tensor
+from atoll.tensors.safetensors_header import decode_header, header_bytes
 from tests.fuzz.make_corpus import NOW, PATH
 from tests.protocol.test_manifest import UPDATE, VERSION
 from tests.protocol.test_part_manifest import LAYOUT, PARTS, ROOT

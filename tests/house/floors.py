@@ -7,38 +7,24 @@ folder or a root file that is missing in the table is a violation, so that a new
 `python -m tests.house --propose ROOM` prints the lowest floors that the imports of a room allow.
 """
 
-GROUND = {"aggregation", "parallel"}
+LOWEST = {"ground", "tensors"}
+TRAINING = LOWEST | {"parallel"}
+NO_SHELL = TRAINING | {"aggregation"}
+"""Mathematics and training: no gRPC, no asyncio, no wall clock."""
+BOTH_SIDES = NO_SHELL | {"protocol"}
 
 MAY_IMPORT = {
-    "aggregation": {"aggregation"},
-    "parallel": {"parallel"},
-    "protocol": {"protocol"} | GROUND,
-    "server": {"server", "protocol"} | GROUND,
-    "client": {"client", "protocol"} | GROUND,
-    "simulations": {"simulations", "server", "client", "protocol"} | GROUND,
-    "atoll": {"atoll", "simulations", "server", "client", "protocol"} | GROUND,
+    "ground": {"ground"},
+    "tensors": LOWEST,
+    "aggregation": LOWEST | {"aggregation"},
+    "parallel": TRAINING,
+    "protocol": BOTH_SIDES,
+    "server": BOTH_SIDES | {"server"},
+    "client": BOTH_SIDES | {"client"},
+    "simulations": BOTH_SIDES | {"server", "client", "simulations"},
+    "atoll": BOTH_SIDES | {"server", "client", "simulations", "atoll"},
 }
 """The rooms that each room may import."""
-
-SHARED: dict[str, tuple[str, ...]] = {
-    "parallel": (
-        "aggregation/codecs/chunks.py",
-        "aggregation/codecs/codec.py",
-        "aggregation/codecs/error_feedback.py",
-        "aggregation/codecs/names.py",
-        "aggregation/entry_points.py",
-        "aggregation/file_digest.py",
-        "aggregation/folders.py",
-        "aggregation/noise",
-        "aggregation/printable.py",
-        "aggregation/tensors",
-        "aggregation/text_files.py",
-        "aggregation/updates/encoded_writer.py",
-        "aggregation/weight.py",
-    ),
-}
-"""Places of other rooms that a room may import all the same: on the ground, the layout of tensors, their file and how
-they are encoded there, the weight that an update claims, and the text that a person writes or reads."""
 
 TESTS_ELSEWHERE = {
     "atoll/cli/flower": "tests/federation/flower",
@@ -49,24 +35,21 @@ TESTS_ELSEWHERE = {
 """Folders whose tests lie elsewhere: what they do is seen through a socket, a process or a whole history."""
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "aggregation": (
-        (
-            "entry_points.py",
-            "folders.py",
-            "noise",
-            "numba_support.py",
-            "ordered_map.py",
-            "place.py",
-            "printable.py",
-            "text_files.py",
-            "weight.py",
-        ),
-        ("file_digest.py", "optimizers.py"),
-        ("own_optimizer.py",),
-        ("tensors",),
-        ("codecs",),
+    "ground": (
+        ("entry_points.py", "folders.py", "noise", "printable.py", "text_files.py"),
+        ("file_digest.py",),
+    ),
+    "tensors": (
+        ("layout.py", "numba_support.py"),
+        ("coverage.py", "pieces.py", "runs.py", "safetensors_header.py"),
+        ("box_reader.py", "ownership.py", "safetensors_file.py"),
+        ("codecs", "shared_file.py"),
         ("updates",),
-        ("rules",),
+    ),
+    "aggregation": (
+        ("ordered_map.py", "place.py"),
+        ("optimizers.py", "rules"),
+        ("own_optimizer.py",),
         ("fold",),
         ("stacked",),
     ),

@@ -21,7 +21,7 @@ NOTHING: frozenset[str] = frozenset()
 
 PURE: dict[str, frozenset[str]] = {
     "aggregation/fold/weights.py": NOTHING,
-    "aggregation/weight.py": NOTHING,
+    "tensors/updates/weight.py": NOTHING,
     "parallel/statistics/exact.py": NOTHING,
     "parallel/statistics/parts.py": NOTHING,
     "parallel/task/errors.py": NOTHING,
@@ -38,7 +38,7 @@ PURE: dict[str, frozenset[str]] = {
     "protocol/notices/book.py": frozenset({"atoll.protocol.notices.notice"}),
     "protocol/notices/notice.py": NOTHING,
     "protocol/identity/names.py": frozenset({"re"}),
-    "aggregation/printable.py": frozenset({"difflib"}),
+    "ground/printable.py": frozenset({"difflib"}),
     "protocol/wire/mesh_use.py": NOTHING,
     "protocol/value_type.py": NOTHING,
     "protocol/vocabulary.py": NOTHING,

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from atoll import Task
-from atoll.aggregation.tensors import safetensors_file
 from atoll.parallel.crew.bench import MeshBench
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.worker.operations import Operations
 from atoll.parallel.world import read_world
+from atoll.tensors import safetensors_file
 from tests.odd_tasks.cells import IN_BF16
 from tests.odd_tasks.table import TASKS
 from tests.parallel.crew.clients import distance, plan_of, request_of, update_in

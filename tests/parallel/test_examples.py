@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from atoll import ArrayTask, Deadline, Instructions
-from atoll.aggregation.tensors import safetensors_file
 from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, update_of
 from atoll.parallel.local_training.training import evaluate, train_locally
 from atoll.parallel.task import metrics
@@ -16,6 +15,7 @@ from atoll.parallel.task.task import Task, load_task
 from atoll.parallel.worker.bench import Received
 from atoll.parallel.worker.model_bench import ModelBench
 from atoll.parallel.worker.process import RunTerms, Worker
+from atoll.tensors import safetensors_file
 from examples import digits, iris_sklearn
 from examples.central import train_centrally
 

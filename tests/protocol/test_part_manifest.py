@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.tensors.layout import Piece, Tensor, in_order, pieces_in_order
 from atoll.protocol.manifest import (
     BYTES_MAX,
     MANIFEST_BYTES_MAX,
@@ -30,6 +29,7 @@ from atoll.protocol.part_manifest import (
     part_of,
 )
 from atoll.protocol.strict_json import ManifestError
+from atoll.tensors.layout import Piece, Tensor, in_order, pieces_in_order
 from tests.aggregation.models import random_cuts
 from tests.protocol.test_manifest import SHA, UPDATE
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import printable_size
 from atoll.cli import options
 from atoll.cli.experiments.compare_runs import Shown, are_folders, check_one_task, compare_runs
 from atoll.cli.experiments.rows import By, Columns, Csv, Markdown
@@ -17,6 +16,7 @@ from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
 from atoll.cli.stopping import INTERRUPTED, if_stopped
+from atoll.ground.printable import printable_size
 
 if TYPE_CHECKING:
     from atoll.cli.training.request import Request

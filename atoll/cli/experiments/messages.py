@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.aggregation.printable import count_of, printable_size
 from atoll.cli.printing import note, say, seconds
+from atoll.ground.printable import count_of, printable_size
 
 if TYPE_CHECKING:
     from atoll.parallel.task.array_task import ArrayTask

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say, table
 from atoll.cli.waiting import waiting_for
+from atoll.ground.printable import count_of
 
 if TYPE_CHECKING:
     from atoll.simulations.federation.config import SimulationFile

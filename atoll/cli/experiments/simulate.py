@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from atoll.aggregation.printable import count_of, printable_size
 from atoll.cli import options
 from atoll.cli.experiments.interrupting import with_signals
 from atoll.cli.exports.live import Exports, live_export
@@ -17,6 +16,7 @@ from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, best_text, note, say, say_settings, seconds
 from atoll.cli.runs.sites import say_sites
 from atoll.cli.stopping import INTERRUPTED, if_stopped
+from atoll.ground.printable import count_of, printable_size
 from atoll.parallel.loading import loading
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ def _sets_kind(what: str, overrides: list[str]) -> bool:
     """Return whether the TOML or an override sets population.kind."""
     import tomllib
 
-    from atoll.aggregation.text_files import text_of
+    from atoll.ground.text_files import text_of
 
     if any(override.partition("=")[0].strip() == "population.kind" for override in overrides):
         return True

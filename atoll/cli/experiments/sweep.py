@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.experiments.rows import By, Columns, Csv, Markdown, check_formats, document_of, draw, say_rows
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note
 from atoll.cli.printing import table as say_table
 from atoll.cli.stopping import INTERRUPTED, if_stopped
+from atoll.ground.printable import count_of
 from atoll.protocol.signals import handled_by
 
 if TYPE_CHECKING:

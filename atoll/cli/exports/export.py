@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say
+from atoll.ground.printable import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.config.model import run_and_version

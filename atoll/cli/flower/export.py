@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.task_failures import task_failures_in_one_line
+from atoll.ground.printable import count_of
 from atoll.parallel.task.flower_app import is_app, with_app
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def _fitting(found: "Counterpart", initial: "Arrays", buffers: Sequence[str]) ->
     Raises:
         CommandError: it would step tensors that are only averaged here.
     """
-    from atoll.aggregation.tensors.layout import BESIDE
     from atoll.parallel.local_training.warm_start import listed
+    from atoll.tensors.layout import BESIDE
 
     whole = [name for name, array in initial.items() if array.dtype.kind != "f"]
     beside = [name for name in initial if name.startswith(BESIDE)]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import count_of, instead_of, printable, printable_size
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, note, say, table
 from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.waiting import waiting_for
+from atoll.ground.printable import count_of, instead_of, printable, printable_size
 
 if TYPE_CHECKING:
     from atoll.protocol.audit.chain import Checkpoint, Line, Verifier
@@ -172,8 +172,8 @@ def as_archived(folder: Path, out: Path, writer: str, *, json: bool) -> None:
     Raises:
         CommandError: there is no log, or the archive cannot be written.
     """
-    from atoll.aggregation.folders import in_words
     from atoll.cli.local_audit import os_user
+    from atoll.ground.folders import in_words
     from atoll.protocol.audit.files import AuditFiles, log_files
 
     if not log_files(folder):

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import instead_of
 from atoll.cli import completion, options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, table
 from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.runs.views import read_view
+from atoll.ground.printable import instead_of
 from atoll.protocol.identity.names import Role
 
 app = typer.Typer(

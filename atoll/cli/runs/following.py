@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.printable import count_of
 from atoll.cli.faults import CommandError
 from atoll.cli.options import STATE
 from atoll.cli.printing import as_json_line, clock, note, say
 from atoll.cli.runs.elsewhere import is_elsewhere, is_named
 from atoll.cli.runs.views import open_history, read_view
+from atoll.ground.printable import count_of
 
 Document = dict[str, Any]
 

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import printable_size
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, clock, metrics_text, say, table
 from atoll.cli.runs.views import read_view
+from atoll.ground.printable import printable_size
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="List the versions of the global model, or export one.")
 

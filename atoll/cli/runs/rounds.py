@@ -4,12 +4,12 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import printable_size
 from atoll.cli import options
 from atoll.cli.faults import Commands
 from atoll.cli.printing import as_json, say, seconds, table
 from atoll.cli.runs.sites import say_sites
 from atoll.cli.runs.views import read_view
+from atoll.ground.printable import printable_size
 
 app = typer.Typer(
     cls=Commands,

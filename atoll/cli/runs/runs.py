@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, best_text, clock, metrics_text, note, say, shortened, table
@@ -13,6 +12,7 @@ from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.runs.sites import show_sites
 from atoll.cli.runs.statistics import statistics
 from atoll.cli.runs.views import read_view
+from atoll.ground.printable import count_of
 from atoll.protocol.run_names import RunNotNamed, only_named
 
 if TYPE_CHECKING:

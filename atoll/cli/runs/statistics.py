@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, clock, say, shortened, table
 from atoll.cli.runs.views import read_view
+from atoll.ground.printable import count_of
 
 ROWS_MAX = 40
 """Most rows of one table; --json has all."""

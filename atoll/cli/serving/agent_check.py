@@ -47,8 +47,8 @@ def faults_at_the_site(settings: "AgentConfig", references: Sequence[str]) -> li
 
 def _faults_of_batches(settings: "AgentConfig", tasks: Mapping[str, Any]) -> Iterator[str]:
     """Yield why tasks cannot be used with this site's data, as the agent finds it when it starts."""
-    from atoll.aggregation.printable import conclusion
     from atoll.client.work.data_away import said_of_data
+    from atoll.ground.printable import conclusion
     from atoll.parallel.worker.benches import bench_of
     from atoll.parallel.worker.operations import detail_of
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import printable_size
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, clock, note, say
 from atoll.cli.waiting import waiting_for
+from atoll.ground.printable import printable_size
 
 if TYPE_CHECKING:
     from atoll.server.backup.backup import Backup

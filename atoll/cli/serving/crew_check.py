@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from atoll.aggregation.printable import count_of, printable_size
 from atoll.cli.printing import note
+from atoll.ground.printable import count_of, printable_size
 
 if TYPE_CHECKING:
     from atoll.client.crew_config import CrewConfig

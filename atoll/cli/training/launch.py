@@ -6,11 +6,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from atoll.aggregation.printable import count_of
 from atoll.cli.stopping import INTERRUPTED
 from atoll.cli.training.fault import Fault
 from atoll.cli.training.folder import folder_lock
 from atoll.cli.training.request import Request
+from atoll.ground.printable import count_of
 from atoll.parallel.launch.launcher import Launcher, elastic
 from atoll.parallel.launch.line import Json, Line, Listener
 from atoll.parallel.launch.rank_fault import take_faults

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from atoll.aggregation.printable import printable_size
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import say, table
+from atoll.ground.printable import printable_size
 
 if TYPE_CHECKING:
     from atoll.parallel.planner.candidate import Candidate
@@ -71,8 +71,8 @@ def check_site(shape: "ModelShape", site: Site) -> None:
     Raises:
         CommandError: the line, the codec or the rank of the adapters is none; with all faults.
     """
-    from atoll.aggregation.codecs.names import parse_codec
     from atoll.parallel.planner.client import of_adapters
+    from atoll.tensors.codecs.names import parse_codec
 
     faults: list[str] = []
     _checked(lambda: line_of(site.line or LINE), "", faults)

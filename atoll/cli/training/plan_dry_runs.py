@@ -3,10 +3,10 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from atoll.aggregation.printable import count_of, printable_size
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import note, say, table
 from atoll.cli.waiting import waiting_for
+from atoll.ground.printable import count_of, printable_size
 
 if TYPE_CHECKING:
     from atoll.parallel.planner.candidate import Candidate

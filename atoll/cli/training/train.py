@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.exports.live import Exports
 from atoll.cli.printing import as_json, note, say, seconds
 from atoll.cli.stopping import INTERRUPTED, if_stopped
+from atoll.ground.printable import count_of
 from atoll.parallel.loading import loading
 
 if TYPE_CHECKING:

@@ -1,4 +1,1 @@
-"""The agent's side of a crew: its launcher, its folder and its terms. Without torch.
-
-Imports: `launch`, `worker`, and what they import.
-"""
+"""The agent's side of a crew: its launcher, its folder and its terms. Without torch."""

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.adapters.kept_lines import BASES
 from atoll.parallel.crew.supervisor.interval import NEVER, Interval
 from atoll.parallel.crew.supervisor.round_folder import prepare

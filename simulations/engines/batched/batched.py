@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.tensors.layout import BESIDE, STATE
 from atoll.parallel.local_training.batches import batch_sizes
 from atoll.parallel.local_training.parameters import build_model, integer_difference, trained_by_name
 from atoll.parallel.local_training.scaffold import ControlVariates, split
@@ -42,6 +41,7 @@ from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.loop import Loop, report_of, requested_steps
 from atoll.simulations.engines.one_process import OneProcess, on_device, threads_of_torch
 from atoll.simulations.engines.rows import Columns, Rows
+from atoll.tensors.layout import BESIDE, STATE
 
 logger = logging.getLogger(__name__)
 

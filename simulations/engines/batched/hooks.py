@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch.func import vmap
 
-from atoll.aggregation.tensors.layout import SHARED, STATE
 from atoll.parallel.local_training.as_built import AsBuilt
 from atoll.parallel.local_training.client import Tensors, tensors_with
 from atoll.parallel.local_training.one_loss import one_loss
@@ -36,6 +35,7 @@ from atoll.simulations.engines.batched.nets import Net
 from atoll.simulations.engines.batched.outputs import by_client, filled
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.engine import Training
+from atoll.tensors.layout import SHARED, STATE
 
 DTYPES = (torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """The dtypes of a state that are stored as they are."""

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from atoll.aggregation.tensors.layout import SHARED, STATE
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.randomness import seed_everything
 from atoll.parallel.task.task import Task
@@ -26,6 +25,7 @@ from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.loop import Loop, orders
 from atoll.simulations.engines.rows import Rows
+from atoll.tensors.layout import SHARED, STATE
 
 Array = np.ndarray[Any, Any]
 

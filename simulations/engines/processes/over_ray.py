@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.task.arrays import Arrays, check_like
 from atoll.parallel.task.metrics import Statistics
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.engine.forked import FROZEN
 from atoll.parallel.forking import leaving_garbage
 from atoll.parallel.task.arrays import Arrays, check_like

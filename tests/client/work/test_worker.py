@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.aggregation.printable import conclusion
-from atoll.aggregation.tensors.safetensors_file import read, write
 from atoll.cli.faults import EXIT_AWAY, code_of
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, TrainOrder
 from atoll.client.work.worker import DataAway, WorkerRunner, workers_of
+from atoll.ground.printable import conclusion
 from atoll.protocol.settings import ConfigError
+from atoll.tensors.safetensors_file import read, write
 from tests.client.fake_coordinator import live, until
 
 TROUBLE = str(Path(__file__).parents[2] / "parallel" / "troublesome_task.py") + ":task"

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import read
+from atoll.tensors.safetensors_file import read
 from benchmarks.processes import free_address
 from tests.federation.crew.exact_task import SLOWED_BY, moved
 from tests.federation.crew.test_federation import TASK

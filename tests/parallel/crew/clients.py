@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codecs.chunks import decode_range
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.tensors.pieces import part_name
 from atoll.parallel.crew.bench import MeshBench
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.worker.operations import Operations
 from atoll.parallel.world import read_world
+from atoll.tensors import safetensors_file
+from atoll.tensors.codecs.chunks import decode_range
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.layout import Piece
+from atoll.tensors.pieces import part_name
 from tests.parallel.crew import adapter_tasks, hook_tasks, tasks
 from tests.parallel.ranks import call_on_ranks
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.aggregation.tensors import safetensors_file
 from atoll.parallel.crew.needs import needs_of_ranks
 from atoll.parallel.world import World, process_group
+from atoll.tensors import safetensors_file
 from tests.parallel.crew import tasks
 from tests.parallel.crew.clients import (
     Arrays,

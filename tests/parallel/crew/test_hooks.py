@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from atoll import Algorithm
-from atoll.aggregation.tensors import safetensors_file
 from atoll.parallel.crew.bench import MeshBench
 from atoll.parallel.crew.faults import faults_of_mesh
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.world import read_world
+from atoll.tensors import safetensors_file
 from tests.parallel.crew import hook_tasks
 from tests.parallel.crew.clients import (
     Json,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from atoll.aggregation.tensors import safetensors_file
 from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.tensors import safetensors_file
 from tests.parallel.crew.clients import (
     Arrays,
     Json,

@@ -5,10 +5,10 @@ import torch
 import torch.distributed as dist
 
 from atoll import Local
-from atoll.aggregation.tensors.pieces import part_name
 from atoll.parallel.crew.needs import moments_of, needs_of_ranks
 from atoll.parallel.engine.plan import given_plan
 from atoll.parallel.local_training.parameters import model_on_meta
+from atoll.tensors.pieces import part_name
 from tests.parallel.crew import tasks
 from tests.parallel.crew.clients import on_a_mesh, plan_of, write_version
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atoll.aggregation.tensors import safetensors_file
+from atoll.tensors import safetensors_file
 from tests.parallel.crew.clients import Arrays, Json, distance, in_one_process, on_a_mesh, write_version
 
 LOCALS: dict[str, Json] = {

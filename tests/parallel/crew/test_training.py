@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset
 
-from atoll.aggregation.tensors import safetensors_file
+from atoll.tensors import safetensors_file
 from tests.parallel.crew import tasks
 from tests.parallel.crew.clients import Arrays, Json, distance, in_one_process, on_a_mesh, write_version
 

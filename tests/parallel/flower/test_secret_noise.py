@@ -13,7 +13,7 @@ import flwr
 from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.serverapp import strategy as flower
 
-from atoll.aggregation.noise.generator import SecretGenerator
+from atoll.ground.noise.generator import SecretGenerator
 from atoll.parallel.flower.records import from_content, to_content
 from atoll.parallel.flower.secret_noise import DRAWING, flower_noise
 from atoll.parallel.task.flower_app import FlowerApp

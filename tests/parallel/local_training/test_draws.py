@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from atoll import Local, Task
-from atoll.aggregation.noise.generator import SecretGenerator
+from atoll.ground.noise.generator import SecretGenerator
 from atoll.parallel.local_training.draws import Drew, Steady, drawing, unseeded
 from atoll.parallel.local_training.row_forms import kind_of
 from atoll.parallel.local_training.training import evaluate, train_locally

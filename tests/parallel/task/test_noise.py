@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Algorithm, Local, Task, Trained
-from atoll.aggregation.noise.generator import SecretGenerator
+from atoll.ground.noise.generator import SecretGenerator
 from atoll.parallel.task import noise
 from atoll.parallel.task.context import Context
 from atoll.parallel.task.deadline import Deadline

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Local
-from atoll.aggregation.tensors.safetensors_file import BUFFERS, read_metadata
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointMismatch
 from atoll.parallel.engine.blueprint import Blueprint
 from atoll.parallel.engine.mesh import Mesh
@@ -30,6 +29,7 @@ from atoll.parallel.trainer.forward import check_forward
 from atoll.parallel.trainer.job import Job, JobRefused
 from atoll.parallel.trainer.logs import read_log
 from atoll.parallel.trainer.saver import RunDiffers
+from atoll.tensors.safetensors_file import BUFFERS, read_metadata
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import CONFIG, mesh, model, run
 

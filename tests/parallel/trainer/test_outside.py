@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.data import ConcatDataset, TensorDataset
 
 from atoll import Local, Metric, Task
-from atoll.aggregation.noise.generator import SecretGenerator
+from atoll.ground.noise.generator import SecretGenerator
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.local_training.as_built import AsBuilt
 from atoll.parallel.task.metrics import of_batch

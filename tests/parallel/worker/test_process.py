@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Piece
 from atoll.parallel.worker.process import Environment, RunTerms, Worker, WorkerCrashed, WorkerError, WorkerHung
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Piece
 from tests.waiting import BOUND_S
 
 HERE = Path(__file__).parents[1]

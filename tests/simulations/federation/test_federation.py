@@ -384,7 +384,7 @@ def test_an_asynchronous_run_commits_after_each_buffer_of_updates(tmp_path):
 def test_scaffold_keeps_the_mean_of_the_control_variates_in_the_model(tmp_path):
     """Karimireddy et al. 2020: c is the mean of all c_i at any time."""
     simulate(tmp_path, "aggregation.algorithm=scaffold", "aggregation.num_clients=4", "round.cohort_size=2", "rounds=6")
-    from atoll.aggregation.tensors import safetensors_file
+    from atoll.tensors import safetensors_file
 
     version = model(tmp_path, 6)
     newest = {}

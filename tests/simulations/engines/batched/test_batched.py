@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
-from atoll.aggregation.tensors.layout import Tensor
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.metrics import Metric, sound
 from atoll.parallel.task.randomness import seed_everything
@@ -26,6 +25,7 @@ from atoll.simulations.engines.engine import ClientFailed, Job, Training
 from atoll.simulations.engines.loop import orders
 from atoll.simulations.engines.rows import Columns
 from atoll.simulations.engines.sequential import Sequential
+from atoll.tensors.layout import Tensor
 from tests.simulations.engines.cases import (
     BATCHABLE,
     SIZES,
