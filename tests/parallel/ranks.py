@@ -38,7 +38,7 @@ thousands of them eat the processors."""
 
 OURS = ("atoll.", "tests.", "benchmarks.", "examples.")
 PATCHED = ("torch.distributed", "torch.nn.functional")
-"""The beginnings of the modules in which a function may replace no value, and of those in which no function or class."""
+"""The beginnings of the modules in which a function may replace no value, and of those in which nothing callable."""
 
 
 class Outcome(NamedTuple):
