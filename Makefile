@@ -39,8 +39,8 @@ PYTEST_ALL := $(BIN)/python -m pytest -q -n 4 --dist loadfile --max-worker-resta
 test: setup
 	$(PYTEST_ALL) -m "not long" --durations=40
 
-test-long: setup # what `make test` leaves out: variants in more processes, all by a real exec, and every page's commands
-	ATOLL_COLD_START=1 $(PYTEST_ALL) -m long --durations=10
+test-long: setup # what `make test` leaves out, or runs in turns (tests/turns.py): variants in more processes, every page; all by a real exec
+	ATOLL_COLD_START=1 ATOLL_TEST_DAY=all $(PYTEST_ALL) -m long --durations=10
 
 durations: setup # as `make test`, and refreshes tests/durations.json
 	$(PYTEST_ALL) -m "not long" --durations=40 --store-durations

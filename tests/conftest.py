@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from benchmarks import reaper
-from tests import fast
+from tests import fast, turns
 from tests.warm import start
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 start.install()  # with these variables
+assert turns.DAY, "the day of this process is also that of its workers"
 
 # No example fails because the machine is busy. On a build machine a property is tried on the same examples each time;
 # elsewhere every run looks further.
