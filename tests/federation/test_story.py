@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
 
 from atoll.parallel.local_training.parameters import load_parameters
 from atoll.parallel.task.randomness import data_of
@@ -16,7 +15,10 @@ from atoll.parallel.task.task import load_task
 from atoll.tensors import safetensors_file
 from benchmarks.processes import free_address
 from tests.federation.processes import ATOLL
+from tests.later import later
 from tests.waiting import BOUND_S
+
+sklearn = later("sklearn.metrics")
 
 HOSPITALS = Path(__file__).parents[2] / "examples" / "hospitals"
 USERS_OWN = ("task.py", "run.toml", "story.sh")
@@ -74,10 +76,12 @@ def test_the_story_ends_as_its_page_says_and_its_auc_is_scikit_learns(tmp_path):
     subprocess.run(export, cwd=tmp_path, check=True)
     scores = scores_of(task, last)
     for site, (bins, targets) in scores.items():
-        assert sites["sites"][site]["auc"] == pytest.approx(roc_auc_score(targets, bins), abs=1e-9), site
+        assert sites["sites"][site]["auc"] == pytest.approx(sklearn.roc_auc_score(targets, bins), abs=1e-9), site
     bins, targets = (torch.cat(column) for column in zip(*scores.values(), strict=True))
     merged = first["metrics"][str(first["version"])]["clients"]["auc"]
-    assert merged == pytest.approx(roc_auc_score(targets, bins), abs=1e-9), "of all patients, not a mean of sites"
+    assert merged == pytest.approx(sklearn.roc_auc_score(targets, bins), abs=1e-9), (
+        "of all patients, not a mean of sites"
+    )
 
     best = first["best"]["value"]
     assert best >= merged

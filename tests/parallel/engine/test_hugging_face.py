@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import IA3Config, LoHaConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 
 from atoll.parallel.engine.assemble import assemble, check_model
@@ -15,11 +14,14 @@ from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
+from tests.later import later
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import mine, plan
 from tests.parallel.engine.families import Logits, lora, of_family, of_kind
 from tests.parallel.engine.reference import Trace
 from tests.parallel.ranks import call_on_ranks
+
+peft = later("peft")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -129,6 +131,11 @@ def test_the_factors_of_lora_are_cut_with_the_layer_under_them() -> None:
     }
 
 
+def adapted(config: Any) -> nn.Module:
+    model: nn.Module = peft.get_peft_model(of_family("Llama"), config)
+    return model
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "dora": (lambda: lora(of_family("Llama"), "q_proj", use_dora=True), r"q_proj and 1 other layer: .*variant Dora; "),
     "alora": (lambda: lora(of_family("Llama"), "q_proj", alora_invocation_tokens=[1]), r"got its variant ALora; "),
@@ -140,12 +147,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "got ParamWrapper ",
     ),
     "ia3": (
-        lambda: get_peft_model(of_family("Llama"), IA3Config(target_modules=["q_proj"], feedforward_modules=[])),
+        lambda: adapted(peft.IA3Config(target_modules=["q_proj"], feedforward_modules=[])),
         r"got IA3; leave it out of PEFT's config, or use tp=1 \(dp_shard divides all adapters\)",
     ),
-    "loha": (lambda: get_peft_model(of_family("Llama"), LoHaConfig(target_modules=["q_proj"])), "got LOHA; "),
+    "loha": (lambda: adapted(peft.LoHaConfig(target_modules=["q_proj"])), "got LOHA; "),
     "prompts": (
-        lambda: get_peft_model(of_family("Llama"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)),
+        lambda: adapted(peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)),
         "got PROMPT_TUNING; ",
     ),
     "experts": (
