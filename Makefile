@@ -32,9 +32,9 @@ demo-large: setup # two plain sites and a mesh of four ranks; processes are kill
 demo: setup
 	@$(BIN)/python -m examples.demo $(DEMO)
 
-# Four workers on two cores, as many tests wait for processes; the longest files first (tests/durations.json).
+# Six workers on two cores, as many tests wait for processes; the longest files first (tests/durations.json).
 # A process that crashes is not started again: its file would never end.
-PYTEST_ALL := $(BIN)/python -m pytest -q -n 4 --dist loadfile --max-worker-restart=0 -p tests.durations --no-loadscope-reorder
+PYTEST_ALL := $(BIN)/python -m pytest -q -n 6 --dist loadfile --max-worker-restart=0 -p tests.durations --no-loadscope-reorder
 
 test: setup
 	$(PYTEST_ALL) -m "not long" --durations=40

@@ -28,6 +28,9 @@ NAMED = re.compile(r"(?<![\w.])(?:examples|benchmarks)(?:[/.]\w[\w-]*)+")
 
 IMPORTED = re.compile(r"from (examples|benchmarks)((?:\.\w+)*) import (\w+(?:, \w+)*)")
 
+READ = (".py", ".toml", ".sh", ".md")
+"""The endings of the files that count in a folder that is named."""
+
 BESIDE = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
 
 OURS = "tests/pages"
@@ -61,8 +64,8 @@ def _git(*arguments: str) -> list[str]:
 
 @cache
 def files_of(page: str) -> frozenset[str]:
-    """Return a page and the files that it names or imports, and those that they do."""
-    found, left = set(), [page]
+    """Return a page, or the files of a folder, and the files that it names or imports, and those that they do."""
+    found, left = set(), _files_at(page) or [page]
     while left:
         name = left.pop()
         found.add(name)
@@ -88,7 +91,7 @@ def _files_at(named: str) -> list[str]:
     while len(parts) > 1:
         place = ROOT.joinpath(*parts)
         if place.is_dir():
-            return [path.relative_to(ROOT).as_posix() for path in place.glob("**/*") if path.suffix in (".py", ".toml")]
+            return [path.relative_to(ROOT).as_posix() for path in place.glob("**/*") if path.suffix in READ]
         if place.with_suffix(".py").is_file():
             return [place.with_suffix(".py").relative_to(ROOT).as_posix()]
         parts.pop()
