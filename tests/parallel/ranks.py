@@ -2,7 +2,7 @@
 
 A start of ranks costs a third of a second, and the first use of DDP, `fully_shard` or a pipeline in a process as much
 again: tests that only compute share the ranks of their session (`call_on_ranks`). A test that kills a rank, measures
-its memory or needs more than four starts its ranks (`forked.run_ranks`, with the same arguments).
+its memory starts its ranks (`forked.run_ranks`, with the same arguments).
 
 What a function leaves behind does not reach the next one. Random states, environment, working directory, the defaults
 of torch are set back. A function that fails or does not end, or that has given another value to a name of a module (a
@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from atoll.parallel.engine.forked import FROZEN, PRELOAD, RankFailed
+from atoll.parallel.engine.forked import FROZEN, PRELOAD, RankFailed, run_ranks
 
 RANKS = 4
 GRACE_S = 2.0
@@ -87,7 +87,7 @@ class Pool:
             grace_s: the time for the other ranks after the first that failed.
             is_last: whether a result means that other ranks may wait for this one in vain.
         """
-        assert 1 <= num_ranks <= RANKS, "a test of more ranks has its own: forked.run_ranks"
+        assert 1 <= num_ranks <= RANKS
         if not self._processes:
             self._start()
         self._number += 1
@@ -158,11 +158,13 @@ SHARED = Pool()
 def call_on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 120.0) -> list[Any]:
     """Call `function(*args)` on ranks that stay, in a gloo process group; return the results by rank.
 
-    Args: as of `forked.run_ranks`.
+    More than `RANKS` ranks are started for the call. Args: as of `forked.run_ranks`.
 
     Raises:
         RankFailed: with the traceback of the ranks that failed.
     """
+    if num_ranks > RANKS:
+        return run_ranks(function, num_ranks, *args, timeout_s=timeout_s)
     outcomes = SHARED.call(function, num_ranks, *args, timeout_s=timeout_s)
     if failures := [f"rank {rank}: {each.value}" for rank, each in enumerate(outcomes) if not each.is_good]:
         raise RankFailed("\n".join(failures))
