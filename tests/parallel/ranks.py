@@ -1,8 +1,8 @@
 """Rank processes that stay for the session and are handed functions, in process groups of one to four.
 
 A start of ranks costs a third of a second, and the first use of DDP, `fully_shard` or a pipeline in a process as much
-again: tests that only compute share the ranks of their session (`call_on_ranks`). A test that kills a rank, measures
-its memory starts its ranks (`forked.run_ranks`, with the same arguments).
+again: tests that only compute share the ranks of their session (`call_on_ranks`). A test that kills a rank or
+measures its memory starts its ranks (`forked.run_ranks`, with the same arguments).
 
 What a function leaves behind does not reach the next one. Random states, environment, working directory, the defaults
 of torch are set back. A function that fails or does not end, or that has given another value to a name of a module (a
