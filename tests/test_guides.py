@@ -16,22 +16,22 @@ from hypothesis import strategies as st
 
 from atoll import ArrayTask, Deadline, Instructions, Local, Task, codec_faults, load_task
 from atoll.aggregation.rules.rule import check_count
-from atoll.parallel.local_training.training import train_locally
-from atoll.parallel.task.metrics import merge, values
-from atoll.parallel.task.reference import load_module
-from atoll.parallel.worker.bench import Received
-from atoll.parallel.worker.model_bench import ModelBench
+from atoll.plugins.reference import load_module
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.config.aggregation import OptimizerConfig
-from atoll.server.config.extensions import load_rule, load_sampler
+from atoll.server.config.extensions import CUSTOM_RULE, CUSTOM_SAMPLER
 from atoll.server.rounds.events import Candidate
 from atoll.server.selection.sampling import draw
 from atoll.simulations.devices.config import DeviceConfig
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.population import populate
+from atoll.task.metrics import merge, values
 from atoll.tensors import safetensors_file
+from atoll.training.local.training import train_locally
+from atoll.training.worker.bench import Received
+from atoll.training.worker.model_bench import ModelBench
 from tests.later import later
-from tests.protocol.packages import install
+from tests.plugins.packages import install
 from tests.simulations.federation.simulating import simulate
 
 sklearn_metrics = later("sklearn.metrics")
@@ -193,7 +193,7 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 1 << 30), count=st.integers(3, 20))
 def test_the_rule_of_the_page_is_scipys_winsorized_mean(extensions: Path, seed: int, count: int) -> None:
-    rule = load_rule(f"{extensions}:winsorized")
+    rule = CUSTOM_RULE.load(f"{extensions}:winsorized")
     rows = np.random.default_rng(seed).standard_normal((count, 7)).astype(np.float32)
     expected = mstats.winsorize(rows.astype(np.float64), limits=(1 / count, 1 / count), axis=0).mean(axis=0)
     np.testing.assert_allclose(rule.reduce(rows.copy()), expected, rtol=1e-12, atol=1e-12)
@@ -203,7 +203,7 @@ def test_the_rule_of_the_page_is_scipys_winsorized_mean(extensions: Path, seed: 
 
 
 def test_the_sampler_of_the_page_chooses_everyone_equally_often(extensions: Path) -> None:
-    sampler = load_sampler(f"{extensions}:least_often")
+    sampler = CUSTOM_SAMPLER.load(f"{extensions}:least_often")
     chosen = {ClientId(f"c{k}"): 0 for k in range(7)}
     first_draws = set()
     for number in range(1, 30):

@@ -136,8 +136,8 @@ def code_of(error: Exception) -> int:
 
 def faults_of(error: Exception) -> Sequence[str] | None:
     """Return an operator's mistakes; None: the error is a bug, which keeps its traceback."""
-    from atoll.parallel.task.errors import TaskBroken, TaskNotFound
     from atoll.protocol.settings import ConfigError
+    from atoll.task.errors import TaskBroken, TaskNotFound
 
     if isinstance(error, CommandError | ConfigError):
         return error.faults

@@ -13,14 +13,14 @@ from atoll.interface.following import Event, async_events, events
 from atoll.interface.overrides import overrides_of, plain_of
 from atoll.interface.tables import Table, of_sites
 from atoll.interface.tasks import reference_of
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
 from atoll.protocol.json_values import flat
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
     from atoll.cli.runs.elsewhere import Named
     from atoll.cli.runs.following import Ending
-    from atoll.parallel.task.arrays import Arrays
+    from atoll.task.arrays import Arrays
 
 Answer = TypeVar("Answer")
 

@@ -17,14 +17,14 @@ from atoll.interface.progress import bar_of
 from atoll.interface.tables import Table, of_sites
 from atoll.interface.tasks import IN_NO_FILE, Named, named, refuse_within_a_load
 from atoll.interface.turns import in_turn, threads_kept
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
 from atoll.protocol.json_values import flat
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
-    from atoll.parallel.task.arrays import Arrays
     from atoll.simulations.experiments.report import RunReport
     from atoll.simulations.federation.config import SimulationFile
+    from atoll.task.arrays import Arrays
 
 
 @one_error()

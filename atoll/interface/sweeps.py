@@ -16,8 +16,8 @@ from atoll.interface.simulated import SimulatedRun, in_this_process
 from atoll.interface.tables import Table
 from atoll.interface.tasks import IN_NO_FILE, Named, named, refuse_within_a_load
 from atoll.interface.turns import in_turn
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
     import pandas

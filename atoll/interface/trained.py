@@ -19,12 +19,12 @@ from atoll.interface.progress import Show, bar_of
 from atoll.interface.tables import Table
 from atoll.interface.tasks import IN_NO_FILE, Named, named
 from atoll.interface.turns import in_turn
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
     from atoll.cli.training.request import Request
-    from atoll.parallel.task.arrays import Arrays
+    from atoll.task.arrays import Arrays
 
 POLL_S = 0.2
 """Seconds between two looks at the log of a training on ranks."""

@@ -10,7 +10,7 @@ noise.key     secret of the noise that this site draws (`protocol/identity/noise
 identity/     credential: the agent's key and certificate (`protocol/identity/credential`)
 seen          newest round and version of each run that the coordinator has shown (`seen_store`)
 work/         output files of the worker; emptied when an agent starts
-crew/         what an agent and its ranks share: their line's address, the checkpoint within a round (`parallel/crew`)
+crew/         what an agent and its ranks share: their line's address, the checkpoint within a round (`mesh_client`)
 policy.db     history for the site's policy: runs that have asked, rounds that have begun (`policy/history`)
 decisions/    log of the policy's decisions (`policy/decisions`)
 worker.*.log  output of the user's code, one file for each task; of a crew one more for each rank

@@ -29,7 +29,6 @@ from atoll.client.policy.history import RUNS_MAX, HistoryUnusable, PolicyHistory
 from atoll.client.policy.small_cells import StatisticsTerms
 from atoll.client.session.events import EvaluationRequest, Invitation, ModelRequest, Request, StatisticsRequest
 from atoll.ground.folders import finds_no_room
-from atoll.parallel.local_training.algorithms import CONCATENATE
 from atoll.protocol.bounded_mapping import BoundedMapping
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import VersionManifest, parse_update
@@ -37,6 +36,7 @@ from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import FailureReason
 from atoll.tensors.codecs.chunks import encoded_bytes
 from atoll.tensors.codecs.names import open_codec
+from atoll.training.local.algorithms import CONCATENATE
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from atoll.ground.printable import count_of
-from atoll.parallel.statistics.parts import Histogram, Moments, Numbers, Part, Place, SiteStatistics
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
+from atoll.training.statistics.parts import Histogram, Moments, Numbers, Part, Place, SiteStatistics
 
 
 @dataclass(frozen=True, slots=True)

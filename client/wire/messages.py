@@ -19,7 +19,6 @@ from atoll.client.session.events import (
     Sums,
 )
 from atoll.ground.printable import count_of
-from atoll.parallel.task.metrics import METRICS_MAX, SUMS_MAX
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import strict_json
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
@@ -28,6 +27,7 @@ from atoll.protocol.site_statistics import BYTES_MAX, encode
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, ReleaseReason, RoundId, RunId, Version
 from atoll.protocol.wire.channel import PROTOCOL
+from atoll.task.metrics import METRICS_MAX, SUMS_MAX
 from atoll.tensors.codecs.names import FAMILIES, open_codec
 
 logger = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.client.session.events import Sums
-from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.protocol.vocabulary import FailureReason
 from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.tensors.layout import Piece
+from atoll.training.statistics.parts import SiteStatistics
 
 
 class RunnerFailed(RuntimeError):

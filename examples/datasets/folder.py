@@ -6,7 +6,7 @@ from pathlib import Path
 
 from atoll.ground.printable import count_of
 from atoll.ground.text_files import NotText, text_of
-from atoll.parallel.task.errors import TaskBroken
+from atoll.task.errors import TaskBroken
 
 VARIABLE = "ATOLL_DATA"
 """The environment variable with the folder of all data sets."""

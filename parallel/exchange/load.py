@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from atoll.parallel.exchange.shares import Share
-from atoll.parallel.task.errors import TaskMismatch
+from atoll.task.errors import TaskMismatch
 from atoll.tensors.box_reader import BoxReader
 from atoll.tensors.layout import ITEM_BYTES, Layout
 from atoll.tensors.safetensors_file import NUMPY_DTYPES, parse_header

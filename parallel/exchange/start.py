@@ -9,7 +9,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from atoll.parallel.exchange.shares import Share
-from atoll.parallel.local_training.warm_start import (
+from atoll.tensors.layout import BESIDE
+from atoll.tensors.safetensors_file import NUMPY_DTYPES
+from atoll.training.worker.warm_start import (
     Aliases,
     Match,
     Start,
@@ -21,8 +23,6 @@ from atoll.parallel.local_training.warm_start import (
     no_safetensors,
     not_finite,
 )
-from atoll.tensors.layout import BESIDE
-from atoll.tensors.safetensors_file import NUMPY_DTYPES
 
 TRAVELLING = {"BOOL": "uint8", **dict.fromkeys(("F64", "F32", "F16", "BF16"), "float32")} | {
     f"{sign}{bits}": f"{kind}{bits}" for sign, kind in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)

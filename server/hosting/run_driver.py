@@ -6,8 +6,6 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from atoll.parallel.task.metrics import finite, why_refused
-from atoll.parallel.task.randomness import training_seed
 from atoll.protocol import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.durable import DiskFull
@@ -60,6 +58,8 @@ from atoll.server.rounds.relevance import is_failure_news
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, draw
 from atoll.server.views.narration import Narrator
+from atoll.task.metrics import finite, why_refused
+from atoll.task.randomness import training_seed
 
 logger = logging.getLogger(__name__)
 

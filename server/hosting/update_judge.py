@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from atoll.ground.printable import count_of
-from atoll.parallel.task.metrics import only_finite
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
@@ -26,6 +25,7 @@ from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.rounds.events import Accept, Reject, Sums, Update, UpdateReceived, UpdateRefused, UploadBegun
 from atoll.server.rounds.relevance import is_failure_news, is_first_upload
 from atoll.server.transfers.verdicts import refused
+from atoll.task.metrics import only_finite
 from atoll.tensors.codecs.chunks import encoded_bytes
 from atoll.tensors.codecs.names import parse_codec
 from atoll.tensors.layout import BESIDE, Layout

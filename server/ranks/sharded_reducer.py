@@ -12,7 +12,6 @@ from typing import Any
 
 from atoll.aggregation.fold.prepared import check_whole
 from atoll.aggregation.fold.step import Step
-from atoll.parallel.local_training.warm_start import Start
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
 from atoll.protocol.identity.dialer import Dialer
@@ -27,6 +26,7 @@ from atoll.server.ranks.registry import AGAIN_S, Ranks
 from atoll.server.rounds.events import Aggregate
 from atoll.tensors.pieces import cut_layout
 from atoll.tensors.safetensors_file import read_buffers, read_metadata
+from atoll.training.worker.warm_start import Start
 
 
 class ShardedReducer(Reducer):

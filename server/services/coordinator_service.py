@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 
 from atoll.ground.printable import count_of, printable
-from atoll.parallel.task.metrics import METRICS_MAX, SUMS_MAX, only_finite, why_refused
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.disclosure import Disclosure
@@ -40,6 +39,7 @@ from atoll.server.transport.limits import MESSAGES_BURST, MESSAGES_PER_S
 from atoll.server.transport.peer import address_of, peer_of
 from atoll.server.transport.token_bucket import Bucket
 from atoll.server.views.view_process import Viewer
+from atoll.task.metrics import METRICS_MAX, SUMS_MAX, only_finite, why_refused
 from atoll.tensors.codecs.names import known_codecs
 
 logger = logging.getLogger(__name__)

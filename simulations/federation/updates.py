@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.fold.means import Weighted
-from atoll.parallel.task.arrays import Arrays, layout_of
-from atoll.parallel.task.errors import TaskBroken
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.folding.plan import FoldPlan
+from atoll.task.arrays import Arrays, layout_of
+from atoll.task.errors import TaskBroken
 from atoll.tensors.codecs.names import open_codec
 from atoll.tensors.layout import Layout, Piece
 from atoll.tensors.pieces import layout_of_pieces

@@ -7,7 +7,7 @@ import pytest
 from atoll.cli import files
 from atoll.server.config.run import RunFile
 
-APP = f"{Path(__file__).parents[1]}/parallel/flower/apps/own_code/pyproject.toml:app"
+APP = f"{Path(__file__).parents[1]}/flower/apps/own_code/pyproject.toml:app"
 TEXT = f'name = "own"\ntask = "{APP}"\nrounds = 2\n[round]\ncohort_size = 2\nquorum = 1\ndeadline = 60.0\n'
 
 

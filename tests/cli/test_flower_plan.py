@@ -9,10 +9,10 @@ import pytest
 from atoll.cli.faults import CommandError
 from atoll.cli.files import load_run
 from atoll.cli.flower_plan import run_of_app
-from atoll.parallel.task.flower_app import with_app
 from atoll.protocol.settings import ConfigError
+from atoll.task.apps import with_app
 
-APP = Path(__file__).parents[1] / "parallel" / "flower" / "apps" / "every_strategy"
+APP = Path(__file__).parents[1] / "flower" / "apps" / "every_strategy"
 MORE = """
 names = ["a", "b"]
 seed = 0x10000000000000000

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import atoll
-from atoll.parallel.task.task import load_task
+from atoll.task.task import load_task
 
 HERE = Path(atoll.__file__).resolve().parents[1] / "examples" / "algorithms"
 STEPS, LR, ROUNDS = 3, 0.2, 4

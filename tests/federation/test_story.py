@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.parallel.local_training.parameters import load_parameters
-from atoll.parallel.task.randomness import data_of
-from atoll.parallel.task.task import load_task
+from atoll.task.randomness import data_of
+from atoll.task.task import load_task
 from atoll.tensors import safetensors_file
+from atoll.training.local.parameters import load_parameters
 from benchmarks.processes import free_address
 from tests.federation.processes import ATOLL
 from tests.later import later

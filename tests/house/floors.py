@@ -7,17 +7,21 @@ folder or a root file that is missing in the table is a violation, so that a new
 `python -m tests.house --propose ROOM` prints the lowest floors that the imports of a room allow.
 """
 
-LOWEST = {"ground", "tensors"}
-TRAINING = LOWEST | {"parallel"}
-NO_SHELL = TRAINING | {"aggregation"}
+LOWEST = {"ground", "plugins", "tensors"}
+TRAINING = LOWEST | {"task", "training"}
+WITHOUT_SHELL = TRAINING | {"flower", "parallel", "aggregation"}
 """Mathematics and training: no gRPC, no asyncio, no wall clock."""
-BOTH_SIDES = NO_SHELL | {"protocol"}
+BOTH_SIDES = WITHOUT_SHELL | {"protocol"}
 
 MAY_IMPORT = {
     "ground": {"ground"},
+    "plugins": {"ground", "plugins"},
     "tensors": LOWEST,
     "aggregation": LOWEST | {"aggregation"},
-    "parallel": TRAINING,
+    "task": LOWEST | {"task"},
+    "training": TRAINING,
+    "flower": TRAINING | {"flower"},
+    "parallel": TRAINING | {"parallel"},
     "protocol": BOTH_SIDES,
     "server": BOTH_SIDES | {"server"},
     "client": BOTH_SIDES | {"client"},
@@ -35,9 +39,43 @@ TESTS_ELSEWHERE = {
 """Folders whose tests lie elsewhere: what they do is seen through a socket, a process or a whole history."""
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "flower": (
+        ("app.py", "measured.py", "records.py", "secret_noise.py"),
+        ("client_host.py", "exported", "server_host.py"),
+        ("hosted", "native"),
+        ("bench.py",),
+        ("framework.py", "task.py"),
+    ),
+    "training": (
+        ("base", "optimizers"),
+        ("local",),
+        ("statistics",),
+        ("worker",),
+    ),
+    "task": (
+        (
+            "deadline.py",
+            "eager.py",
+            "errors.py",
+            "json_text.py",
+            "noise.py",
+            "overrides.py",
+            "statistic.py",
+            "told.py",
+        ),
+        ("arrays.py", "collated.py", "context.py", "local.py", "metrics.py", "round_schedule.py"),
+        ("algorithm.py", "apps.py", "array_task.py", "base.py", "content.py", "given.py"),
+        ("task.py",),
+        ("array_values.py", "randomness.py"),
+        ("programs",),
+    ),
     "ground": (
-        ("entry_points.py", "folders.py", "noise", "printable.py", "text_files.py"),
-        ("file_digest.py",),
+        ("folders.py", "noise", "printable.py", "text_files.py"),
+        ("file_digest.py", "process"),
+    ),
+    "plugins": (
+        ("entry_points.py", "guard.py", "place.py", "reference.py"),
+        ("kind.py",),
     ),
     "tensors": (
         ("layout.py", "numba_support.py"),
@@ -47,33 +85,18 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("updates",),
     ),
     "aggregation": (
-        ("ordered_map.py", "place.py"),
+        ("ordered_map.py",),
         ("optimizers.py", "rules"),
-        ("own_optimizer.py",),
+        ("custom_optimizer.py",),
         ("fold",),
         ("stacked",),
     ),
     "parallel": (
-        (
-            "compiled.py",
-            "dtensor.py",
-            "exit_functions.py",
-            "forking.py",
-            "frozen.py",
-            "heap.py",
-            "loading.py",
-            "log_streams.py",
-        ),
-        ("checkpoint", "optimizers", "task", "world.py"),
-        ("adapters",),
-        ("communication", "flower", "local_training"),
-        ("statistics",),
-        ("data", "programs", "worker"),
+        ("checkpoint", "communication", "data", "huggingface", "world.py"),
         ("engine",),
-        ("exchange", "exported"),
-        ("launch", "models", "trainer"),
-        ("crew/supervisor", "planner"),
-        ("crew",),
+        ("exchange", "launch", "models"),
+        ("mesh_client/supervisor", "planner", "trainer"),
+        ("mesh_client",),
     ),
     "protocol": (
         (
@@ -103,8 +126,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "vocabulary.py",
         ),
         ("audit", "settings.py", "site_statistics.py"),
-        ("notices", "reference.py", "wire"),
-        ("identity", "manifest.py", "plugins.py"),
+        ("notices", "wire"),
+        ("identity", "manifest.py"),
         ("manifest_limits.py", "part_manifest.py"),
     ),
     "server": (
@@ -140,31 +163,20 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("experiments", "messages"),
     ),
     "atoll": (
-        (
-            *("cli", "cli/printing.py", "cli/sections.py"),
-            *("cli/shutdown_deadline.py", "cli/stopping.py"),
-            "exports",
-        ),
+        ("cli", "cli/printing.py", "cli/sections.py", "cli/shutdown_deadline.py", "cli/stopping.py", "exports"),
         ("cli/completion.py", "cli/faults.py", "cli/log.py", "cli/waiting.py"),
-        ("cli/options.py", "cli/worker_check.py"),
-        ("cli/flower_plan.py",),
-        (
-            "cli/files.py",
-            "cli/local_audit.py",
-            "cli/new.py",
-            "cli/plugins.py",
-            "cli/project",
-            "cli/settings.py",
-            "cli/task_failures.py",
-            "cli/temporary.py",
-        ),
-        ("cli/runs", "cli/serving"),
-        ("cli/exports",),
+        ("cli/local_audit.py", "cli/options.py", "cli/task_failures.py", "cli/temporary.py", "cli/worker_check.py"),
+        ("cli/flower_plan.py", "cli/new.py", "cli/plugins.py", "cli/settings.py"),
+        ("cli/files.py",),
+        ("cli/runs",),
+        ("cli/exports", "cli/members"),
         ("cli/training",),
-        ("cli/experiments", "cli/members"),
-        ("cli/flower",),
-        ("cli/commands.py", "interface"),
-        ("__init__.py", "cli/main.py"),
+        ("cli/experiments",),
+        ("interface",),
+        ("__init__.py",),
+        ("cli/flower", "cli/project", "cli/serving"),
+        ("cli/commands.py",),
+        ("cli/main.py",),
         ("__main__.py",),
     ),
 }

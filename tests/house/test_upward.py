@@ -36,7 +36,7 @@ PLACES = [
     "tensors/layout.py",
     "aggregation/fold/grid.py",
     "aggregation/fold/means.py",
-    "parallel/task.py",
+    "parallel/plan.py",
     "atoll/__init__.py",
     "benchmarks/fold.py",
 ]
@@ -58,9 +58,9 @@ def faults(path: str, source: str) -> list[Fault]:
         ("server/rounds/late.py", "from atoll.server.rounds.deep import run"),
         ("server/views/run.py", "from atoll import Task"),
         ("aggregation/fold/grid.py", "import atoll.server.errors"),
-        ("aggregation/fold/grid.py", "import atoll.parallel.task"),
-        ("parallel/task.py", "from atoll.aggregation.fold.means import mean"),
-        ("parallel/task.py", "import atoll"),
+        ("aggregation/fold/grid.py", "import atoll.parallel.plan"),
+        ("parallel/plan.py", "from atoll.aggregation.fold.means import mean"),
+        ("parallel/plan.py", "import atoll"),
     ],
 )
 def test_an_import_that_runs_up_is_reported(path: str, source: str) -> None:
@@ -77,7 +77,7 @@ def test_an_import_that_runs_up_is_reported(path: str, source: str) -> None:
         ("server/rounds/late.py", "from atoll.server.rounds.policy import Mode"),
         ("server/rounds/deep/run.py", "from atoll.server.rounds import policy"),
         ("server/errors.py", "from atoll.aggregation.fold import means\nfrom atoll import __version__"),
-        ("parallel/task.py", "from atoll.tensors import layout"),
+        ("parallel/plan.py", "from atoll.tensors import layout"),
         ("atoll/__init__.py", "import atoll.server.process"),
         ("benchmarks/fold.py", "import atoll.server.process"),
     ],

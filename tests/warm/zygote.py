@@ -37,7 +37,7 @@ PRELOAD = (
     "atoll.server.ranks.process",
     "atoll.server.following.follow_process",
     "atoll.server.views.view_process",
-    "atoll.parallel.worker.main",
+    "atoll.training.worker.main",
     "atoll.parallel.launch.entry",
 )
 """What coordinators, agents, workers and the commands that show something import. Not torch's compiler: the code asks

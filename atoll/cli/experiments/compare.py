@@ -20,13 +20,13 @@ from atoll.ground.printable import printable_size
 
 if TYPE_CHECKING:
     from atoll.cli.training.request import Request
-    from atoll.parallel.task.array_task import ArrayTask
-    from atoll.parallel.task.task import Task
     from atoll.simulations.experiments.compare import Side
     from atoll.simulations.experiments.report import RunReport
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.federation import Federation
     from atoll.simulations.federation.report import Json
+    from atoll.task.array_task import ArrayTask
+    from atoll.task.task import Task
 
 FEDERATED, CENTRALIZED, RESULT, PLOT = "federated", "centralized", "compare.json", "compare.png"
 
@@ -173,11 +173,11 @@ def compare_trainings(
     Raises:
         ConfigError, CommandError: all mistakes, before anything runs; later a run that has failed.
     """
-    from atoll.parallel.task.given import Given
     from atoll.parallel.trainer.run import LOG
     from atoll.simulations.experiments import compare as sides_of
     from atoll.simulations.experiments.plots import main_metric
     from atoll.simulations.experiments.report import read_run
+    from atoll.task.given import Given
 
     central = [override for override in asked.overrides if override.startswith(("train.", "plan."))]
     of_federation = [override for override in asked.overrides if override not in central]
@@ -223,8 +223,8 @@ def _load(
 ) -> "tuple[SimulationFile, Task, Task]":
     """Load the settings of the federated run, and its task, a PyTorch task, without and with these settings."""
     from atoll.cli.experiments.simulate import with_task
-    from atoll.parallel.task.task import Task
     from atoll.simulations.federation.setting import as_given
+    from atoll.task.task import Task
 
     file, task = with_task(what, overrides, rounds=asked.rounds, clients=asked.clients, task=task)
     if not isinstance(task, Task):

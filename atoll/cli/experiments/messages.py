@@ -9,11 +9,11 @@ from atoll.cli.printing import note, say, seconds
 from atoll.ground.printable import count_of, printable_size
 
 if TYPE_CHECKING:
-    from atoll.parallel.task.array_task import ArrayTask
-    from atoll.parallel.task.task import Task
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.report import Json
     from atoll.simulations.messages.federation import MessageFederation
+    from atoll.task.array_task import ArrayTask
+    from atoll.task.task import Task
 
 
 def run_messages(

@@ -106,9 +106,9 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
     """
     from atoll.cli.files import load_user_task
     from atoll.cli.task_failures import task_failures_in_one_line
-    from atoll.parallel.task.task import Task
     from atoll.simulations.populations.population import populate
     from atoll.simulations.populations.report import report
+    from atoll.task.task import Task
 
     file = _loaded(task, config, overrides)
     found = load_user_task(file.task)

@@ -17,14 +17,14 @@ from atoll.cli.printing import as_json, best_text, note, say, say_settings, seco
 from atoll.cli.runs.sites import say_sites
 from atoll.cli.stopping import INTERRUPTED, if_stopped
 from atoll.ground.printable import count_of, printable_size
-from atoll.parallel.loading import loading
+from atoll.ground.process.loading import loading
 
 if TYPE_CHECKING:
-    from atoll.parallel.task.array_task import ArrayTask
-    from atoll.parallel.task.task import Task
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.federation import Federation
     from atoll.simulations.federation.report import Json
+    from atoll.task.array_task import ArrayTask
+    from atoll.task.task import Task
 
 NO_COORDINATOR = "a simulation has no coordinator's process"
 
@@ -138,7 +138,7 @@ def simulate_as_asked(what: str, overrides: list[str], request: Request) -> NoRe
         from atoll.cli.experiments.simulation_progress import RoundProgress
         from atoll.cli.task_failures import task_failures_in_one_line
         from atoll.exports.folders import SimulatedFolder
-        from atoll.parallel.heap import keep_freed_blocks
+        from atoll.ground.process.heap import keep_freed_blocks
         from atoll.parallel.trainer.logs import to_all
         from atoll.protocol.settings import effective
         from atoll.simulations.experiments.lifeline import end_with_the_sweep
@@ -285,9 +285,9 @@ def load_simulation(
         ConfigError: all mistakes in the settings.
     """
     from atoll.cli.files import all_faults, load_run, overriding, state_of
-    from atoll.parallel.task.flower_app import is_app, with_app
     from atoll.server.config.model import run_and_version
     from atoll.simulations.federation.config import SimulationFile
+    from atoll.task.apps import is_app, with_app
 
     kind = {"population__kind": "iid"} if clients is not None and not _sets_kind(what, overrides) else {}
     dealt = {} if is_app(with_app(what)) else {"population__clients": clients, **kind}

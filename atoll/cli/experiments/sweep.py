@@ -19,14 +19,14 @@ from atoll.ground.printable import count_of
 from atoll.protocol.signals import handled_by
 
 if TYPE_CHECKING:
-    from atoll.parallel.task.array_task import ArrayTask
-    from atoll.parallel.task.task import Task
     from atoll.simulations.experiments.bands import Repeats
     from atoll.simulations.experiments.grid import Cell, Grid
     from atoll.simulations.experiments.report import RunReport
     from atoll.simulations.experiments.requested_metric import RequestedMetric
     from atoll.simulations.experiments.sweep import Progress, Watch
     from atoll.simulations.experiments.table import Objective, Row
+    from atoll.task.array_task import ArrayTask
+    from atoll.task.task import Task
 
 NOTES_MAX = 5
 """Most different notes on the populations of the cells that are printed."""

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from atoll.cli.experiments.simulate import load_simulation, run_simulation
 from atoll.cli.faults import CommandError
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.experiments.grid import Cell, Grid
 from atoll.simulations.experiments.report import RESULT
 from atoll.simulations.experiments.sweep import LOG, Progress, State, Watch, is_finished, overrides
 from atoll.simulations.federation.report import Json
 from atoll.simulations.federation.seal import unseal
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 
 def run_cells_here(grid: Grid, out: Path, task: Task | ArrayTask, *, watch: Watch) -> Progress:

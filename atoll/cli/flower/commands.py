@@ -12,7 +12,7 @@ from atoll.cli.faults import CommandError, Commands
 from atoll.cli.flower.export import export
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.stopping import if_stopped
-from atoll.parallel.task.flower_app import with_app
+from atoll.task.apps import with_app
 
 if TYPE_CHECKING:
     from atoll.cli.flower_plan import AppPlan

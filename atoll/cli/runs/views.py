@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.cli.faults import CommandError
 from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.waiting import waiting_for
-from atoll.parallel.loading import loading
+from atoll.ground.process.loading import loading
 from atoll.protocol.secrets import without_password
 
 if TYPE_CHECKING:

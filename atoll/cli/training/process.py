@@ -17,21 +17,21 @@ from atoll.cli.training.folder import folder_lock, folder_of_all_ranks
 from atoll.cli.training.progress import progress
 from atoll.cli.training.request import Request, device_of
 from atoll.exports.folders import TrainingFolder
+from atoll.ground.process.heap import keep_freed_blocks
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
 from atoll.parallel.engine.agreement import CallsDiffer
 from atoll.parallel.engine.borrowed import NotGathered
 from atoll.parallel.engine.inplace import CopiesDiffer
 from atoll.parallel.engine.passes import ReadyTwice
 from atoll.parallel.engine.repetition import NotRepeatable
-from atoll.parallel.heap import keep_freed_blocks
-from atoll.parallel.task.errors import NotFinite, TaskBroken
-from atoll.parallel.task.randomness import generators_kept
 from atoll.parallel.trainer.job import Job, JobRefused
 from atoll.parallel.trainer.logs import Report, json_log, to_all
 from atoll.parallel.trainer.run import LOG, Result, Surroundings, train
 from atoll.parallel.trainer.saver import RunDiffers
 from atoll.parallel.world import is_lost_peer, read_world
 from atoll.protocol.signals import end_by_default, handled_by
+from atoll.task.errors import NotFinite, TaskBroken
+from atoll.task.randomness import generators_kept
 
 REFUSED = (
     JobRefused,

@@ -8,10 +8,10 @@ from atoll.cli.printing import note
 from atoll.cli.training.fault import Fault
 from atoll.cli.training.process import outcome_of
 from atoll.cli.training.request import Request, job_of
-from atoll.parallel.heap import keep_freed_blocks
+from atoll.ground.process.heap import keep_freed_blocks
+from atoll.ground.process.loading import keep_modules
 from atoll.parallel.launch.line import dial
 from atoll.parallel.launch.rank_fault import RankFault
-from atoll.parallel.loading import keep_modules
 from atoll.parallel.world import is_lost_peer, read_world
 
 DIAL_S = 60.0

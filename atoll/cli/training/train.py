@@ -11,7 +11,7 @@ from atoll.cli.exports.live import Exports
 from atoll.cli.printing import as_json, note, say, seconds
 from atoll.cli.stopping import INTERRUPTED, if_stopped
 from atoll.ground.printable import count_of
-from atoll.parallel.loading import loading
+from atoll.ground.process.loading import loading
 
 if TYPE_CHECKING:
     from atoll.cli.training.fault import Fault

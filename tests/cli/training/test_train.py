@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from atoll.cli.training.folder import folder_lock
-from atoll.parallel.task import metrics
+from atoll.task import metrics
 from tests.cli import failing_tasks
 from tests.cli.invoking import invoke, refused, shown
 from tests.parallel.ranks import call_on_ranks

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from atoll.parallel.optimizers.options import OPTIONS
+from atoll.training.optimizers.options import OPTIONS
 from tests.later import later
 
 batch_size = later("examples.batch_size")

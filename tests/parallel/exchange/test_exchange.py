@@ -19,10 +19,10 @@ from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.exchange.load import load_shares
 from atoll.parallel.exchange.shares import Share, owned, shares_of
 from atoll.parallel.exchange.write import write_part
-from atoll.parallel.local_training.parameters import parameters_of
-from atoll.parallel.task.errors import NotFinite, TaskMismatch
+from atoll.task.errors import NotFinite, TaskMismatch
 from atoll.tensors import safetensors_file
 from atoll.tensors.layout import pieces_in_order
+from atoll.training.local.parameters import parameters_of
 from tests.parallel.exchange.layouts import LAYOUTS, plain
 from tests.parallel.ranks import call_on_ranks
 
@@ -164,7 +164,7 @@ class Counted(torch.nn.Module):
 
 
 def test_integers_and_half_floats_have_the_differences_of_one_process(tmp_path: Path) -> None:
-    from atoll.parallel.local_training.parameters import load_parameters, update_of
+    from atoll.training.local.parameters import load_parameters, update_of
 
     model = Counted()
     start = parameters_of(model) | {"weight": np.array([1.001, 2.001], np.float32)}

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.trainer.run import Result
-from tests.parallel import drawing
+from atoll.task.errors import TaskBroken
 from tests.parallel.ranks import call_on_ranks
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import mesh, run
+from tests.training import drawing
 
 pytestmark = pytest.mark.real
 

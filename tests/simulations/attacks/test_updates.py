@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from atoll.parallel.task.arrays import Arrays
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.attacks.updates import little_is_enough_z, moments
+from atoll.task.arrays import Arrays
 from tests.later import later
 
 stats = later("scipy.stats")

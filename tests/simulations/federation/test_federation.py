@@ -9,8 +9,6 @@ import torch
 from torch.utils.data import TensorDataset
 
 from atoll.cli.files import load_user_task
-from atoll.parallel.task.array_task import Trained
-from atoll.parallel.task.errors import TaskBroken
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Version
 from atoll.server.files.run_store import RunStore
@@ -19,6 +17,8 @@ from atoll.simulations.federation.evaluations import Evaluations
 from atoll.simulations.federation.run import opened
 from atoll.simulations.federation.seal import unseal
 from atoll.simulations.federation.site import Site
+from atoll.task.array_task import Trained
+from atoll.task.errors import TaskBroken
 from tests.simulations.federation import line_task as lines_task
 from tests.simulations.federation.simulating import lines, model, settings, simulate, without_real_time
 

@@ -4,8 +4,8 @@ import hashlib
 
 import numpy as np
 
-from atoll.parallel.task.content import Content, to_tensors
 from atoll.simulations.messages.answering import Benches, Question
+from atoll.task.content import Content, to_tensors
 from atoll.tensors import safetensors_file
 
 
