@@ -39,7 +39,7 @@ State = dict[str, Block]
 
 
 class Optimizer(Protocol):
-    """One server optimizer. `slots` are the tensors that it stores beside each trained tensor."""
+    """A server optimizer. `slots` are the tensors that it stores beside each trained tensor."""
 
     @property
     def slots(self) -> tuple[str, ...]:

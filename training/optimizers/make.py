@@ -16,7 +16,7 @@ from atoll.training.optimizers.options import OptimizerConfig
 
 LAYERWISE: dict[str, Any] = {"lars": LARS, "larc": LARC, "lamb": LAMB, "novograd": NovoGrad}
 FUSED_ON_SHARDS = ("adam", "adamw")
-"""Torch's methods whose fused step also takes DTensors: that of SGD does not."""
+"""Torch's methods whose fused step also takes DTensors, which SGD's does not."""
 
 ELEMENTWISE: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
@@ -63,7 +63,7 @@ def decay_groups(parameters: Sequence[Tensor], *, spares_vectors: bool) -> list[
 
     Args:
         parameters: in their order.
-        spares_vectors: exempt those of at most one dimension; else one group has all.
+        spares_vectors: exempt parameters of at most one dimension; else one group has all.
     """
     spared = [spares_vectors and parameter.ndim <= 1 for parameter in parameters]
     decayed = [parameter for parameter, is_spared in zip(parameters, spared, strict=True) if not is_spared]
