@@ -7,7 +7,7 @@ import pytest
 from tests.cli.invoking import invoke
 from tests.odd_tasks.cells import Answer, cell
 from tests.odd_tasks.table import BY_PASS, TASKS, wrong
-from tests.turns import in_turn
+from tests.turns import table
 
 ON_RANKS = ("routed_experts", "masked_targets")
 MORE_ON_RANKS = (
@@ -31,15 +31,9 @@ def test_there_are_as_many_odd_tasks_as_promised() -> None:
 
 
 QUICK = ("train", "accumulate", "sequential", "batched")
-CELLS = [
-    in_turn(name, way, number=row + column, days=len(QUICK))
-    for row, name in enumerate(TASKS)
-    for column, way in enumerate(QUICK)
-]
-"""Each task in one way a day."""
 
 
-@pytest.mark.parametrize(("name", "way"), CELLS)
+@pytest.mark.parametrize(("name", "way"), table(TASKS, QUICK, days=len(QUICK)))
 def test_an_odd_task_is_equal_to_a_plain_loop_or_refused(name: str, way: str, tmp_path: Path) -> None:
     check(name, way, tmp_path)
 
