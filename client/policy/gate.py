@@ -28,8 +28,8 @@ from atoll.client.policy.file import PolicyFile
 from atoll.client.policy.history import RUNS_MAX, HistoryUnusable, PolicyHistory
 from atoll.client.policy.small_cells import StatisticsTerms
 from atoll.client.session.events import EvaluationRequest, Invitation, ModelRequest, Request, StatisticsRequest
+from atoll.ground.bounded_mapping import BoundedMapping
 from atoll.ground.folders import finds_no_room
-from atoll.protocol.bounded_mapping import BoundedMapping
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.settings import ConfigError
@@ -291,8 +291,10 @@ def _asked(request: ModelRequest, num_bytes: int | None, disclosure: Disclosure)
 
 
 def _update_bytes(model: VersionManifest, request: Invitation) -> int | None:
-    """Return the size of an update of the whole model [bytes], without its manifest; None: it has rows of any number,
-    or is a reply to a message, and is decided about before its upload."""
+    """Return the size of an update of the whole model [bytes], without its manifest, or None.
+
+    None: the update has a variable number of rows, or is a reply to a message, and is judged before its upload.
+    """
     if request.algorithm == CONCATENATE or request.message:
         return None
     if not request.codec:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from atoll.ground.printable import count_of
-from atoll.protocol import crash_points
+from atoll.ground.process import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.threads import on_thread
@@ -196,9 +196,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         return order
 
     async def _answer(self, call: int, numbers: tuple[RoundId, ...], generation: int) -> None:
-        """Answer the process that has asked with replies: those of open exchanges are in the machine, all others in
-        their records.
-        """
+        """Answer the process that has asked with replies: of open exchanges from the machine, else from the records."""
         ledger, journal = self.machine.ledger, self._shared.journal
         exchanges = {self.machine.ledger.exchange_of(number) for number in numbers}
         closed = exchanges - ledger.open.keys()

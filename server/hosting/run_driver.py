@@ -5,9 +5,9 @@ import logging
 import time
 from dataclasses import replace
 
-from atoll.protocol import crash_points
+from atoll.ground.durable import DiskFull
+from atoll.ground.process import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
-from atoll.protocol.durable import DiskFull
 from atoll.protocol.log_fields import about
 from atoll.protocol.threads import on_daemon_thread, on_thread
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RoundId, RunState, Version
@@ -268,7 +268,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
         task.add_done_callback(self._measuring.discard)
 
     async def _draw(self, effect: DrawCohort) -> None:
-        """Draw a cohort. A sampler of the user's own runs on a thread, and an exception of it costs the round."""
+        """Draw a cohort. A custom sampler runs on a thread, and its exception costs the round."""
 
         def drawn() -> tuple[ClientId, ...]:
             return draw(
