@@ -56,9 +56,8 @@ class Loop:
         """Train with the settings of a round."""
         self._training, self._local = training, training.local
         self._has_context = depends_on_context(self._task) or self._local.has_custom_optimizer
-        with within(context_of(self._task)):
-            trained = [p for p in self.model.parameters() if p.requires_grad]
-            self._descent = Descent(self._local, trained, is_written_out=True)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self._descent = Descent(self._local, trained, is_written_out=True)
         self.exchange.lr = self._local.lr
 
     def begin(self, version: Arrays, number: int = 0) -> None:

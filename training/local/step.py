@@ -52,9 +52,8 @@ class Descent:
         self._local, self.parameters = local, list(parameters)
         self._plain = [p.detach() for p in parameters]
         self.optimizer: torch.optim.Optimizer | None = None
-        if not (is_written_out and local.optimizer == "sgd"):
+        if not (local.has_custom_optimizer or (is_written_out and local.optimizer == "sgd")):
             self.optimizer = make_optimizer(local, self.parameters)
-        self._is_used = False
         self._momenta: dict[int, torch.Tensor] = {}
         self._start: list[torch.Tensor] = []
         self._corrections: list[torch.Tensor | None] = []
@@ -66,11 +65,10 @@ class Descent:
             corrections: SCAFFOLD's c - c_i of each parameter, None for a parameter without one; empty: no SCAFFOLD.
         """
         self._momenta.clear()
-        if self._local.has_custom_optimizer and self._is_used:  # its state may be anywhere
+        if self._local.has_custom_optimizer:  # its state may be anywhere, and begin with the parameters
             self.optimizer = make_optimizer(self._local, self.parameters)
         elif self.optimizer is not None:
             self.optimizer.state.clear()
-        self._is_used = True
         if self._local.prox_mu:
             self._start = [p.clone() for p in self._plain]
         self._corrections = list(corrections)
