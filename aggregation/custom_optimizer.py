@@ -66,7 +66,7 @@ class CustomOptimizer(Guarded):
         return self._first[slot]
 
     def apply(self, master: Block, mean: Block, state: State, place: Place = NOWHERE) -> Block:
-        """Return the new elements of the model, and set those of `state`.
+        """Return the new elements of the model, and set the elements of `state`.
 
         The first elements are computed a second time, alone: an optimizer that keeps state between calls, or whose
         values depend on other elements, gives different results, and is refused.

@@ -14,7 +14,7 @@ from atoll.task.errors import TaskBroken
 from atoll.task.noise import Noise
 
 TTL_S = 1e12
-"""The time to live of a message [s]: it never expires, as the round has its own deadline."""
+"""The time to live of a message [s]: it never expires, as the round has a deadline."""
 
 
 ANSWERED = "the ClientApp answered"

@@ -52,8 +52,9 @@ class Cohort:
     totals: Mapping[str, Total]
     """The totals by tensor (`means.totals_of`); no entry for a tensor that no update carries."""
     places: tuple[tuple[int, ...], ...]
-    """The places of each rank's updates, in its own order, among all updates in the order of the client ids: 0 to K -
-    1. An update whose parts are spread is at each rank that has one of them."""
+    """The places of each rank's updates, in the rank's order, among all updates in the order of the client ids: 0 to K
+    - 1. An update whose parts are spread is at each rank that has one of them.
+    """
     omitted: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """The places of the updates that leave a tensor out, by tensor."""
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 from atoll.tensors.updates.weight import WEIGHT_MAX, WEIGHT_MIN, WEIGHT_RANGE
 
 SIGNIFICANT_BITS = 53
-"""Number of bits of an integer weight from its highest to its lowest 1, at most: those of a float64."""
+"""Number of bits of an integer weight from its highest to its lowest 1, at most: float64's."""
 
 NORMALIZER_MAX = 1e9
 """The largest normalizer of FedNova, and number of effective steps, that an update may claim."""

@@ -69,8 +69,8 @@ def clip_factors(norms: Sequence[float], bound: float | Literal["median"]) -> tu
         a_k = min(1, C / ||u_k||)        C given, or the median of the norms
 
     It is the one defence that works for every rule and under secure sums: it blocks updates that are scaled up. The
-    norms are those of the inspection (square root of its squared norms, summed over the float tensors), so that no file
-    is read again.
+    norms come from the inspection (square root of its squared norms, summed over the float tensors), so that no file is
+    read again.
 
     Args:
         norms: (K) ||u_k|| >= 0.

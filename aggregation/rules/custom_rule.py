@@ -24,7 +24,7 @@ class RuleFailed(ValueError):
 
 
 class CustomRule(Guarded):
-    """A custom rule, guarded. All methods raise RuleFailed, or the rule's own ValueError.
+    """A custom rule, guarded. All methods raise RuleFailed, or the rule's ValueError.
 
     Args:
         custom: the object; its `reduce` and `mixing` may have a second parameter `place`, a `Place`.

@@ -35,7 +35,7 @@ class RunValues:
     given: Mapping[str, Any] = field(default_factory=dict)
     """The values for the task, in the form of a run of Atoll."""
     start: str = ""
-    """The file from which the model starts; empty: the task's own values."""
+    """The file from which the model starts; empty: the task's initial values."""
     is_strict: bool = True
     """Refuse a start whose tensors differ from the model's."""
 

@@ -90,7 +90,7 @@ class Stored:
 def stored_in(path: Path) -> dict[str, Stored]:
     """Return the tensors of a folder of safetensors files, or of one such file, by name.
 
-    With an index (`*.safetensors.index.json`) the names are those of its `weight_map`; else those of all files.
+    With an index (`*.safetensors.index.json`) the names come from its `weight_map`, else from all files.
 
     Raises:
         BaseRefused: there are no such files, a file is damaged or missing, a name is in two files; with all faults.

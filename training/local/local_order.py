@@ -21,7 +21,7 @@ class LocalOrder:
     steps: int
     """The number of requested steps, K."""
     seed: int | None
-    """The seed of the order; None: that of the data set, in every epoch."""
+    """The seed of the order; None: the data set's order, in every epoch."""
 
     def batches(self, first: int = 0) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the epoch of each batch, and the indices (B,) int64 of its examples.

@@ -274,7 +274,7 @@ def update_of(before: Mapping[str, np.ndarray[Any, Any]], model: torch.nn.Module
 
     Floats are subtracted in float32, float64 in float64 and then rounded to float32. The rounding of the float32
     global parameters to the model's dtype, when they were loaded, is no part of its update: an untrained model has an
-    update of zeros. Of bool, the difference is that of 0 and 1.
+    update of zeros. A difference of bools is a difference of 0 and 1.
 
     Raises:
         TaskMismatch: `before` does not belong to this model.

@@ -204,7 +204,7 @@ class PlainAttributes(Cell):
 
 
 class Empty(Cell):
-    """The dictionaries and sets of a module that were all empty, such as those of its hooks."""
+    """The dictionaries and sets of a module that were all empty, such as its hooks."""
 
     __slots__ = ("now",)
 

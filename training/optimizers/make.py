@@ -1,4 +1,4 @@
-"""The construction of optimizers from a config: torch's own or layerwise, and the parameters that decay."""
+"""The construction of optimizers from a config: torch's or layer-wise, and the parameters that decay."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -26,8 +26,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer of one model, or of one part of it, without frozen parameters.
 
-    Torch's own methods are fused on CUDA, where torch can, and process all tensors at once elsewhere, if the parameters
-    are alike (all plain, or all on one mesh); a mixture is stepped one by one.
+    Torch's methods are fused on CUDA, where torch can, and process all tensors at once elsewhere, if the parameters are
+    alike (all plain, or all on one mesh); a mixture is stepped one by one.
 
     Args:
         config: the method.

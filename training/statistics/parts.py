@@ -9,7 +9,7 @@ A part has a place: split, group and name, such as ("train", "features", "age").
     own         Numbers     the results of `Task(statistics=...)`, by name
 
 Sums are exact (`exact`): merged parts depend neither on the order of the sites nor on the division of the data among
-them, and the mean and the variance are those of the pooled data, correctly rounded.
+them, and the mean and the variance are equal to the pooled data's, correctly rounded.
 """
 
 from collections import Counter

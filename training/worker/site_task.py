@@ -210,7 +210,7 @@ class SiteTask:
         return Measures(tuple(sorted({"loss", *self.task.metrics})), self.why_not("server", self.local))
 
     def statistics(self, request: Json, deadline: Deadline) -> SiteStatistics:
-        """Return the statistics of the rows of both splits, with those of the task's own function."""
+        """Return the statistics of the rows of both splits, and of the task's function."""
         self.local_of(request | {"data": None}, 1)  # takes the options of the request
         if self.site is None:
             raise TaskBroken("this worker was started without a site, so it has no data")
