@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from atoll.cli.files import load_run, load_user_task
+from atoll.operations.load import load_run, load_user_task
 from atoll.parallel.local_training.parameters import state_of
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task

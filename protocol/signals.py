@@ -20,6 +20,10 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[int, FrameType | None], object]
 
 
+class Stopped(SystemExit):
+    """The end of the process by a signal; a SystemExit, as event loops and libraries let it pass."""
+
+
 def ending() -> tuple[signal.Signals, ...]:
     """Return the signals that end this process: all of `ENDING` but those that it ignores or survives.
 

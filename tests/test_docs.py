@@ -15,11 +15,12 @@ from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
 from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.rules.coordinate import TrimmedMean
+from atoll.cli.command import EXIT_PIPE
 from atoll.cli.experiments.simulate import INTERRUPTED
-from atoll.cli.faults import EXIT_AWAY, EXIT_PIPE
 from atoll.cli.sections import Section, described
 from atoll.cli.shutdown_deadline import EXIT_LATE
 from atoll.client.session import events as client_events
+from atoll.operations.faults import EXIT_AWAY
 from atoll.parallel.crew import crash_points as rank_crash_points
 from atoll.parallel.task.local import Local
 from atoll.protocol import crash_points, vocabulary

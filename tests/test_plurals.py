@@ -60,7 +60,7 @@ ALLOWED = {
     "atoll/cli/runs/models.py: version['parts']": "more than one, as one part is another branch",
     "atoll/cli/training/plan.py: plan.stages": "more than one, by the condition of the line",
     "atoll/cli/training/progress.py: event['tokens_per_s']": "a rate",
-    "atoll/cli/training/request.py: read_world().size": "more than one, by the condition above",
+    "atoll/operations/training/request.py: read_world().size": "more than one, by the condition above",
     "atoll/cli/training/train.py: outcome.epochs": "a fraction",
     "protocol/wire/mesh_use.py: self.steps_per_s": "a rate",
     "protocol/settings.py: value.bit_length()": "more than 10 000",

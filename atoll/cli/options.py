@@ -1,7 +1,6 @@
 """The options and arguments that several commands share."""
 
 import math
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +11,8 @@ import typer
 
 from atoll.aggregation.text_files import NotText, text_of
 from atoll.cli import completion
-from atoll.cli.faults import CommandError
 from atoll.cli.waiting import waiting_for
-
-STATE = Path("atoll-state")
-"""The default state directory of a coordinator, as in `coordinator.state`."""
-
-IDENTITY_VARIABLE = "ATOLL_IDENTITY"
-"""The environment variable that names the folder of a person's credential."""
+from atoll.operations.faults import CommandError
 
 State = Annotated[Path, typer.Option("--state", metavar="DIR", help="The coordinator's state directory.")]
 Database = Annotated[
@@ -58,6 +51,15 @@ DropEmpty = Annotated[
         "--drop-empty",
         help="Leave out clients without any training example, instead of refusing them; short for "
         "population.drop_empty.",
+    ),
+]
+Exports = Annotated[
+    list[str],
+    typer.Option(
+        "--export",
+        metavar="TOOL[:PLACE]",
+        help="Also export the run as it goes on: tensorboard, mlflow, wandb or jsonl, and its folder or address; by "
+        "default a folder of the tool's name in the run's. Repeatable. `atoll export` does the same later.",
     ),
 ]
 Insecure = Annotated[
@@ -132,20 +134,3 @@ def read_join_code(text: str | None) -> str | None:
             return text_of(sys.stdin.buffer.read(2 * TEXT_MAX + 4), "standard input").strip()
         except NotText as error:
             raise CommandError(str(error)) from error
-
-
-def identity_folder() -> Path:
-    """Return the folder of this person's credential, on a machine without a coordinator.
-
-    Raises:
-        CommandError: the user has no home directory, as a uid without an entry in passwd, and names no folder.
-    """
-    if folder := os.environ.get(IDENTITY_VARIABLE):
-        return Path(folder)
-    try:
-        return Path.home() / ".config" / "atoll" / "identity"
-    except RuntimeError as error:
-        raise CommandError(
-            f"uid {os.getuid()} has no home directory: set {IDENTITY_VARIABLE}=DIR to the folder of your certificate, "
-            "or HOME"
-        ) from error

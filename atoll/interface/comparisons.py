@@ -18,13 +18,14 @@ from atoll.interface.tables import Table
 from atoll.interface.tasks import named
 from atoll.interface.trained import Training, train_here
 from atoll.interface.turns import in_turn, threads_kept
+from atoll.operations.reporter import Reporter, reporting_to
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 
 if TYPE_CHECKING:
     import pandas
 
-    from atoll.cli.training.request import Request
+    from atoll.operations.training.request import Request
     from atoll.simulations.experiments.compare import Side
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.report import Json
@@ -123,7 +124,6 @@ def _of_a_task(
 ) -> "Comparison":
     from atoll.cli.experiments.compare import CENTRALIZED, FEDERATED, Asked, compare_trainings
     from atoll.cli.experiments.simulate import run_simulation
-    from atoll.cli.printing import notes_to
 
     of_call = None if isinstance(task, str) else named(task)
     overrides = overrides_of(set)
@@ -141,7 +141,7 @@ def _of_a_task(
     given = None if of_call is None else of_call.task
     what = str(task) if of_call is None else of_call.reference
     notes: list[str] = []
-    with notes_to(notes.append), folder_for(out) as folder:
+    with reporting_to(Reporter(notes.append)), folder_for(out) as folder:
         asked = Asked(plain_of(rounds), plain_of(clients), None, metric, target, folder, overrides)
         found = compare_trainings(what, asked, federated=federated, centralized=centralized, task=given)
     comparison = Comparison(found.sides, target, (), notes)

@@ -17,6 +17,7 @@ from atoll.interface.progress import bar_of
 from atoll.interface.tables import Table, of_sites
 from atoll.interface.tasks import IN_NO_FILE, Named, named, refuse_within_a_load
 from atoll.interface.turns import in_turn, threads_kept
+from atoll.operations.reporter import Reporter, reporting_to
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 from atoll.protocol.json_values import flat
@@ -53,11 +54,10 @@ def simulate(
         AtollError: settings or task have faults, with all of them before anything runs; or the task's own code fails.
     """
     from atoll.cli.experiments.simulate import run_simulation
-    from atoll.cli.printing import notes_to
 
     notes: list[str] = []
     folder = None if out is None else folder_of("out", out)
-    with notes_to(notes.append):
+    with reporting_to(Reporter(notes.append)):
         file, of_call = _settings(task, plain_of(rounds), plain_of(clients), set)
         run = SimulatedRun(
             folder or tempfile.mkdtemp(prefix="atoll-"), notes, is_temporary=folder is None, task=of_call.task

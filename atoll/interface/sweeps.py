@@ -16,6 +16,7 @@ from atoll.interface.simulated import SimulatedRun, in_this_process
 from atoll.interface.tables import Table
 from atoll.interface.tasks import IN_NO_FILE, Named, named, refuse_within_a_load
 from atoll.interface.turns import in_turn
+from atoll.operations.reporter import Reporter, reporting_to
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 
@@ -60,14 +61,13 @@ def sweep(
             cell that fails stops no other: `Sweep.failures` has the reason.
     """
     from atoll.cli.experiments import sweep as command
-    from atoll.cli.printing import notes_to
 
     if jobs is not None:
         check_whole("jobs", jobs, 1)
     check_target(target)
     refuse_within_a_load()
     notes: list[str] = []
-    with notes_to(notes.append):
+    with reporting_to(Reporter(notes.append)):
         cells, of_call = _grid(grid, task, set)
         at_once = jobs or cells.sweep.jobs
         is_here = of_call is not None and at_once == 1

@@ -23,7 +23,7 @@ from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 
 if TYPE_CHECKING:
-    from atoll.cli.training.request import Request
+    from atoll.operations.training.request import Request
     from atoll.parallel.task.arrays import Arrays
 
 POLL_S = 0.2
@@ -59,8 +59,6 @@ def train(
     Raises:
         AtollError: settings or task have faults, with all of them before the first step; or the training fails.
     """
-    from atoll.cli.printing import notes_to
-
     length = {"train.epochs": epochs, "train.steps": steps}
     by_argument = {key: value for key, value in length.items() if value is not None}
     settings = plain_table(set)
@@ -70,7 +68,7 @@ def train(
     of_call = named(task)
     folder = Path(tempfile.mkdtemp(prefix="atoll-")) if out is None else folder_of("out", out)
     found = Training(folder, is_temporary=out is None, task=of_call.task)
-    with notes_to(lambda line: None), bar_of("steps", is_shown=progress) as bar:
+    with bar_of("steps", is_shown=progress) as bar:
         request = _request(of_call, mesh, found.folder, device, overrides)
         if request.nproc is not None:
             _on_ranks(request, of_call, bar)
@@ -81,8 +79,8 @@ def train(
 
 def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overrides: list[str]) -> "Request":
     """Return the options of the command, checked as it checks them; `nproc` is None for one rank, this process."""
-    from atoll.cli.runs.starts import with_start_file
-    from atoll.cli.training.request import Request, check_place
+    from atoll.operations.starts import with_start_file
+    from atoll.operations.training.request import Request, check_place
     from atoll.parallel.engine.mesh import parse_mesh
 
     if not isinstance(mesh, str | None):
@@ -107,16 +105,16 @@ def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overri
 
 def train_here(request: "Request", task: Task | ArrayTask, bar: Show) -> None:
     """Train in this process, whose signals and random generators stay its own."""
-    from atoll.cli.training.process import train_for_a_program
-    from atoll.cli.training.request import job_of
+    from atoll.operations.training.process import train_for_a_program
+    from atoll.operations.training.request import job_of
 
     train_for_a_program(job_of(request, task), request, lambda event: bar(event.get("step", 0), event.get("steps")))
 
 
 def _on_ranks(request: "Request", of_call: Named, bar: Show) -> None:
     """Train on ranks, in processes of the command."""
-    from atoll.cli.training.fault import Fault
-    from atoll.cli.training.process import failure_of
+    from atoll.operations.training.fault import Fault
+    from atoll.operations.training.process import failure_of
 
     if of_call.is_of_a_cell:
         wanted = f"mesh: got {request.mesh!r}"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli import files
+from atoll.operations import load as files
 from atoll.server.config.run import RunFile
 
 APP = f"{Path(__file__).parents[1]}/parallel/flower/apps/own_code/pyproject.toml:app"

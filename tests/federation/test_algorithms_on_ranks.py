@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.tensors.safetensors_file import read
-from atoll.cli.runs import admin
+from atoll.operations import admin
 from atoll.server.journal.holder import running_coordinator
 from tests.federation.processes import federation
 from tests.federation.test_asynchronous import FEDASYNC, counted, worked_out

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
+from atoll.operations.faults import CommandError
 
 if TYPE_CHECKING:
     from atoll.simulations.experiments.bands import Repeats
@@ -86,12 +86,6 @@ def say_rows(
         say(as_markdown(header, body))
     else:
         say_table(header, body, empty="")
-
-
-def document_of(lines: "Sequence[Row]", objective: "Objective") -> dict[str, Any]:
-    """Return the rows of a table in JSON types."""
-    by = {} if objective.by is None else {"by": objective.by, "common": objective.common}
-    return {"metric": objective.metric, "target": objective.target, **by, "rows": lines}
 
 
 def draw(repeats: "Sequence[Repeats]", folder: Path, objective: "Objective") -> None:

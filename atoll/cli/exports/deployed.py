@@ -8,10 +8,10 @@ from typing import Any
 
 from atoll.aggregation.printable import count_of
 from atoll.cli.printing import note
-from atoll.cli.runs import following
-from atoll.cli.runs.views import read_view
 from atoll.exports.folders import SITES_MAX, identity, safe
 from atoll.exports.rows import About, Row, State, numbers
+from atoll.operations import following
+from atoll.operations.views import read_view
 from atoll.protocol.json_values import flat
 
 COUNTS = ("invited", "counted", "reported", "released", "lost", "failed", "refused", "too_old", "staleness")

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.faults import CommandError, Commands
+from atoll.cli.command import Commands
 from atoll.cli.flower.export import export
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.stopping import if_stopped
+from atoll.operations.faults import CommandError
 from atoll.parallel.task.flower_app import with_app
 
 if TYPE_CHECKING:
-    from atoll.cli.flower_plan import AppPlan
+    from atoll.operations.flower_plan import AppPlan
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="Run Flower apps as they are, and check how they will run.")
 app.command()(export)
@@ -65,9 +66,9 @@ def check(
     An app runs hosted, over messages. The check also tells whether its strategy has a native run (--native), and what
     that would be.
     """
-    from atoll.cli.files import options_among
-    from atoll.cli.flower_plan import plan_of
-    from atoll.cli.worker_check import check_in_worker
+    from atoll.operations.flower_plan import plan_of
+    from atoll.operations.load import options_among
+    from atoll.operations.worker_check import check_in_worker
 
     reference = _reference(folder)
     given = options_among(reference, overrides)

@@ -11,12 +11,12 @@ import typer
 from atoll.aggregation.printable import count_of, printable_size
 from atoll.aggregation.text_files import NotText, text_of
 from atoll.cli import options
-from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, say, table
 from atoll.cli.stopping import if_stopped
 from atoll.cli.training.plan_client import Site, check_site, needs, say_needs
 from atoll.cli.training.plan_dry_runs import compared, dry_runs, hidden, say_dry_run
 from atoll.cli.waiting import waiting_for
+from atoll.operations.faults import CommandError
 
 if TYPE_CHECKING:
     from atoll.parallel.planner.candidate import Candidate

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from atoll.aggregation.printable import printable_size
-from atoll.cli.faults import CommandError
 from atoll.cli.printing import say, table
+from atoll.operations.faults import CommandError
 
 if TYPE_CHECKING:
     from atoll.parallel.planner.candidate import Candidate

@@ -4,9 +4,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from atoll.aggregation.printable import count_of, printable_size
-from atoll.cli.faults import CommandError
 from atoll.cli.printing import note, say, table
 from atoll.cli.waiting import waiting_for
+from atoll.operations.faults import CommandError
 
 if TYPE_CHECKING:
     from atoll.parallel.planner.candidate import Candidate

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.cli.printing import note
-from atoll.cli.training.fault import Fault
-from atoll.cli.training.process import outcome_of
-from atoll.cli.training.request import Request, job_of
+from atoll.operations.training.fault import Fault
+from atoll.operations.training.process import outcome_of
+from atoll.operations.training.request import Request, job_of
 from atoll.parallel.heap import keep_freed_blocks
 from atoll.parallel.launch.line import dial
 from atoll.parallel.launch.rank_fault import RankFault

@@ -14,7 +14,7 @@ from atoll.cli.stopping import INTERRUPTED, if_stopped
 from atoll.parallel.loading import loading
 
 if TYPE_CHECKING:
-    from atoll.cli.training.fault import Fault
+    from atoll.operations.training.fault import Fault
     from atoll.parallel.trainer.run import Result
 
 What = Annotated[
@@ -87,12 +87,12 @@ def train(
     """
     if_stopped("before the first step; nothing was written")
     with loading():
-        from atoll.cli.training.request import Request, check_place, job_of
         from atoll.exports.tools import parsed
+        from atoll.operations.training.request import Request, check_place, job_of
         from atoll.parallel.engine.plan import AUTO
 
-    from atoll.cli.files import overriding
-    from atoll.cli.runs.starts import with_start_file
+    from atoll.operations.load import overriding
+    from atoll.operations.starts import with_start_file
 
     request = Request(
         task=task,
@@ -112,12 +112,12 @@ def train(
         request = dataclasses.replace(request, mesh=job.plan.mesh.text, zero=job.plan.zero)
     if_stopped("before a step was made; the same command goes on")
     if nproc is not None and nproc > 1:
-        from atoll.cli.training.launch import launch
+        from atoll.operations.training.launch import launch
 
         outcome = launch(request, max_restarts=max_restarts)
     else:
         with loading():
-            from atoll.cli.training.process import train_in_process
+            from atoll.operations.training.process import train_in_process
 
         outcome = train_in_process(job, request)
     if_stopped("")
@@ -126,8 +126,8 @@ def train(
 
 def _report(outcome: "Result | Fault", folder: Path, json: bool) -> int:
     """Print the outcome, and return the exit code."""
-    from atoll.cli.training.fault import Fault
     from atoll.cli.training.progress import shown
+    from atoll.operations.training.fault import Fault
     from atoll.parallel.world import read_world
 
     if isinstance(outcome, Fault):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from atoll.cli.faults import CommandError
-from atoll.cli.runs import following
-from atoll.cli.runs.following import documents
+from atoll.operations import following
+from atoll.operations.faults import CommandError
+from atoll.operations.following import documents
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.views.history import History
 from tests.cli.invoking import invoke, refused, said, shown, told

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import waiting
-from atoll.cli.runs import admin
+from atoll.operations import admin
 from atoll.protocol.identity.names import Role
 from tests.cli.invoking import refused
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from atoll.cli.training.folder import folder_lock
+from atoll.operations.training.folder import folder_lock
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.task import metrics
 from tests.cli import failing_tasks

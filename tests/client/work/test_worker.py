@@ -10,10 +10,10 @@ import pytest
 
 from atoll.aggregation.printable import conclusion
 from atoll.aggregation.tensors.safetensors_file import read, write
-from atoll.cli.faults import EXIT_AWAY, code_of
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, TrainOrder
 from atoll.client.work.worker import DataAway, WorkerRunner, workers_of
+from atoll.operations.faults import EXIT_AWAY, code_of
 from atoll.protocol.settings import ConfigError
 from tests.client.fake_coordinator import live, until
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from atoll.aggregation.tensors import safetensors_file
-from atoll.cli.files import load_run, load_user_task
+from atoll.operations.load import load_run, load_user_task
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.run import opened
 

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from atoll.aggregation.file_digest import read_sums
 from atoll.aggregation.tensors.layout import Tensor
-from atoll.cli.files import load_user_task
+from atoll.operations.load import load_user_task
 from atoll.protocol.settings import ConfigError
 from atoll.server.errors import StoreCorrupted
 from atoll.simulations.federation import models, report, snapshots

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from atoll.cli.faults import CommandError
-from atoll.cli.runs.elsewhere import is_elsewhere
-from atoll.cli.runs.model_export import Exported, check_place, export
-from atoll.cli.runs.views import open_history
+from atoll.operations.faults import CommandError
+from atoll.operations.model_export import Exported, check_place, export
+from atoll.operations.place import is_elsewhere
+from atoll.operations.views import open_history
 from atoll.parallel.adapters.peft_files import CONFIG, WEIGHTS, Adapter, NoAdapter, write_adapter
 from atoll.parallel.worker.process import Environment, RunTerms, Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.server.views.views import run_of

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from atoll.cli.faults import CommandError, RunFailed, TaskFailed
-from atoll.cli.stopping import Stopped
+from atoll.operations.faults import CommandError, RunFailed, TaskFailed
+from atoll.protocol.signals import Stopped
 
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+)')
 _FRAME_ANYWHERE = re.compile(r'^  File "([^"]*)", line \d+, in (?!__torch_(?:function|dispatch)__$)', re.MULTILINE)

@@ -1,24 +1,15 @@
-"""The errors of a command: an operator's mistakes, all at once, one line each, without a traceback, exit code 2."""
+"""The errors of an operation: an operator's mistakes, all at once, a sentence each, with the command's exit code."""
 
 import errno
-import os
 import re
 import sqlite3
-import sys
 from collections.abc import Sequence
-from typing import Any
-
-import typer
-from typer.core import TyperGroup
 
 from atoll.aggregation.folders import in_words
-from atoll.cli.printing import complain
-from atoll.cli.stopping import check
 
-EXIT_FAILED, EXIT_OPERATOR, EXIT_BUG, EXIT_AWAY, EXIT_PIPE = 1, 2, 70, 75, 141
-"""Exit codes. 1: a run failed. 2: an operator's mistake. 70: a bug. 75: a disk is full, or a disk, the database or a
-site's data are away: try again (EX_TEMPFAIL of sysexits.h). 141: the reader of a pipe has closed it, as a shell reports
-SIGPIPE.
+EXIT_FAILED, EXIT_OPERATOR, EXIT_AWAY = 1, 2, 75
+"""Exit codes. 1: a run failed. 2: an operator's mistake. 75: a disk is full, or a disk, the database or a site's
+data are away: try again (EX_TEMPFAIL of sysexits.h).
 """
 
 
@@ -56,50 +47,6 @@ def raised(traceback: str) -> str:
     """Return the last line of a traceback, which may lack its beginning, and the innermost line of the task's code."""
     places = [f" ({path}, line {number})" for path, number in _FRAME.findall(traceback) if _LIBRARIES not in path]
     return f"{traceback.splitlines()[-1]}{places[-1] if places else ''}"
-
-
-class Commands(TyperGroup):
-    """A group of commands that turns an expected error into lines and an exit code; its help fits the terminal."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of a name, with each paragraph of its help on one line; None: no such command."""
-        command = super().get_command(ctx, cmd_name)
-        if command is not None and command.help:
-            command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in command.help.split("\n\n"))
-        return command
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command, and turn an expected error into lines on standard error and an exit code."""
-        try:
-            return super().invoke(ctx)
-        except typer.BadParameter as error:
-            raise _with_value(error) from error
-        except BrokenPipeError as error:
-            _discard_output()
-            raise typer.Exit(EXIT_PIPE) from error
-        except (CommandError, ValueError, OSError) as error:
-            check()
-            if (faults := faults_of(error)) is None:
-                raise
-            for fault in faults:
-                complain(fault)
-            raise typer.Exit(code_of(error)) from error
-
-
-def _with_value(error: Any) -> Any:
-    """Return the refusal of an argument with its value in the message, which typer's own messages often lack."""
-    from pydantic import ValidationError
-
-    if isinstance(error.__cause__, ValidationError):
-        error.message = f"got {str(error.__cause__.errors()[0]['input'])[:80]!r}: {error.message}"
-    return error
-
-
-def _discard_output() -> None:
-    """Discard what Python still flushes to standard output at its end, where the reader has closed the pipe."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
 
 
 TEMPORARY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOTCONN})

@@ -15,12 +15,11 @@ from typing import Any, BinaryIO
 from atoll.aggregation.tensors.layout import BESIDE
 from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
 from atoll.aggregation.tensors.safetensors_header import header_bytes
-from atoll.cli import local_audit
-from atoll.cli.faults import CommandError
-from atoll.cli.runs import admin
-from atoll.cli.runs.elsewhere import is_elsewhere
-from atoll.cli.runs.views import open_history, read_view
-from atoll.cli.waiting import Wait, waiting_for
+from atoll.operations import admin, local_audit
+from atoll.operations.faults import CommandError
+from atoll.operations.place import is_elsewhere
+from atoll.operations.reporter import Wait, waiting_for
+from atoll.operations.views import open_history, read_view
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version

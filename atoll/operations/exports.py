@@ -1,25 +1,13 @@
-"""The option `--export` of `atoll simulate` and `atoll train`."""
+"""The export of a run as it goes on: `--export` of `atoll simulate` and `atoll train`."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from atoll.cli.printing import note
+from atoll.operations.reporter import note
 
 if TYPE_CHECKING:
     from atoll.exports.exporter import LiveExport, LiveSource
-
-Exports = Annotated[
-    list[str],
-    typer.Option(
-        "--export",
-        metavar="TOOL[:PLACE]",
-        help="Also export the run as it goes on: tensorboard, mlflow, wandb or jsonl, and its folder or address; by "
-        "default a folder of the tool's name in the run's. Repeatable. `atoll export` does the same later.",
-    ),
-]
 
 
 def live_export(texts: Sequence[str], source: "LiveSource", folder: Path) -> "LiveExport":

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.cli.faults import CommandError
-from atoll.cli.runs.elsewhere import is_elsewhere
-from atoll.cli.waiting import waiting_for
+from atoll.operations.faults import CommandError
+from atoll.operations.place import is_elsewhere
+from atoll.operations.reporter import waiting_for
 from atoll.parallel.loading import loading
 from atoll.protocol.secrets import without_password
 
@@ -33,7 +33,7 @@ def read_view(view: str, state: Path, database: str = "", *, run: str = "", numb
         OSError: the state directory is missing, damaged, or of a newer version of Atoll.
     """
     if not database and is_elsewhere(state):
-        from atoll.cli.runs import admin
+        from atoll.operations import admin
 
         return admin.read_view(state, view, run, number)
     with loading():

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.faults import CommandError
-from atoll.cli.files import load_run
-from atoll.cli.flower_plan import run_of_app
+from atoll.operations.faults import CommandError
+from atoll.operations.flower_plan import run_of_app
+from atoll.operations.load import load_run
 from atoll.parallel.task.flower_app import with_app
 from atoll.protocol.settings import ConfigError
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.cli.faults import CommandError, without_frames
-from atoll.cli.waiting import waiting_for
+from atoll.operations.faults import CommandError, without_frames
+from atoll.operations.reporter import waiting_for
 from atoll.parallel.task.given import OPTION
 
 if TYPE_CHECKING:

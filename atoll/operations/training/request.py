@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import torch
 
 from atoll.aggregation.printable import count_of
-from atoll.cli.faults import CommandError
-from atoll.cli.files import load_user_task, missing_file
 from atoll.cli.printing import note
-from atoll.cli.task_failures import failure_of_the_task
-from atoll.cli.training.folder import LOCK
+from atoll.operations.faults import CommandError
+from atoll.operations.load import load_user_task, missing_file
+from atoll.operations.task_failures import failure_of_the_task
+from atoll.operations.training.folder import LOCK
 from atoll.parallel.engine.plan import AUTO, Plan, given_plan, possible_plans
 from atoll.parallel.local_training.parameters import model_on_meta
 from atoll.parallel.task.array_task import ArrayTask

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from atoll.aggregation.folders import finds_no_room
 from atoll.aggregation.printable import printable_size
-from atoll.cli.faults import EXIT_AWAY, CommandError, temporary_cause
+from atoll.operations.faults import EXIT_AWAY, CommandError, temporary_cause
 from atoll.server.errors import DatabaseFull
 
 START_BYTES = 1_000_000

@@ -8,10 +8,9 @@ from typing import Any
 
 import tomli_w
 
-from atoll.cli.faults import CommandError, without_frames
-from atoll.cli.printing import note
-from atoll.cli.waiting import waiting_for
-from atoll.cli.worker_check import worker_of
+from atoll.operations.faults import CommandError, without_frames
+from atoll.operations.reporter import note, waiting_for
+from atoll.operations.worker_check import worker_of
 from atoll.parallel.task.flower_app import FlowerApp, read_app
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load_text

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from atoll.cli.exports.live import live_export
-from atoll.cli.faults import EXIT_AWAY, EXIT_OPERATOR, TEMPORARY, CommandError, RunFailed, temporary_cause
 from atoll.cli.printing import note
-from atoll.cli.task_failures import failure_of_the_task
-from atoll.cli.temporary import START_BYTES, TryAgain, disk_fault
-from atoll.cli.training.fault import Fault
-from atoll.cli.training.folder import folder_lock, folder_of_all_ranks
 from atoll.cli.training.progress import progress
-from atoll.cli.training.request import Request, device_of
 from atoll.exports.folders import TrainingFolder
+from atoll.operations.faults import EXIT_AWAY, EXIT_OPERATOR, TEMPORARY, CommandError, RunFailed, temporary_cause
+from atoll.operations.task_failures import failure_of_the_task
+from atoll.operations.temporary import START_BYTES, TryAgain, disk_fault
+from atoll.operations.training.fault import Fault
+from atoll.operations.training.folder import folder_lock, folder_of_all_ranks
+from atoll.operations.training.request import Request, device_of
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
 from atoll.parallel.engine.agreement import CallsDiffer
 from atoll.parallel.engine.borrowed import NotGathered

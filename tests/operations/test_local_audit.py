@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli import local_audit
+from atoll.operations import local_audit
 from atoll.protocol.audit.files import AuditFiles, audit_folder
 from atoll.server.audit.actions import Action
 from atoll.server.audit.reading import Source, events_of

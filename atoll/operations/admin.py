@@ -10,17 +10,15 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from atoll.cli.faults import CommandError, without_frames
-from atoll.cli.options import STATE
-from atoll.cli.printing import note
-from atoll.cli.runs.credential import credential_and_place
-from atoll.cli.runs.elsewhere import credential_folder, is_elsewhere, is_named
-from atoll.cli.waiting import waiting_for
+from atoll.operations.faults import CommandError, without_frames
+from atoll.operations.place import STATE, credential_folder, is_elsewhere, named_here
+from atoll.operations.reporter import note, waiting_for
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.audit.files import FILE_BYTES, is_log_file
@@ -168,6 +166,21 @@ def _listening(state: Path, patience_s: float) -> RunningCoordinator | None:
     return running
 
 
+def credential_and_place() -> tuple[Keeper, Place]:
+    """Return the credential, and the addresses of the coordinator to ask.
+
+    Raises:
+        CredentialError: there is no credential, or it has expired, or no address is stored beside it.
+    """
+    folder = credential_folder()
+    keeper, place = Keeper(folder), Place.load(folder)
+    keeper.check()
+    named = named_here()
+    if named is not None and named.address and named.address not in (place.address, place.admin_address):
+        place = replace(place, admin_address=named.address)
+    return keeper, place
+
+
 def elsewhere() -> tuple[Dialer, Place]:
     """Return the dialer and the addresses of the coordinator that `atoll join` has enrolled this person at.
 
@@ -202,7 +215,7 @@ def _is_due(keeper: Keeper) -> bool:
 
 def _ask_elsewhere(state: Path, request: "Callable[[rpc.AdminStub], Any]") -> Any:
     dialer, place = elsewhere()
-    if state != STATE and not is_named():
+    if state != STATE and named_here() is None:
         note(f"there is no {state} here: asking the coordinator at {place.admin_address}")
     try:
         return _ask(dialer, place.admin_address, request)

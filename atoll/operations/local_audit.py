@@ -9,8 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from atoll.cli.printing import note
-from atoll.cli.waiting import waiting_for
+from atoll.operations.reporter import note, waiting_for
 
 if TYPE_CHECKING:
     from atoll.server.audit.actions import Action

@@ -1,14 +1,20 @@
 """The coordinator that a command goes to: the one of a state directory here, the joined one, or one that is named."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.cli.faults import CommandError
-from atoll.cli.options import identity_folder
+from atoll.operations.faults import CommandError
 from atoll.protocol.identity.names import PLACE
+
+STATE = Path("atoll-state")
+"""The default state directory of a coordinator, as in `coordinator.state`."""
+
+IDENTITY_VARIABLE = "ATOLL_IDENTITY"
+"""The environment variable that names the folder of a person's credential."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +48,6 @@ def named_here() -> Named | None:
     return _named.get()
 
 
-def is_named() -> bool:
-    """Return whether a program has named the coordinator to ask."""
-    return _named.get() is not None
-
-
 def credential_folder() -> Path:
     """Return the folder of the credential: the named one, or this person's."""
     named = _named.get()
@@ -55,7 +56,7 @@ def credential_folder() -> Path:
 
 def is_elsewhere(state: Path) -> bool:
     """Return whether a command goes to a joined coordinator: a program names it, or there is no such directory here."""
-    if is_named():
+    if named_here() is not None:
         return True
     if state.exists():
         return False
@@ -63,3 +64,20 @@ def is_elsewhere(state: Path) -> bool:
         return (credential_folder() / PLACE).exists()
     except CommandError:  # without a home directory, nobody has joined from here
         return False
+
+
+def identity_folder() -> Path:
+    """Return the folder of this person's credential, on a machine without a coordinator.
+
+    Raises:
+        CommandError: the user has no home directory, as a uid without an entry in passwd, and names no folder.
+    """
+    if folder := os.environ.get(IDENTITY_VARIABLE):
+        return Path(folder)
+    try:
+        return Path.home() / ".config" / "atoll" / "identity"
+    except RuntimeError as error:
+        raise CommandError(
+            f"uid {os.getuid()} has no home directory: set {IDENTITY_VARIABLE}=DIR to the folder of your certificate, "
+            "or HOME"
+        ) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.cli.experiments.rows import check_formats, draw, say_rows
-from atoll.cli.faults import CommandError
+from atoll.operations.faults import CommandError
 
 if TYPE_CHECKING:
     from atoll.simulations.experiments.grid import Cell

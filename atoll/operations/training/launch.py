@@ -8,9 +8,9 @@ from pathlib import Path
 
 from atoll.aggregation.printable import count_of
 from atoll.cli.stopping import INTERRUPTED
-from atoll.cli.training.fault import Fault
-from atoll.cli.training.folder import folder_lock
-from atoll.cli.training.request import Request
+from atoll.operations.training.fault import Fault
+from atoll.operations.training.folder import folder_lock
+from atoll.operations.training.request import Request
 from atoll.parallel.launch.launcher import Launcher, elastic
 from atoll.parallel.launch.line import Json, Line, Listener
 from atoll.parallel.launch.rank_fault import take_faults

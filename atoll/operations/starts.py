@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from atoll.cli.faults import CommandError
-from atoll.cli.options import STATE
-from atoll.cli.printing import note
-from atoll.cli.runs.views import read_view
+from atoll.operations.faults import CommandError
+from atoll.operations.place import STATE
+from atoll.operations.reporter import note
+from atoll.operations.views import read_view
 from atoll.protocol.vocabulary import TERMINAL
 from atoll.server.config.model import BEST, run_and_version
 from atoll.server.errors import StateUnusable
@@ -35,7 +35,7 @@ def file_of_start(start: str, *, setting: str, state: Path = STATE) -> str:
     """
     if (named := run_and_version(start)) is None:
         return start
-    from atoll.cli.runs import model_export
+    from atoll.operations import model_export
 
     name, wanted = named
     try:

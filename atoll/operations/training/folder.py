@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from atoll.cli.faults import CommandError, RunFailed, temporary_cause
-from atoll.cli.temporary import START_BYTES, TryAgain, disk_fault
+from atoll.operations.faults import CommandError, RunFailed, temporary_cause
+from atoll.operations.temporary import START_BYTES, TryAgain, disk_fault
 from atoll.parallel.trainer.loop import BEST, MODEL
 from atoll.parallel.trainer.results_folder import TRAINING, faults_of_place
 from atoll.parallel.trainer.run import LOG, RESULT

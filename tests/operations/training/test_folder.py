@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.training.folder import folder_lock
+from atoll.operations.training.folder import folder_lock
 from atoll.parallel.world import TIMEOUT_S
 from tests.parallel.trainer import tasks
 from tests.process_table import descendants

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from atoll.aggregation.folders import no_file
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.text_files import text_of
-from atoll.cli.faults import CommandError
-from atoll.cli.flower_plan import app_of, run_of_app
-from atoll.cli.options import STATE
-from atoll.cli.printing import note
-from atoll.cli.stopping import Stopped
-from atoll.cli.waiting import waiting_for
+from atoll.operations.faults import CommandError
+from atoll.operations.flower_plan import app_of, run_of_app
+from atoll.operations.place import STATE
+from atoll.operations.reporter import note, waiting_for
 from atoll.parallel.loading import loading
 from atoll.parallel.task.flower_app import FlowerApp, is_app, with_app
 from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load, load_text, quoted, value_of
+from atoll.protocol.signals import Stopped
 from atoll.server.config.model import run_and_version
 from atoll.server.config.process import HostFile
 from atoll.server.config.run import RunFile
