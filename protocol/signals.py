@@ -61,6 +61,18 @@ def handled_by(handler: Handler) -> Iterator[None]:
             signal.signal(number, previous)
 
 
+@contextmanager
+def interrupting(interrupt: Callable[[], object]) -> Iterator[None]:
+    """Call a function at the first signal that ends this process; a second one ends the process at once."""
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        interrupt()
+        end_by_default()
+
+    with handled_by(handle):
+        yield
+
+
 def end_by_default() -> None:
     """Let the next signal end this process at once."""
     for number in ending():

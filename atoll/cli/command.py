@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from atoll.cli.printing import complain, note
 from atoll.cli.stopping import check
 from atoll.cli.waiting import waiting_for
-from atoll.operations.faults import CommandError, code_of, faults_of
+from atoll.operations.faults import CommandError, RunCrashed, code_of, faults_of
 from atoll.operations.reporter import Reporter, reporting_to
 
 EXIT_BUG, EXIT_PIPE = 70, 141
@@ -43,7 +43,7 @@ class Commands(TyperGroup):
             if (faults := faults_of(error)) is None:
                 raise
             for fault in faults:
-                complain(fault)
+                (note if isinstance(error, RunCrashed) else complain)(fault)
             raise typer.Exit(code_of(error)) from error
 
 

@@ -13,6 +13,7 @@ from atoll.aggregation.text_files import NotText, text_of
 from atoll.cli import completion
 from atoll.cli.waiting import waiting_for
 from atoll.operations.faults import CommandError
+from atoll.operations.requests import DROP_EMPTY, SET
 
 State = Annotated[Path, typer.Option("--state", metavar="DIR", help="The coordinator's state directory.")]
 Database = Annotated[
@@ -25,12 +26,7 @@ Database = Annotated[
 ]
 Set = Annotated[
     list[str],
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override one setting; repeatable. `atoll settings` lists all.",
-        autocompletion=completion.settings,
-    ),
+    typer.Option(SET.flag, metavar=SET.metavar, help=SET.help, autocompletion=completion.settings),
 ]
 Check = Annotated[bool, typer.Option("--check", help="Check everything, print the effective settings, and exit.")]
 CheckJson = Annotated[bool, typer.Option("--json", help="With --check: print the effective settings as JSON.")]
@@ -45,23 +41,7 @@ Log = Annotated[
         help="Form of the log's lines on standard error: for a person, or JSON objects for a program.",
     ),
 ]
-DropEmpty = Annotated[
-    bool,
-    typer.Option(
-        "--drop-empty",
-        help="Leave out clients without any training example, instead of refusing them; short for "
-        "population.drop_empty.",
-    ),
-]
-Exports = Annotated[
-    list[str],
-    typer.Option(
-        "--export",
-        metavar="TOOL[:PLACE]",
-        help="Also export the run as it goes on: tensorboard, mlflow, wandb or jsonl, and its folder or address; by "
-        "default a folder of the tool's name in the run's. Repeatable. `atoll export` does the same later.",
-    ),
-]
+DropEmpty = Annotated[bool, typer.Option("--drop-empty", help=DROP_EMPTY.help)]
 Insecure = Annotated[
     bool | None,
     typer.Option("--insecure", help="Use no certificates and no encryption; loopback only.", show_default=False),

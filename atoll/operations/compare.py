@@ -7,9 +7,9 @@ from typing import Any
 
 from atoll.operations.faults import CommandError
 from atoll.operations.reporter import note
-from atoll.operations.simulate import with_task
-from atoll.operations.starts import with_start_file
-from atoll.operations.training.request import Request, job_of
+from atoll.operations.requests import CompareRequest, SimulateRequest, TrainRequest
+from atoll.operations.simulate import with_drop_empty, with_task
+from atoll.operations.training.job import job_of, with_settings
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.given import Given
 from atoll.parallel.task.task import Task
@@ -23,19 +23,6 @@ from atoll.simulations.federation.report import Json
 from atoll.simulations.federation.setting import as_given
 
 FEDERATED, CENTRALIZED, RESULT = "federated", "centralized", "compare.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The options of a comparison."""
-
-    rounds: int | None
-    clients: int | None
-    epochs: int | None
-    metric: str | None
-    target: float | None
-    out: Path | None
-    overrides: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +40,34 @@ class Compared:
 
 
 def compare_trainings(
-    what: str,
-    asked: Asked,
+    request: CompareRequest,
     *,
     federated: Callable[[SimulationFile, Task, Path], Json],
-    centralized: Callable[[Request, Task], object],
+    centralized: Callable[[TrainRequest, Task], object],
     task: Task | ArrayTask | None = None,
 ) -> Compared:
     """Train a task federated and centralized, and compare the two.
 
     Args:
-        what: the run's TOML, or the task's reference.
-        asked: the options.
+        request: a run's TOML, or the task's reference, and the options.
         federated: runs the simulation in its folder, and returns its result.
         centralized: runs the centralized training.
-        task: the task that `what` names; None: it is loaded.
+        task: the task that the request names; None: it is loaded.
 
     Raises:
         ConfigError, CommandError: all mistakes, before anything runs; later a run that has failed.
     """
-    central = [override for override in asked.overrides if override.startswith(("train.", "plan."))]
-    of_federation = [override for override in asked.overrides if override not in central]
-    file, as_is, given = _load(what, asked, of_federation, task)
-    _check_metric(asked.metric, file, given)
-    folder = asked.out or Path(f"atoll-compare-{file.name}")
+    overrides = with_drop_empty(request.overrides, request.drop_empty, train__epochs=request.epochs)
+    central = [override for override in overrides if override.startswith(("train.", "plan."))]
+    of_federation = [override for override in overrides if override not in central]
+    simulation = SimulateRequest(
+        what=request.what[0], rounds=request.rounds, clients=request.clients, overrides=of_federation
+    )
+    file, as_is, given = _load(simulation, task)
+    _check_metric(request.metric, file, given)
+    folder = request.out or Path(f"atoll-compare-{file.name}")
     of_training = [*_of_both(file), *central]
-    _request(file, as_is, folder, of_training, asked.epochs or 1)
+    _request(file, as_is, folder, of_training, request.epochs or 1)
     result = federated(file, given, folder / FEDERATED)
     if result["state"] != "finished":
         raise CommandError(f"the federated run has {result['state']}: {result['cause']}")
@@ -89,17 +78,17 @@ def compare_trainings(
         local = Given.read(file.run.given).local_of(given.local, round_)
         return sides_of.epochs_of(local, data.num_examples, report.num_clients)
 
-    epochs = asked.epochs or sides_of.passes_of(report, epochs=in_a_round)
-    request = _request(file, as_is, folder, of_training, epochs)
-    centralized(request, as_is)
-    chosen = asked.metric or main_metric([report])
+    epochs = request.epochs or sides_of.passes_of(report, epochs=in_a_round)
+    training = _request(file, as_is, folder, of_training, epochs)
+    centralized(training, as_is)
+    chosen = request.metric or main_metric([report])
     sides = [
         sides_of.federated(report, chosen, epochs=in_a_round),
-        sides_of.centralized(request.folder / LOG, chosen, data_bytes=data.bytes),
+        sides_of.centralized(training.folder / LOG, chosen, data_bytes=data.bytes),
     ]
     _check_measured(sides, report)
-    sides_of.write(sides, asked.target, folder / RESULT)
-    return Compared(sides, asked.target, folder)
+    sides_of.write(sides, request.target, folder / RESULT)
+    return Compared(sides, request.target, folder)
 
 
 def _of_both(file: SimulationFile) -> list[str]:
@@ -111,16 +100,15 @@ def _of_both(file: SimulationFile) -> list[str]:
     return both
 
 
-def _load(
-    what: str, asked: Asked, overrides: list[str], task: Task | ArrayTask | None
-) -> tuple[SimulationFile, Task, Task]:
+def _load(request: SimulateRequest, task: Task | ArrayTask | None) -> tuple[SimulationFile, Task, Task]:
     """Load the settings of the federated run, and its task, a PyTorch task, without and with these settings."""
-    file, task = with_task(what, overrides, rounds=asked.rounds, clients=asked.clients, task=task)
+    file, task = with_task(request, task)
     if not isinstance(task, Task):
         raise CommandError(f"{file.task} is an ArrayTask, which trains only federated; `atoll compare` takes a Task")
     if file.schedule.local:
         names = ", ".join(f"local.{name}" for name in file.schedule.local)
-        note(f"{what}: the schedule of {names} is of the federated run: `train.schedule` is the centralized training's")
+        of_federation = f"the schedule of {names} is of the federated run"
+        note(f"{request.what}: {of_federation}: `train.schedule` is the centralized training's")
     given = as_given(file, task)
     assert isinstance(given, Task)
     return file, task, given
@@ -144,24 +132,21 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _request(file: SimulationFile, task: Task, folder: Path, overrides: list[str], epochs: int) -> Request:
+def _request(file: SimulationFile, task: Task, folder: Path, overrides: list[str], epochs: int) -> TrainRequest:
     """Return the options of the centralized training, checked before the federated run begins."""
     has_length = any(override.startswith(("train.epochs=", "train.steps=")) for override in overrides)
     start = [f"train.start={file.model.start}", f"train.strict={_text(file.model.is_strict)}"]
-    request = Request(
+    request = TrainRequest(
         task=file.task,
-        nproc=None,
-        mesh=None,
-        zero=None,
         out=folder / CENTRALIZED,
         device=file.simulation.device,
         overrides=[
             *(start if file.model.start else []),  # both begin alike, unless train.start is given beside it
-            *with_start_file(overrides),
+            *overrides,
             *([] if has_length else [f"train.epochs={epochs}"]),
         ],
-        is_fresh=False,
     )
+    request = with_settings(request)
     job_of(request, task)
     return request
 

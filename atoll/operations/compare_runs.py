@@ -4,17 +4,14 @@ import json as json_text
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from atoll.cli.experiments.rows import check_formats, draw, say_rows
 from atoll.operations.faults import CommandError
-
-if TYPE_CHECKING:
-    from atoll.simulations.experiments.grid import Cell
-    from atoll.simulations.experiments.report import RunReport
-
-FOLDER = Path("atoll-compare-runs")
-"""The default folder of the plots."""
+from atoll.operations.requests import CompareRequest
+from atoll.simulations.experiments.bands import Repeats
+from atoll.simulations.experiments.grid import Cell
+from atoll.simulations.experiments.plots import main_metric
+from atoll.simulations.experiments.report import ROUNDS, NoReport, RunReport, read_run
+from atoll.simulations.experiments.table import Objective, Row, chosen, compared, rows
 
 OVER = ("seed",)
 NOT_COMPARED = ("name", "simulation", *OVER)
@@ -22,87 +19,37 @@ NOT_COMPARED = ("name", "simulation", *OVER)
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """The options of the table of a comparison."""
+class RunsCompared:
+    """Simulated runs beside each other: the table, and the curves to draw."""
 
-    by: str | None
-    columns: str | None
-    markdown: bool
-    csv: bool
-    json: bool
+    rows: Sequence[Row]
+    objective: Objective
+    drawn: Sequence[Repeats]
 
 
-def are_folders(what: Sequence[str]) -> bool:
-    """Return whether the arguments are folders of runs, and no task."""
-    return all(Path(each).is_dir() for each in what)
-
-
-def check_one_task(what: Sequence[str], shown: Shown) -> None:
-    """Check the arguments of a comparison that trains.
+def compare_runs(request: CompareRequest) -> RunsCompared:
+    """Compare the simulated runs in the folders of a request.
 
     Raises:
         CommandError: all mistakes.
     """
-    given = {"--by": shown.by, "--columns": shown.columns, "--markdown": shown.markdown, "--csv": shown.csv}
-    faults = [
-        f"{name} is of folders of simulated runs: leave it out, or name their folders"
-        for name, value in given.items()
-        if value
-    ]
-    if len(what) > 1:
-        faults.append(f"got {' '.join(what)}; allowed: one task or TOML, or folders of simulated runs")
-    if faults:
-        raise CommandError(*faults)
-
-
-def compare_runs(
-    folders: Sequence[Path],
-    metric: str | None,
-    target: float | None,
-    shown: Shown,
-    out: Path | None,
-    *,
-    plot: bool,
-    not_used: Sequence[str],
-) -> None:
-    """Compare simulated runs in a table and in plots.
-
-    Args:
-        folders: their folders.
-        metric: the metric, GROUP/NAME; None: the first one that is no loss.
-        target: a value of the metric.
-        shown: the options of the table.
-        out: the folder of the plots; None: `FOLDER`.
-        plot: whether to draw plots.
-        not_used: the given options that are of a training.
-
-    Raises:
-        CommandError: all mistakes.
-    """
-    from atoll.simulations.experiments.bands import Repeats
-    from atoll.simulations.experiments.plots import main_metric
-    from atoll.simulations.experiments.table import Objective, chosen, compared, rows
-
-    check_formats(shown.by, markdown=shown.markdown, csv=shown.csv, json=shown.json)
-    if not_used:
+    training = {name: getattr(request, name) for name in ("rounds", "clients", "epochs")}
+    training |= {"set": request.overrides, "drop-empty": request.drop_empty}
+    if not_used := [f"--{name}" for name, value in training.items() if value]:
         raise CommandError(f"{', '.join(not_used)}: nothing is trained for folders of runs: leave it out")
-    columns = chosen(shown.columns.split(",") if shown.columns else None, target, shown.by)
-    reports = _read(folders)
+    columns = chosen(request.columns.split(",") if request.columns else None, request.target, request.by)
+    reports = _read([Path(folder) for folder in request.what])
     known = dict.fromkeys(name for report in reports for name in report.metrics)
-    if metric is not None and metric not in known:
-        raise CommandError(f"--metric: got {metric!r}; the runs measure {', '.join(known) or 'nothing'}")
-    objective = compared(Objective(metric or main_metric(reports), target, shown.by), reports)
+    if request.metric is not None and request.metric not in known:
+        raise CommandError(f"--metric: got {request.metric!r}; the runs measure {', '.join(known) or 'nothing'}")
+    objective = compared(Objective(request.metric or main_metric(reports), request.target, request.by), reports)
     groups = _groups(reports)
-    lines = rows(_cells(groups), objective, columns, list(OVER))
-    say_rows(lines, objective, markdown=shown.markdown, csv=shown.csv, json=shown.json)
-    if plot:
-        draw([Repeats(runs[0].name, tuple(runs)) for runs in groups], out or FOLDER, objective)
+    drawn = [Repeats(runs[0].name, tuple(runs)) for runs in groups]
+    return RunsCompared(rows(_cells(groups), objective, columns, list(OVER)), objective, drawn)
 
 
-def _cells(groups: "Sequence[Sequence[RunReport]]") -> "list[tuple[Cell, RunReport, str]]":
+def _cells(groups: Sequence[Sequence[RunReport]]) -> list[tuple[Cell, RunReport, str]]:
     """Return the runs as cells of a sweep, with their states; the first of a group gives its name."""
-    from atoll.simulations.experiments.grid import Cell
-
     return [
         (
             Cell({"run": runs[0].name, "seed": str(run.settings.get("seed", 0))}, {}, ""),
@@ -114,14 +61,12 @@ def _cells(groups: "Sequence[Sequence[RunReport]]") -> "list[tuple[Cell, RunRepo
     ]
 
 
-def _read(folders: Sequence[Path]) -> "list[RunReport]":
+def _read(folders: Sequence[Path]) -> list[RunReport]:
     """Read the runs, each with a name of its own.
 
     Raises:
         CommandError: a folder has no run, or is named twice; with all faults.
     """
-    from atoll.simulations.experiments.report import NoReport, read_run
-
     found, faults = [], []
     folders = [run for folder in folders for run in runs_in(folder)]
     whole = [folder.absolute() for folder in folders]
@@ -140,13 +85,11 @@ def _read(folders: Sequence[Path]) -> "list[RunReport]":
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the cells of a sweep's folder; of another one the folder itself."""
-    from atoll.simulations.experiments.report import ROUNDS
-
     cells = sorted(path.parent for path in folder.glob(f"*/{ROUNDS}"))
     return [folder] if (folder / ROUNDS).exists() or not cells else cells
 
 
-def _groups(reports: "Sequence[RunReport]") -> "list[list[RunReport]]":
+def _groups(reports: Sequence[RunReport]) -> list[list[RunReport]]:
     """Return the runs in groups whose settings differ in the seed alone."""
     groups: dict[str, list[RunReport]] = {}
     for report in reports:

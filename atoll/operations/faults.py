@@ -18,15 +18,21 @@ class CommandError(Exception):
 
     code = EXIT_OPERATOR
 
-    def __init__(self, *faults: str) -> None:
+    def __init__(self, *faults: str, code: int | None = None) -> None:
         super().__init__("\n".join(faults))
         self.faults = faults
+        if code is not None:
+            self.code = code
 
 
 class RunFailed(CommandError):
     """The failure of a run whose settings and task are sound: one of its processes was killed."""
 
     code = EXIT_FAILED
+
+
+class RunCrashed(RunFailed):
+    """The failure of a run by a bug, or the loss of another rank; the faults are the lines of a traceback."""
 
 
 class TaskFailed(CommandError):

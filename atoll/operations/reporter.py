@@ -1,4 +1,4 @@
-"""What an operation tells its caller while it works: notes, and what it waits for."""
+"""The reporter of an operation: notes and waits, of which its caller learns while it works."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,12 +15,12 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """The caller's side of an operation; by default it tells nobody."""
+    """The caller's side of an operation; by default notes and waits go nowhere."""
 
     note: Callable[[str], object] = lambda text: None
     """Takes one line for a person."""
     waiting: Callable[[str, str], AbstractContextManager[Wait]] = lambda what, limit: nullcontext(Wait())
-    """(what a block waits for, the end of the wait in words) -> what surrounds the block."""
+    """Surrounds a block that waits for something: (its name, the end of the wait in words) -> a context manager."""
 
 
 SILENT = Reporter()

@@ -51,7 +51,7 @@ def collect(what: str, state: Path | None, overrides: Sequence[str], deadline: f
 
 
 def _planned(what: str, state: Path | None, overrides: Sequence[str]) -> tuple[Path, str]:
-    """Return the state directory of a run that is to be sent to its coordinator, and its effective settings."""
+    """Return the state directory of a run that its coordinator will get, and its effective settings."""
     from atoll.operations.load import all_faults, load_run, note_unused_settings, state_of
     from atoll.protocol.settings import effective
     from atoll.server.config.run_changes import settings_of_the_host

@@ -1,14 +1,16 @@
 """Simulate a federation on this machine: its settings with its task, and the run in its folder."""
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.aggregation.text_files import text_of
+from atoll.operations.faults import CommandError
 from atoll.operations.load import all_faults, load_run, load_user_task, note_unused_settings, overriding, state_of
 from atoll.operations.reporter import note
+from atoll.operations.requests import SimulateRequest
 from atoll.operations.starts import file_of_start
 from atoll.operations.task_failures import task_failures_in_one_line
 from atoll.parallel.task.array_task import ArrayTask
@@ -19,6 +21,7 @@ from atoll.simulations.federation.config import OF_A_COORDINATOR, SimulationFile
 from atoll.simulations.federation.federation import Federation
 from atoll.simulations.federation.report import Json
 from atoll.simulations.federation.run import opened
+from atoll.simulations.federation.setting import setting_of
 
 if TYPE_CHECKING:
     from atoll.simulations.messages.federation import MessageFederation
@@ -27,31 +30,39 @@ NO_COORDINATOR = "a simulation has no coordinator's process"
 
 
 def with_task(
-    what: str,
-    overrides: list[str],
-    *,
-    rounds: int | None,
-    clients: int | None,
-    engine: str | None = None,
-    task: Task | ArrayTask | None = None,
+    request: SimulateRequest, task: Task | ArrayTask | None = None
 ) -> tuple[SimulationFile, Task | ArrayTask]:
     """Load the settings of a simulated run and its task, and note what a simulation does not use.
 
     Args:
-        what: a run's TOML, or the task's reference.
-        overrides: `key=value`.
-        rounds: short for the setting.
-        clients: short for the setting.
-        engine: short for the setting.
-        task: the task that `what` names; None: it is loaded.
+        request: the request.
+        task: the task that it names; None: it is loaded.
 
     Raises:
         ConfigError: all mistakes in the settings.
         CommandError: the task cannot be loaded.
     """
-    file = load_simulation(what, overrides, rounds=rounds, clients=clients, engine=engine)
-    note_unused(file, what)
-    return file, load_user_task(file.task, nodes=clients) if task is None else task
+    file = load_simulation(request)
+    note_unused(file, request.what or "")
+    return file, load_user_task(file.task, nodes=request.clients) if task is None else task
+
+
+def check_simulation(file: SimulationFile, task: Task | ArrayTask) -> Sequence[str]:
+    """Build and check all parts that the settings name; return the notes on the population.
+
+    Raises:
+        ConfigError: all faults of the settings and the task.
+        CommandError: the task's code has failed.
+    """
+    with task_failures_in_one_line():
+        if file.run.is_of_messages:
+            from atoll.simulations.messages.run import setting_of as setting_of_messages
+
+            setting_of_messages(file, task)
+            return ()
+        setting = setting_of(file, task)
+        file.aggregation.build()
+    return setting.notes
 
 
 def run_simulation(
@@ -118,25 +129,32 @@ def run_messages(
         return federation.run()
 
 
-def load_simulation(
-    what: str, overrides: list[str], *, rounds: int | None, clients: int | None, engine: str | None = None
-) -> SimulationFile:
-    """Load the settings of a simulated run; the keyword arguments are short forms of some settings.
+def load_simulation(request: SimulateRequest) -> SimulationFile:
+    """Load the settings of a simulated run.
 
     Raises:
         ConfigError: all mistakes in the settings.
+        CommandError: the request names no run, or a setting twice.
     """
-    kind = {"population__kind": "iid"} if clients is not None and not _sets_kind(what, overrides) else {}
-    dealt = {} if is_app(with_app(what)) else {"population__clients": clients, **kind}
-    short = overriding(overrides, rounds=rounds, simulation__engine=engine, **dealt)
+    if (what := request.what) is None:
+        raise CommandError("name a task or a run's TOML")
+    overrides = with_drop_empty(request.overrides, request.drop_empty, seed=request.seed)
+    kind = {"population__kind": "iid"} if request.clients is not None and not _sets_kind(what, overrides) else {}
+    dealt = {} if is_app(with_app(what)) else {"population__clients": request.clients, **kind}
+    short = overriding(overrides, rounds=request.rounds, simulation__engine=request.engine, **dealt)
     with all_faults(_of_a_coordinator_alone(overrides)):
-        file = load_run(what, short, kind=SimulationFile, nodes=clients)
+        file = load_run(what, short, kind=SimulationFile, nodes=request.clients)
     if run_and_version(file.model.start) is None:
         return file
     start = file_of_start(file.model.start, setting="model.start", state=state_of(file, what, None))
     host = file.coordinator.model_copy()
     host.model_fields_set.discard("state")  # it is used, and not noted as unused
     return file.model_copy(update={"model": file.model.model_copy(update={"start": start}), "coordinator": host})
+
+
+def with_drop_empty(overrides: Sequence[str], drop_empty: bool, **options: object) -> list[str]:
+    """Return the overrides with those of --drop-empty and of other options; errors as in `overriding`."""
+    return overriding(overrides, population__drop_empty=drop_empty or None, **options)
 
 
 def _of_a_coordinator_alone(overrides: list[str]) -> list[str]:

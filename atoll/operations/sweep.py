@@ -10,13 +10,13 @@ from atoll.aggregation.printable import count_of
 from atoll.operations.faults import CommandError
 from atoll.operations.load import load_user_task, note_unused
 from atoll.operations.reporter import note
-from atoll.operations.simulate import NO_COORDINATOR, load_simulation, run_simulation
-from atoll.operations.task_failures import task_failures_in_one_line
+from atoll.operations.requests import SimulateRequest, SweepRequest
+from atoll.operations.simulate import NO_COORDINATOR, check_simulation, load_simulation, run_simulation, with_drop_empty
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.simulations.experiments.bands import Repeats
-from atoll.simulations.experiments.grid import Cell, Grid
+from atoll.simulations.experiments.grid import Cell, Grid, read_grid
 from atoll.simulations.experiments.plots import main_metric
 from atoll.simulations.experiments.report import RESULT, NoReport, RunReport, read_run
 from atoll.simulations.experiments.requested_metric import RequestedMetric
@@ -31,9 +31,9 @@ from atoll.simulations.experiments.sweep import (
     overrides,
 )
 from atoll.simulations.experiments.table import Objective, Row, chosen, compared, document_of, rows
+from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.report import Json
 from atoll.simulations.federation.seal import unseal
-from atoll.simulations.federation.setting import setting_of
 
 NOTES_MAX = 5
 """Most different notes on the populations of the cells that are told."""
@@ -133,10 +133,16 @@ def watching(grid: Grid, folder: Path, asked: Asked, show: Watch) -> Watch:
     return watch
 
 
-def note_unused_of(grid: Grid, grid_file: Path) -> None:
-    """Note what the grid's file sets for a coordinator's process, which simulated runs do not have."""
+def grid_of(request: SweepRequest) -> Grid:
+    """Read the grid, and note what its file sets for a coordinator's process, which simulated runs do not have.
+
+    Raises:
+        ConfigError: all mistakes in the file and the overrides.
+    """
+    grid = read_grid(request.grid_file, with_drop_empty(request.overrides, request.drop_empty))
     given = {key.removeprefix("coordinator."): value for key, value in grid.unused.items()}
-    note_unused(given, str(grid_file), why=f"{NO_COORDINATOR}; `model.keep_versions` is of the run")
+    note_unused(given, str(request.grid_file), why=f"{NO_COORDINATOR}; `model.keep_versions` is of the run")
+    return grid
 
 
 def _wanted(metric: str | None, grid: Grid) -> RequestedMetric | None:
@@ -194,8 +200,11 @@ def check_grid(
 def _task_of(grid: Grid) -> Task | ArrayTask:
     """Load the task, the same in all cells, by its path from the grid's folder."""
     with chdir(grid.folder):
-        one = grid.cells[0]
-        return load_user_task(load_simulation(one.task, overrides(one), rounds=None, clients=None).task)
+        return load_user_task(_file_of(grid.cells[0]).task)
+
+
+def _file_of(cell: Cell) -> SimulationFile:
+    return load_simulation(SimulateRequest(what=cell.task, overrides=overrides(cell)))
 
 
 def _try_cells(grid: Grid, cells: Sequence[Cell], task: Task | ArrayTask) -> None:
@@ -208,10 +217,7 @@ def _try_cells(grid: Grid, cells: Sequence[Cell], task: Task | ArrayTask) -> Non
 
     def check(cell: Cell) -> None:
         try:
-            file = load_simulation(cell.task, overrides(cell), rounds=None, clients=None)
-            with task_failures_in_one_line():
-                setting = setting_of(file, task)
-            for line in setting.notes:
+            for line in check_simulation(_file_of(cell), task):
                 notes.setdefault(line, []).append(cell.name)
         except CommandError as error:
             raise ConfigError(error.faults) from error
@@ -270,7 +276,7 @@ def _run_here(cell: Cell, folder: Path, task: Task | ArrayTask, on_round: Callab
     unseal(folder)
     (folder / RESULT).unlink(missing_ok=True)  # an earlier result would hide a failure of this run
     try:
-        file = load_simulation(cell.task, overrides(cell), rounds=None, clients=None)
+        file = _file_of(cell)
         result = run_simulation(file, task, folder, on_round)
     except (CommandError, ConfigError) as error:
         with (folder / LOG).open("a", encoding="utf-8") as log:

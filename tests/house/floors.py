@@ -48,6 +48,9 @@ TESTS_ELSEWHERE = {
 }
 """Folders whose tests lie elsewhere: what they do is seen through a socket, a process or a whole history."""
 
+APART = {"atoll/cli", "atoll/interface"}
+"""Folders with all below them that do not import each other on any floor; both stand on `atoll/operations`."""
+
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "aggregation": (
         (
@@ -157,30 +160,24 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("experiments", "messages"),
     ),
     "atoll": (
+        ("cli/project", "exports"),
+        ("operations",),
+        ("operations/training",),
+        ("operations/compare.py",),
         (
             *("cli", "cli/printing.py", "cli/sections.py"),
             *("cli/shutdown_deadline.py", "cli/stopping.py"),
-            "exports",
+            "interface",
         ),
-        ("cli/completion.py", "cli/faults.py", "cli/log.py", "cli/waiting.py"),
-        ("cli/options.py", "cli/worker_check.py"),
-        ("cli/flower_plan.py",),
-        (
-            "cli/files.py",
-            "cli/local_audit.py",
-            "cli/new.py",
-            "cli/plugins.py",
-            "cli/project",
-            "cli/settings.py",
-            "cli/task_failures.py",
-            "cli/temporary.py",
-        ),
+        ("cli/completion.py", "cli/log.py", "cli/waiting.py"),
+        ("cli/command.py", "cli/options.py"),
+        ("cli/new.py", "cli/plugins.py", "cli/requested.py", "cli/settings.py"),
         ("cli/runs", "cli/serving"),
         ("cli/exports",),
         ("cli/training",),
         ("cli/experiments", "cli/members"),
         ("cli/flower",),
-        ("cli/commands.py", "interface"),
+        ("cli/commands.py",),
         ("__init__.py", "cli/main.py"),
         ("__main__.py",),
     ),

@@ -9,6 +9,7 @@ import pytest
 from atoll.operations.faults import CommandError
 from atoll.operations.flower_plan import run_of_app
 from atoll.operations.load import load_run
+from atoll.operations.reporter import Reporter, reporting_to
 from atoll.parallel.task.flower_app import with_app
 from atoll.protocol.settings import ConfigError
 
@@ -24,14 +25,15 @@ model.layers = 3
 pytestmark = pytest.mark.real
 
 
-def test_the_run_config_of_the_coordinators_copy_travels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_run_config_of_the_coordinators_copy_travels(tmp_path: Path) -> None:
     app = shutil.copytree(APP, tmp_path / "app")
     with (app / "pyproject.toml").open("a") as file:
         file.write(MORE)
-    options = tomllib.loads(run_of_app(with_app(str(app)), {}))["options"]
+    notes: list[str] = []
+    with reporting_to(Reporter(notes.append)):
+        options = tomllib.loads(run_of_app(with_app(str(app)), {}))["options"]
     assert options == {"strategy": "FedAvg", "rounds": 6, "wide": False, "out": "", "model.layers": 3}
-    told = " ".join(capsys.readouterr().err.split())
-    assert "of the run config each site has its own data, limit, names, seed: only plain values travel" in told
+    assert notes == ["of the run config each site has its own data, limit, names, seed: only plain values travel"]
     given = load_run(str(app), ["task.model.layers=5", "task.rounds=2"]).given
     assert {key: value for key, value in given.items() if key.startswith("task.")} == {
         "task.strategy": "FedAvg",

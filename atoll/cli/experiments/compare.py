@@ -1,7 +1,7 @@
 """`atoll compare`: train a task federated and centralized, and compare the two."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,80 +10,32 @@ import typer
 
 from atoll.aggregation.printable import printable_size
 from atoll.cli import options
-from atoll.cli.experiments.rows import By, Columns, Csv, Markdown
+from atoll.cli.experiments.rows import Csv, Markdown, check_formats, draw, say_rows
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
+from atoll.cli.requested import requested
 from atoll.cli.stopping import INTERRUPTED, if_stopped
-from atoll.operations.compare_runs import Shown, are_folders, check_one_task, compare_runs
+from atoll.operations.faults import CommandError
+from atoll.operations.requests import CompareRequest
+from atoll.protocol.signals import interrupting
 
 if TYPE_CHECKING:
-    from atoll.operations.training.request import Request
+    from atoll.operations.requests import TrainRequest
     from atoll.parallel.task.task import Task
     from atoll.simulations.experiments.compare import Side
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.federation import Federation
     from atoll.simulations.federation.report import Json
 
-PLOT = "compare.png"
+PLOT, FOLDER = "compare.png", Path("atoll-compare-runs")
+"""The file of the plots of a comparison that trains, and the default folder of those of runs."""
 
-What = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="TASK | RUN.toml | DIR...",
-        help="A task, or the TOML of a simulated run, as for `atoll simulate`; or the folders of simulated runs or "
-        "of sweeps, which are compared as they are.",
-    ),
-]
-Rounds = Annotated[
-    int | None, typer.Option("--rounds", metavar="N", help="Rounds of the federated run; short for rounds.")
-]
-Clients = Annotated[
-    int | None,
-    typer.Option(
-        "--clients",
-        metavar="N",
-        help="Clients of the federated run, with an iid split of the data unless population.kind is set.",
-    ),
-]
-Epochs = Annotated[
-    int | None,
-    typer.Option(
-        "--epochs",
-        metavar="N",
-        help="Epochs of the centralized training; by default the federated run's number of passes over all data.",
-    ),
-]
-Metric = Annotated[
-    str | None,
-    typer.Option(
-        "--metric",
-        metavar="GROUP/NAME",
-        help="The metric to compare, such as server/accuracy; by default the first one.",
-    ),
-]
-Target = Annotated[
-    float | None,
-    typer.Option("--target", metavar="X", help="Value of the metric: also report the cost of reaching it."),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", help="The folder of both trainings; by default atoll-compare-NAME."),
-]
 Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Draw PNG files into the folder.")]
 
 
+@requested(CompareRequest)
 def compare(
-    what: What,
-    rounds: Rounds = None,
-    clients: Clients = None,
-    drop_empty: options.DropEmpty = False,
-    epochs: Epochs = None,
-    metric: Metric = None,
-    target: Target = None,
-    out: Out = None,
-    overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
-    by: By = None,
-    columns: Columns = None,
+    request: CompareRequest,
     markdown: Markdown = False,
     csv: Csv = False,
     plot: Plot = True,
@@ -99,36 +51,58 @@ def compare(
     deviation, and `--by` compares runs of different modes at the largest place that all have reached.
     """
     if_stopped("before a round began; nothing was written")
-    shown = Shown(by, columns, markdown, csv, json)
-    if are_folders(what):
-        training = {"--rounds": rounds, "--clients": clients, "--epochs": epochs, "--set": overrides}
-        not_used = [name for name, value in (training | {"--drop-empty": drop_empty}).items() if value]
-        compare_runs([Path(folder) for folder in what], metric, target, shown, out, plot=plot, not_used=not_used)
-        return
-    check_one_task(what, shown)
-    from atoll.operations.load import overriding
+    if all(Path(each).is_dir() for each in request.what):
+        from atoll.operations.compare_runs import compare_runs
 
-    short = overriding(overrides, population__drop_empty=drop_empty or None, train__epochs=epochs)
-    asked = Asked(rounds, clients, epochs, metric, target, out, short)
-    found = compare_trainings(what[0], asked, federated=_simulate, centralized=_train)
+        check_formats(request.by, markdown=markdown, csv=csv, json=json)
+        runs = compare_runs(request)
+        say_rows(runs.rows, runs.objective, markdown=markdown, csv=csv, json=json)
+        if plot:
+            draw(runs.drawn, request.out or FOLDER, runs.objective)
+        return
+    _check_one_task(request, {"--markdown": markdown, "--csv": csv})
+    from atoll.operations.compare import compare_trainings
+
+    found = compare_trainings(request, federated=_simulate, centralized=_train)
     if_stopped("")
     if json:
         as_json(found.document)
     else:
-        _say(found.sides, target)
+        _say(found.sides, request.target)
     if plot:
         _plot(found.sides, found.folder / PLOT)
 
 
+def _check_one_task(request: CompareRequest, formats: Mapping[str, bool]) -> None:
+    """Check the arguments of a comparison that trains.
+
+    Args:
+        request: the request.
+        formats: the options of a table of runs, with whether they are given.
+
+    Raises:
+        CommandError: all mistakes.
+    """
+    given = {"--by": request.by, "--columns": request.columns, **formats}
+    faults = [
+        f"{name} is of folders of simulated runs: leave it out, or name their folders"
+        for name, value in given.items()
+        if value
+    ]
+    if len(request.what) > 1:
+        faults.append(f"got {' '.join(request.what)}; allowed: one task or TOML, or folders of simulated runs")
+    if faults:
+        raise CommandError(*faults)
+
+
 def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "Json":
     """Simulate as a command does: it shows its progress, and a signal interrupts it."""
-    from atoll.cli.experiments.interrupting import with_signals
-    from atoll.cli.experiments.simulate import run_simulation
     from atoll.cli.experiments.simulation_progress import RoundProgress
+    from atoll.operations.simulate import run_simulation
 
     def begun(federation: "Federation") -> AbstractContextManager[None]:
         note("federated")
-        return with_signals(federation)
+        return interrupting(federation.interrupt)
 
     if_stopped("before a round began; the same command goes on")
     with RoundProgress(sys.stderr, note, rounds=file.rounds) as progress:
@@ -140,19 +114,13 @@ def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "Json":
     return result
 
 
-def _train(request: "Request", task: "Task") -> None:
+def _train(request: "TrainRequest", task: "Task") -> None:
     """Train as a command does."""
-    from atoll.operations.training.fault import Fault
-    from atoll.operations.training.process import train_in_process
-    from atoll.operations.training.request import job_of
+    from atoll.cli.training.train import train_in_process
+    from atoll.operations.training.job import job_of
 
     note("centralized")
-    outcome = train_in_process(job_of(request, task), request)
-    if isinstance(outcome, Fault):
-        for line in outcome.lines:
-            note(line)
-        raise typer.Exit(outcome.code)
-    if outcome.why == "interrupted":
+    if train_in_process(job_of(request, task), request).why == "interrupted":
         note("interrupted; the same command resumes it")
         raise typer.Exit(INTERRUPTED)
 

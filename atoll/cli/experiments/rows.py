@@ -17,23 +17,6 @@ if TYPE_CHECKING:
 BY = ("updates", "bytes", "time", "rounds", "seconds")
 """The values of --by, those of `bands.AXES`."""
 
-By = Annotated[
-    str | None,
-    typer.Option(
-        "--by",
-        metavar="AXIS",
-        help="Compare the runs at the largest place on an axis that all have reached: updates, bytes, time (virtual), "
-        "rounds or seconds.",
-    ),
-]
-Columns = Annotated[
-    str | None,
-    typer.Option(
-        "--columns",
-        metavar="A,B",
-        help="Columns of the table, separated by commas, such as best or best@clients/loss; by default sweep.columns.",
-    ),
-]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the table as CSV, with deviations and numbers of runs.")]
 
@@ -57,7 +40,7 @@ def say_rows(
 ) -> None:
     """Print the rows of a table."""
     from atoll.simulations.experiments.bands import number
-    from atoll.simulations.experiments.table import as_csv
+    from atoll.simulations.experiments.table import as_csv, document_of
     from atoll.simulations.experiments.table import markdown as as_markdown
 
     if json:

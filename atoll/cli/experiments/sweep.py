@@ -7,40 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.experiments.rows import By, Columns, Csv, Markdown, check_formats, draw, say_rows
+from atoll.cli.experiments.rows import Csv, Markdown, check_formats, draw, say_rows
 from atoll.cli.printing import as_json, note
 from atoll.cli.printing import table as say_table
+from atoll.cli.requested import requested
 from atoll.cli.stopping import INTERRUPTED, if_stopped
+from atoll.operations.requests import SweepRequest
+from atoll.parallel.loading import loading
 from atoll.protocol.signals import handled_by
 
 if TYPE_CHECKING:
+    from atoll.operations.sweep import Asked
     from atoll.simulations.experiments.grid import Grid
     from atoll.simulations.experiments.sweep import Progress
 
-What = Annotated[
-    Path, typer.Argument(metavar="GRID", help="A run's TOML with a table \\[grid]; docs/experiments.md has an example.")
-]
-Out = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="The folder of all cells; by default atoll-sweep-NAME.")
-]
-Jobs = Annotated[
-    int | None,
-    typer.Option(
-        "--jobs", metavar="N", callback=options.between(1), help="Number of runs at a time; by default sweep.jobs."
-    ),
-]
-Metric = Annotated[
-    str | None,
-    typer.Option(
-        "--metric",
-        metavar="GROUP/NAME",
-        help="The metric of the table, such as server/accuracy; by default sweep.metric.",
-    ),
-]
-Target = Annotated[
-    float | None,
-    typer.Option("--target", metavar="X", help="Value of the metric to reach; by default sweep.target."),
-]
 Show = Annotated[bool, typer.Option("--show", help="Run nothing; show the results so far.")]
 Check = Annotated[
     bool, typer.Option("--check", help="Run nothing; check every cell as `atoll simulate --check`, and list the cells.")
@@ -48,16 +28,9 @@ Check = Annotated[
 Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Draw PNG files into DIR/plots.")]
 
 
+@requested(SweepRequest)
 def sweep(
-    grid_file: What,
-    out: Out = None,
-    jobs: Jobs = None,
-    metric: Metric = None,
-    target: Target = None,
-    columns: Columns = None,
-    by: By = None,
-    drop_empty: options.DropEmpty = False,
-    overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
+    request: SweepRequest,
     show: Show = False,
     check: Check = False,
     markdown: Markdown = False,
@@ -71,16 +44,15 @@ def sweep(
     code 1: a cell has failed; 130: Ctrl-C or SIGTERM.
     """
     if_stopped("before a cell began; nothing was written")
-    from atoll.operations.load import overriding
-    from atoll.simulations.experiments.grid import read_grid
-    from atoll.simulations.experiments.sweep import Progress
+    check_formats(request.by, markdown=markdown, csv=csv, json=json)
+    with loading():
+        from atoll.operations.sweep import asked_of, check_grid, grid_of, swept, unfinished
+        from atoll.simulations.experiments.sweep import Progress
 
-    check_formats(by, markdown=markdown, csv=csv, json=json)
-
-    grid = read_grid(grid_file, overriding(overrides, population__drop_empty=drop_empty or None))
-    note_unused_of(grid, grid_file)
-    folder = out or Path(f"atoll-sweep-{grid_file.stem}")
-    asked = asked_of(grid, metric, target, columns.split(",") if columns else None, by)
+    grid = grid_of(request)
+    folder = request.out or Path(f"atoll-sweep-{request.grid_file.stem}")
+    columns = request.columns.split(",") if request.columns else None
+    asked = asked_of(grid, request.metric, request.target, columns, request.by)
     if not show:
         check_grid(grid, grid.cells if check else unfinished(grid, folder), asked.metric)
     elif asked.metric is not None:
@@ -88,7 +60,7 @@ def sweep(
     if check:
         _say_cells(grid, json)
         return
-    progress = Progress() if show else _run(grid, folder, jobs or grid.sweep.jobs, asked)
+    progress = Progress() if show else _run(grid, folder, request.jobs or grid.sweep.jobs, asked)
     found = swept(grid, folder, asked, progress.states)
     say_rows(found.rows, found.objective, markdown=markdown, csv=csv, json=json)
     if plot:
@@ -97,8 +69,9 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _run(grid: "Grid", folder: Path, jobs: int, asked: Asked) -> "Progress":
+def _run(grid: "Grid", folder: Path, jobs: int, asked: "Asked") -> "Progress":
     from atoll.cli.experiments.sweep_progress import SweepProgress
+    from atoll.operations.sweep import watching
     from atoll.simulations.experiments.sweep import last_words, run_cells
 
     shown = SweepProgress(sys.stderr, note, grid, lambda name: last_words(folder / name))

@@ -103,11 +103,11 @@ def run(
     if simulate and again:
         raise CommandError("--again is of a run by processes: leave it out, or name another folder by --out")
     if simulate:
-        from atoll.cli.experiments.simulate import Request, simulate_as_asked
+        from atoll.cli.experiments.simulate import simulate_as_asked
+        from atoll.operations.requests import SimulateRequest
 
-        simulate_as_asked(
-            reference, overrides, Request(clients=nodes, out=out, unnamed="atoll-flower-{name}-simulated")
-        )
+        unnamed = "atoll-flower-{name}-simulated"
+        simulate_as_asked(SimulateRequest(what=reference, overrides=overrides, clients=nodes, out=out, unnamed=unnamed))
     from atoll.cli.flower.processes import run_app
 
     raise typer.Exit(run_app(reference, overrides, nodes=nodes, out=out, again=again))

@@ -1,22 +1,22 @@
 """The launch of several training ranks on this machine: `parallel/launch` starts, restarts and ends them."""
 
 import json
-import signal
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from atoll.aggregation.printable import count_of
-from atoll.cli.stopping import INTERRUPTED
-from atoll.operations.training.fault import Fault
+from atoll.operations.faults import CommandError, RunCrashed, RunFailed
+from atoll.operations.requests import TrainRequest
 from atoll.operations.training.folder import folder_lock
-from atoll.operations.training.request import Request
 from atoll.parallel.launch.launcher import Launcher, elastic
 from atoll.parallel.launch.line import Json, Line, Listener
 from atoll.parallel.launch.rank_fault import take_faults
 from atoll.parallel.launch.spec import Spec
+from atoll.parallel.trainer.logs import Report
 from atoll.parallel.trainer.run import RESULT, Result
-from atoll.protocol.signals import handled_by
 
 POLL_S = 0.1
 """Seconds between two looks for a fault of a rank."""
@@ -24,108 +24,125 @@ POLL_S = 0.1
 END_S = 10.0
 """Seconds between SIGTERM and SIGKILL, when the ranks end without saving."""
 
+RANK, CRASH = "atoll.operations.training.rank", "crash"
+"""The module of a rank, and the kind of its fault with a traceback; that of others is their exit code."""
 
-def launch(request: Request, *, max_restarts: int) -> Result | Fault:
+
+def launch(
+    request: TrainRequest,
+    show: Report,
+    times_asked: Callable[[], int] = lambda: 0,
+    *,
+    log: IO[bytes] | None = None,
+) -> Result | None:
     """Train in `request.nproc` ranks, and wait for them.
 
-    When a rank dies, all ranks restart from the newest checkpoint, at most `max_restarts` times. The first SIGINT or
-    SIGTERM lets them save and end; a second one ends them at once.
+    When a rank dies, all ranks restart from the newest checkpoint, at most `request.max_restarts` times.
+
+    Args:
+        request: the request.
+        show: the report of the first rank's events, beside the log; it is called on a thread.
+        times_asked: returns how often the ranks were asked to end: once, they save before; twice, they end at once.
+        log: the output of the ranks; None: that of this process.
+
+    Returns:
+        The result; None: the ranks were asked to end before they had anything to save.
 
     Raises:
-        CommandError: another training writes into the folder.
+        CommandError: another training writes into the folder; or the training is refused, or has failed.
     """
-    with folder_lock(request.folder), tempfile.TemporaryDirectory(prefix="atoll-train-") as folder:
-        result = request.folder / RESULT
+    with folder_lock(request.folder), tempfile.TemporaryDirectory(prefix="atoll-train-") as name:
+        folder, result = Path(name), request.folder / RESULT
         result.unlink(missing_ok=True)
-        return _launch(request, max_restarts, Path(folder), result)
+        assert request.nproc is not None
+        spec = Spec(
+            entry=f"{RANK}:main",
+            args=(name, request.encode()),
+            nproc=request.nproc,
+            max_restarts=request.max_restarts,
+            folder=name,
+            preload=(RANK,),
+        )
+        with _Ranks(folder, show) as ranks:
+            code = _wait(Launcher(*elastic(spec), log=log), folder, ranks, times_asked)
+        if code == 0 and result.exists():
+            return Result(**json.loads(result.read_text("utf-8")))
+    if times_asked():
+        return None
+    died = count_of(request.max_restarts, "time")
+    raise RunFailed(f"ranks have died more than {died} (--max-restarts); see their output above")
 
 
-def _launch(request: Request, max_restarts: int, folder: Path, result: Path) -> Result | Fault:
-    assert request.nproc is not None
-    spec = Spec(
-        entry="atoll.cli.training.rank:main",
-        args=(str(folder), request.encode()),
-        nproc=request.nproc,
-        max_restarts=max_restarts,
-        folder=str(folder),
-        preload=("atoll.cli.training.rank",),
-    )
-    signals: list[int] = []
-    with _Stop(folder) as stop:
+class _Ranks:
+    """The line of rank 0, also of one that was restarted: its events, and the request to stop."""
 
-        def on_signal(number: int, _frame: object) -> None:
-            signals.append(number)
-            stop.request()
-
-        with handled_by(on_signal):
-            code, fault = _wait(Launcher(*elastic(spec)), folder, stop, signals)
-    if fault is not None:
-        return fault
-    if code == 0 and result.exists():
-        return Result(**json.loads(result.read_text("utf-8")))
-    if signals:
-        name = signal.Signals(signals[0]).name
-        return Fault(INTERRUPTED, (f"atoll: stopped by {name} before it was saved; the same command goes on",))
-    return Fault(
-        1,
-        (
-            f"atoll: ranks have died more than {count_of(max_restarts, 'time')} "
-            f"(--max-restarts); see their output above",
-        ),
-    )
-
-
-class _Stop:
-    """The request to stop, over the line of rank 0, also of one that was restarted after it."""
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, show: Report) -> None:
         self._line: Line | None = None
-        self._is_requested = False
-        self.has_begun = False
-        """The flag of ranks that look for the request; until then, they load the task."""
+        self._show = show
+        self._has_ended = threading.Event()
+        self._has_ended.set()
+        self.is_asked = self.has_begun = False
+        """`has_begun`: the ranks look for the request; until then, they load the task."""
         self._listener = Listener(folder, self._on_line)
 
-    def __enter__(self) -> "_Stop":
+    def __enter__(self) -> "_Ranks":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._has_ended.wait(END_S)  # for the last events
         self._listener.close()
 
-    def request(self) -> None:
+    def ask_to_stop(self) -> None:
         """Ask the ranks to save and end."""
-        self._is_requested = True
+        self.is_asked = True
         if self._line is not None:
             self._line.tell({"op": "stop"})
 
     def _on_line(self, line: Line, _hello: Json) -> None:
+        self._has_ended.clear()
         self._line = line
-        if self._is_requested:
-            line.tell({"op": "stop"})
-        for _ in line.messages():
-            self.has_begun = True
+        if self.is_asked:
+            self.ask_to_stop()
+        for message in line.messages():
+            if "begun" in message:
+                self.has_begun = True
+            else:
+                self._show(message)
+        self._has_ended.set()
 
 
-def _wait(launcher: Launcher, folder: Path, stop: _Stop, signals: Sequence[int]) -> tuple[int, Fault | None]:
-    """Wait until all ranks have ended; return the exit code, and a rank's own fault.
+def _wait(launcher: Launcher, folder: Path, ranks: _Ranks, times_asked: Callable[[], int]) -> int:
+    """Wait until all ranks have ended, and return the exit code.
 
-    They are ended after a rank's own fault, which would repeat, after a second signal, and after the first one while
-    they still load the task, as they have nothing to save.
+    They are ended after a rank's own fault, which would repeat, after a second request, and after the first one while
+    they still load the task, as they have nothing to save. A caller that is interrupted lets them save.
+
+    Raises:
+        CommandError: a rank's own fault.
     """
-    fault: Fault | None = None
     try:
         while (code := launcher.wait(POLL_S)) is None:
-            fault = fault or _fault_in(folder)
-            if fault is not None or len(signals) > 1 or (signals and not stop.has_begun):
-                return _end(launcher), fault
-        return code, fault or _fault_in(folder)
+            _raise_fault_in(folder)
+            if (times := times_asked()) and not ranks.is_asked:
+                ranks.ask_to_stop()
+            if times > 1 or (times and not ranks.has_begun):
+                return _end(launcher)
+        _raise_fault_in(folder)
+        return code
+    except KeyboardInterrupt:
+        ranks.ask_to_stop()
+        if ranks.has_begun:
+            launcher.wait()
+        raise
     finally:
         if launcher.exit_code is None:
             _end(launcher)
 
 
-def _fault_in(folder: Path) -> Fault | None:
-    found = take_faults(folder)
-    return Fault(int(found[0].kind), tuple(found[0].detail.splitlines())) if found else None
+def _raise_fault_in(folder: Path) -> None:
+    if found := take_faults(folder):
+        kind, lines = found[0].kind, found[0].detail.splitlines()
+        raise RunCrashed(*lines) if kind == CRASH else CommandError(*lines, code=int(kind))
 
 
 def _end(launcher: Launcher) -> int:

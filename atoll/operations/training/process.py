@@ -1,37 +1,31 @@
 """The training in this process, which is one rank of it or the whole of it."""
 
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
-from atoll.cli.exports.live import live_export
-from atoll.cli.printing import note
-from atoll.cli.training.progress import progress
 from atoll.exports.folders import TrainingFolder
-from atoll.operations.faults import EXIT_AWAY, EXIT_OPERATOR, TEMPORARY, CommandError, RunFailed, temporary_cause
+from atoll.operations.exports import live_export
+from atoll.operations.faults import TEMPORARY, CommandError, RunCrashed, RunFailed, temporary_cause
+from atoll.operations.requests import TrainRequest
 from atoll.operations.task_failures import failure_of_the_task
 from atoll.operations.temporary import START_BYTES, TryAgain, disk_fault
-from atoll.operations.training.fault import Fault
 from atoll.operations.training.folder import folder_lock, folder_of_all_ranks
-from atoll.operations.training.request import Request, device_of
+from atoll.operations.training.job import device_of
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
 from atoll.parallel.engine.agreement import CallsDiffer
 from atoll.parallel.engine.borrowed import NotGathered
 from atoll.parallel.engine.inplace import CopiesDiffer
 from atoll.parallel.engine.passes import ReadyTwice
 from atoll.parallel.engine.repetition import NotRepeatable
-from atoll.parallel.heap import keep_freed_blocks
 from atoll.parallel.task.errors import NotFinite, TaskBroken
-from atoll.parallel.task.randomness import generators_kept
 from atoll.parallel.trainer.job import Job, JobRefused
 from atoll.parallel.trainer.logs import Report, json_log, to_all
 from atoll.parallel.trainer.run import LOG, Result, Surroundings, train
 from atoll.parallel.trainer.saver import RunDiffers
 from atoll.parallel.world import is_lost_peer, read_world
-from atoll.protocol.signals import end_by_default, handled_by
 
 REFUSED = (
     JobRefused,
@@ -54,78 +48,59 @@ FAILED = (NotFinite, CheckpointFailed)
 """Failures of the training whose message needs no traceback, with exit code 1."""
 
 
-def train_in_process(job: Job, request: Request) -> Result | Fault:
-    """Train in this process: alone, or as the rank that a launcher's environment variables name."""
-    keep_freed_blocks()
-    train_rank = _recorded if ERROR_FILE in os.environ else _train
-    try:
-        with _stop_request() as is_stopping, _alone(request):
-            return train_rank(job, request, is_stopping, progress(sys.stderr, note))
-    except Exception as error:
-        return _fault_of(error, request)
-
-
-def outcome_of(
-    make_job: Callable[[], Job], request: Request, is_stopping: Callable[[], bool]
-) -> tuple[Result | Fault, Exception | None]:
-    """Train as a rank of `atoll train --nproc`, which holds the lock on the folder; return the error of a fault, too.
-
-    Args:
-        make_job: loads the task.
-        request: the options.
-        is_stopping: returns whether to save and end.
-    """
-    try:
-        return _train(make_job(), request, is_stopping, progress(sys.stderr, note)), None
-    except Exception as error:
-        return _fault_of(error, request), error
-
-
-def train_for_a_program(job: Job, request: Request, show: Report) -> Result:
-    """Train in this process, for a program: signals are its own, and its random generators are set back.
+def train_here(
+    job: Job, request: TrainRequest, show: Report, is_stopping: Callable[[], bool] = lambda: False
+) -> Result:
+    """Train in this process: alone, or as the rank that a launcher's environment variables name.
 
     Args:
         job: the job.
-        request: the options.
+        request: its request.
         show: the report of events, beside the log.
+        is_stopping: returns whether to save and end.
 
     Raises:
-        CommandError: the training is refused, or has failed; with the sentences of the command.
+        CommandError: the training is refused, or has failed.
+    """
+    with failures_of(request), _alone(request):
+        return (_recorded if ERROR_FILE in os.environ else train_job)(job, request, show, is_stopping)
+
+
+@contextmanager
+def failures_of(request: TrainRequest) -> Iterator[None]:
+    """Raise an expected error of a training in sentences; a bug, or the loss of another rank, stays as it is.
+
+    Raises:
+        CommandError: the training is refused, or has failed.
     """
     try:
-        with _alone(request), generators_kept():
-            return _train(job, request, lambda: False, show)
+        yield
+    except CommandError:
+        raise
     except Exception as error:
-        if (fault := _expected(error, request)) is None:
+        if (failure := _failure_of(error, request)) is None:
             raise
-        raise failure_of(fault) from error
+        raise failure from None  # its code is decided here, whatever its cause is
 
 
-def failure_of(fault: Fault) -> CommandError:
-    """Return a fault as an error with its exit code."""
-    lines = [line.removeprefix("atoll: ") for line in fault.lines]
-    if fault.code == EXIT_AWAY:
-        return TryAgain(*lines)
-    return CommandError(*lines) if fault.code == EXIT_OPERATOR else RunFailed(*lines)
-
-
-def _alone(request: Request) -> AbstractContextManager[None]:
+def _alone(request: TrainRequest) -> AbstractContextManager[None]:
     """Return the lock on the training's folder, for all of its ranks."""
     if (world := read_world()).size > 1:
         return folder_of_all_ranks(request.folder, world, device_of(request))
     return folder_lock(request.folder)
 
 
-def _recorded(job: Job, request: Request, is_stopping: Callable[[], bool], show: Report) -> Result:
+def _recorded(job: Job, request: TrainRequest, show: Report, is_stopping: Callable[[], bool]) -> Result:
     """Train under torchrun, and write an error where torchrun looks for the rank that failed first."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    result = record(_train)(job, request, is_stopping, show)
+    result = record(train_job)(job, request, show, is_stopping)
     assert result is not None
     return result
 
 
-def _train(job: Job, request: Request, is_stopping: Callable[[], bool], show: Report) -> Result:
+def train_job(job: Job, request: TrainRequest, show: Report, is_stopping: Callable[[], bool]) -> Result:
+    """Train as one rank of a training whose folder is locked already; arguments as in `train_here`."""
     world, folder = read_world(), request.folder
     report: Report = _ignore
     exports = live_export(request.exports if world.is_first else (), TrainingFolder(folder), folder)
@@ -144,52 +119,23 @@ def _train(job: Job, request: Request, is_stopping: Callable[[], bool], show: Re
         return train(job, here)
 
 
-@contextmanager
-def _stop_request() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether a signal has asked the training to stop.
-
-    The signals are handled from its first call on, after the first step: until then there is nothing to save, and a
-    signal ends the command. The second signal has its default effect.
-    """
-    is_stopping = is_handled = False
-
-    def on_signal(_number: int, _frame: object) -> None:
-        nonlocal is_stopping
-        is_stopping = True
-        end_by_default()
-
-    with ExitStack() as handling:
-
-        def is_told() -> bool:
-            nonlocal is_handled
-            if not is_handled:
-                is_handled = True
-                handling.enter_context(handled_by(on_signal))
-            return is_stopping
-
-        yield is_told
-
-
-def _fault_of(error: Exception, request: Request) -> Fault:
-    if (fault := _expected(error, request)) is not None:
-        return fault
+def crash_of(error: Exception) -> RunCrashed:
+    """Return an unexpected error of a training with its traceback, and of several ranks with the number of this one."""
     rank = f"rank {read_world().rank}:\n" if read_world().size > 1 else ""
-    return Fault(1, tuple((rank + traceback.format_exc()).splitlines()))
+    return RunCrashed(*(rank + "".join(traceback.format_exception(error))).splitlines())
 
 
-def _expected(error: Exception, request: Request) -> Fault | None:
-    """Return an expected error as a fault; None: it is a bug, or the loss of another rank."""
-    if isinstance(error, CommandError):
-        return Fault(error.code, tuple(f"atoll: {line}" for line in error.faults))
+def _failure_of(error: Exception, request: TrainRequest) -> CommandError | None:
+    """Return an expected error in sentences; None: it is a bug, or the loss of another rank."""
     if (cause := _temporary(error)) is not None and failure_of_the_task(error) is None:
-        said = (f"atoll: {error}",) if isinstance(error, FAILED) else ()
-        return Fault(EXIT_AWAY, (*said, f"atoll: --out: {disk_fault(cause, request.folder, START_BYTES)}"))
+        said = (str(error),) if isinstance(error, FAILED) else ()
+        return TryAgain(*said, f"--out: {disk_fault(cause, request.folder, START_BYTES)}")
     if isinstance(error, REFUSED):
-        return Fault(2, tuple(f"atoll: {line}" for line in str(error).split("; ")))
+        return CommandError(*str(error).split("; "))
     if isinstance(error, FAILED):
-        return Fault(1, (f"atoll: {error}",))
+        return RunFailed(str(error))
     if not is_lost_peer(error) and (line := failure_of_the_task(error)) is not None:
-        return Fault(2, (f"atoll: {line}",))
+        return CommandError(line)
     return None
 
 

@@ -1,17 +1,18 @@
-"""The options of `atoll train`, checked and turned into a job; all mistakes are reported before anything starts."""
+"""A centralized training as its request names it: all mistakes are reported before anything starts."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
 from atoll.aggregation.printable import count_of
-from atoll.cli.printing import note
+from atoll.exports.tools import parsed
 from atoll.operations.faults import CommandError
-from atoll.operations.load import load_user_task, missing_file
+from atoll.operations.load import load_user_task, missing_file, overriding
+from atoll.operations.reporter import note
+from atoll.operations.requests import TrainRequest
+from atoll.operations.starts import with_start_file
 from atoll.operations.task_failures import failure_of_the_task
 from atoll.operations.training.folder import LOCK
 from atoll.parallel.engine.plan import AUTO, Plan, given_plan, possible_plans
@@ -29,46 +30,34 @@ SECTIONS = ("local", "train", "plan", "task", "sites")
 Settings = TypeVar("Settings")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """The options of `atoll train` as given."""
+def ready(request: TrainRequest, task: Task | ArrayTask | None = None) -> tuple[TrainRequest, Job]:
+    """Return the job of a request, and the request as ranks take it; errors as in `job_of` and `check_place`.
 
-    task: str
-    nproc: int | None
-    mesh: str | None
-    zero: int | None
-    out: Path | None
-    device: str
-    overrides: Sequence[str]
-    is_fresh: bool
-    exports: Sequence[str] = ()
-    """The values of --export."""
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the training."""
-        return self.out or Path(f"atoll-train-{task_name(self.task).removesuffix(':task').replace(':', '-')}")
-
-    @property
-    def arguments(self) -> list[str]:
-        """The arguments of `atoll train`, but --nproc."""
-        options = {"--mesh": self.mesh, "--zero": self.zero, "--out": self.folder, "--device": self.device}
-        given = [f"{name}={value}" for name, value in options.items() if value is not None]
-        exports = (f"--export={export}" for export in self.exports)
-        return [self.task, *given, *(f"--set={override}" for override in self.overrides), *exports]
-
-    def encode(self) -> str:
-        """Return the options as text, for a rank."""
-        return json.dumps({**asdict(self), "out": str(self.folder)})
-
-    @classmethod
-    def decode(cls, text: str) -> "Request":
-        """Return the options that `encode` has written."""
-        fields = json.loads(text)
-        return cls(**{**fields, "out": Path(fields["out"])})
+    Args:
+        request: the request.
+        task: the task that it names; None: it is loaded.
+    """
+    request = with_settings(request)
+    check_place(request)
+    parsed(request.exports)
+    job = job_of(request, task)
+    if request.mesh == AUTO:  # for the ranks, which then need not choose
+        request = replace(request, mesh=job.plan.mesh.text, zero=job.plan.zero)
+    return request, job
 
 
-def job_of(request: Request, task: Task | ArrayTask | None = None) -> Job:
+def with_settings(request: TrainRequest) -> TrainRequest:
+    """Return the request with its short options among the overrides, and a start from a run as a file."""
+    overrides = overriding(
+        with_start_file(request.overrides),
+        train__epochs=request.epochs,
+        train__steps=request.steps,
+        plan__zero=request.zero,
+    )
+    return replace(request, overrides=overrides, epochs=None, steps=None)
+
+
+def job_of(request: TrainRequest, task: Task | ArrayTask | None = None) -> Job:
     """Return the job, checked as far as possible without loading the data.
 
     Args:
@@ -108,12 +97,12 @@ def job_of(request: Request, task: Task | ArrayTask | None = None) -> Job:
     raise CommandError(*faults)
 
 
-def world_size(request: Request) -> int:
+def world_size(request: TrainRequest) -> int:
     """Return the number of ranks: those to start here, or those of the launcher that has started this process."""
     return request.nproc or read_world().size
 
 
-def check_place(request: Request) -> None:
+def check_place(request: TrainRequest) -> None:
     """Check that the ranks can start here: their number, the device, and an empty folder with --fresh.
 
     Raises:
@@ -138,13 +127,13 @@ def check_place(request: Request) -> None:
             f"--mesh: auto chooses for the ranks of one machine, and this one {known}; allowed: a named mesh "
             "(`atoll plan` shows good ones)"
         )
-    if request.is_fresh and request.folder.exists() and any(path.name != LOCK for path in request.folder.iterdir()):
+    if request.fresh and request.folder.exists() and any(path.name != LOCK for path in request.folder.iterdir()):
         faults.append(f"--fresh: {request.folder} is not empty; delete it, or choose another folder with --out")
     if faults:
         raise CommandError(*faults)
 
 
-def device_of(request: Request) -> str:
+def device_of(request: TrainRequest) -> str:
     """Return the kind of device, cpu or cuda; `auto` is cuda where there is a GPU."""
     if request.device != "auto":
         return request.device
@@ -189,7 +178,7 @@ def _by_site(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _plans(request: Request, given: Mapping[str, Any], faults: list[str]) -> Sequence[Plan]:
+def _plans(request: TrainRequest, given: Mapping[str, Any], faults: list[str]) -> Sequence[Plan]:
     """Return the parallel plan, where `dp` is dp_replicate (DDP), or dp_shard with ZeRO; with "auto" all that may be
     chosen; none: it has mistakes."""
     settings = {**given, **({} if request.zero is None else {"zero": request.zero})}
@@ -202,7 +191,7 @@ def _plans(request: Request, given: Mapping[str, Any], faults: list[str]) -> Seq
     return []
 
 
-def _job_with(plans: Sequence[Plan], request: Request, job: Job) -> Job:
+def _job_with(plans: Sequence[Plan], request: TrainRequest, job: Job) -> Job:
     """Return the job with its plan; with "auto" the planner's choice, which rank 0 tells.
 
     Raises:
