@@ -1,6 +1,7 @@
 """The command line of Atoll, one module for each noun or verb of it.
 
-Each command imports the rooms that it needs when it is called, so that `atoll --help` answers at once.
+A command parses its request, calls an operation and prints the result. It imports what it needs when it is called, so
+that `atoll --help` answers at once.
 
-Imports: every room, within commands; on loading, only small modules of `protocol` and what a folder's commands share.
+Imports: `operations` and every room, within commands; on loading, only small modules and what a folder's commands share.
 """

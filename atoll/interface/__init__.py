@@ -1,4 +1,4 @@
 """The Python interface: what the commands do, for scripts and notebooks.
 
-Imports: every room, and the rest of the command line.
+Imports: `operations` and every room; nothing of the command line.
 """

@@ -1,4 +1,4 @@
-"""The commands for centralized training: `atoll train`, with the launch of its ranks, and `atoll plan`.
+"""The commands for centralized training: `atoll train` and `atoll plan`.
 
-Imports: the files of `cli` itself; of the rooms, `protocol` and `parallel`.
+Imports: the files of `cli` itself and `operations`; of the rooms, `protocol` and `parallel`.
 """
