@@ -62,8 +62,8 @@ pages: setup # every command of every page, also the long ones: five minutes
 odd-tasks: setup # every odd task in every way to run one, as a table; about an hour
 	$(BIN)/python -m tests.odd_tasks $(ODD)
 
-OF_FLOWER := tests/parallel/flower tests/parallel/exported tests/messages/strategies tests/messages/test_flower_grid.py \
-  tests/messages/test_flower_fitting.py tests/messages/test_deaths.py tests/federation/flower/test_flower_apps.py \
+OF_FLOWER := tests/flower tests/flower/exported tests/messages/strategies tests/flower/hosted/test_grid.py \
+  tests/flower/hosted/test_fitting.py tests/messages/test_deaths.py tests/federation/flower/test_flower_apps.py \
   --deselect tests/messages/test_deaths.py::test_no_death_at_any_place_changes_a_digest \
   --deselect tests/federation/flower/test_flower_apps.py::test_an_app_runs_in_the_sites_own_environment_without_torch
 
@@ -78,7 +78,7 @@ flower-table: setup # Flower's strategies, wrappers and workflows over our grid,
 
 # Flower's wheel has no tests, and nothing is fetched: FLOWER names a clone, at the tag of the installed flwr.
 flower-strategy-tests: setup # Flower's own tests of its strategies, each aggregation played again by a native run
-	@$(BIN)/python -m tests.parallel.flower.flowers_tests $(FLOWER)
+	@$(BIN)/python -m tests.flower.flowers_tests $(FLOWER)
 
 test-cuda: setup # what needs a GPU
 	$(BIN)/python -m pytest -q -n 4 tests/aggregation/fold/test_device.py $$(find tests -name test_cuda.py)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 BLOCK_BYTES = 1 << 20
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from atoll.aggregation.optimizers import Block, State
 from atoll.aggregation.place import NOWHERE, Place, takes_place
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 CHECKED_VALUES = 64
 """Largest number of elements of a call that are computed a second time, to find an `apply` that is no function of

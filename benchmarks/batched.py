@@ -23,13 +23,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Algorithm, Local, Task
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.worker.model_bench import ModelBench
 from atoll.simulations.engines.batched.batched import Batched
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.choice import Resources, choose
 from atoll.simulations.engines.engine import Engine, Job, Training
 from atoll.simulations.engines.sequential import Sequential
+from atoll.task.arrays import Arrays
+from atoll.training.worker.model_bench import ModelBench
 from benchmarks.report import Bar, conclude, say
 
 EXAMPLES, BATCH_SIZE, CLASSES = 40, 10, 10

@@ -31,9 +31,9 @@ from atoll.aggregation.rules.combine import combine, mixing_for
 from atoll.aggregation.rules.coordinate import Median, TrimmedMean
 from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
 from atoll.aggregation.rules.rule import Rule, takes_centre
-from atoll.aggregation.tensors.layout import Piece, Tensor
-from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
-from atoll.aggregation.updates.sources import Zeros
+from atoll.tensors.layout import Piece, Tensor
+from atoll.tensors.updates.reader import StoredUpdate, UpdateReader
+from atoll.tensors.updates.sources import Zeros
 from benchmarks.report import Bar, conclude, say, spread
 from benchmarks.tight_sort import STEPS, WAYS, TightSort
 

@@ -23,7 +23,6 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.tensors.layout import Piece
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.names import COORDINATOR, aggregator
@@ -31,6 +30,7 @@ from atoll.protocol.manifest import UpdateManifest, VersionManifest, parse_versi
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.protocol.wire.channel import CHUNK_BYTES, PROTOCOL, UPLOAD_WINDOW_BYTES
+from atoll.tensors.layout import Piece
 from benchmarks.members import member
 
 TASK = "benchmarks.tasks:noise"

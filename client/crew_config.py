@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.crew.supervisor.interval import ALLOWED, Interval
+from atoll.ground.printable import count_of
 from atoll.parallel.engine.plan import AUTO, Plan, given_plan, possible_plans
+from atoll.parallel.mesh_client.supervisor.interval import ALLOWED, Interval
 from atoll.protocol.settings import STRICT, Folder, Plain
 
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]

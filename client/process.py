@@ -16,10 +16,8 @@ from atoll.client.policy.gate import Gate
 from atoll.client.work.crew import crews_of
 from atoll.client.work.runner import Runner
 from atoll.client.work.worker import WorkerRunner, workers_of
-from atoll.parallel.crew.supervisor.crew import Crew
-from atoll.parallel.task.flower_app import is_app
-from atoll.parallel.task.task import TaskNotFound, task_name
-from atoll.parallel.worker.process import Environment, Worker
+from atoll.flower.app import is_app
+from atoll.parallel.mesh_client.supervisor.crew import Crew
 from atoll.protocol import service_manager
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import Identity, Role
@@ -27,6 +25,8 @@ from atoll.protocol.identity.proxy import through_proxy
 from atoll.protocol.notices.life import Life
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.signals import call_at_end
+from atoll.task.task import TaskNotFound, task_name
+from atoll.training.worker.process import Environment, Worker
 
 logger = logging.getLogger(__name__)
 

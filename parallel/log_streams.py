@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from atoll.aggregation.folders import finds_no_room
+from atoll.ground.folders import finds_no_room
 
 LOG_BYTES_MAX = 8 << 20
 """Size above which the content of a log becomes `NAME.1` [bytes], of which no more than this is kept."""

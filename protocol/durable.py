@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from atoll.aggregation.folders import finds_no_room, sync_folder
+from atoll.ground.folders import finds_no_room, sync_folder
 
 COPY_BYTES = 1 << 20
 """Block of a copy between two file systems [bytes]."""

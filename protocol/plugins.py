@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationInfo
 
-from atoll.aggregation.entry_points import NAME, Declared, all_declared, declared
+from atoll.ground.entry_points import NAME, Declared, all_declared, declared
 from atoll.protocol.reference import check_reference, resolve
 from atoll.protocol.settings import ConfigError
 

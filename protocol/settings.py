@@ -24,8 +24,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from atoll.aggregation.folders import in_words
-from atoll.aggregation.text_files import NotText, text_of
+from atoll.ground.folders import in_words
+from atoll.ground.text_files import NotText, text_of
 from atoll.protocol.attribute_docs import attribute_docs
 from atoll.protocol.json_values import flat
 from atoll.protocol.secrets import without_password

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable
 from typing import Any, NoReturn, cast
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 INT64_MAX = 2**63 - 1
 

@@ -10,9 +10,6 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from atoll.aggregation.codecs.chunks import encoded_bytes
-from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
-from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.rules.coordinate import TrimmedMean
 from atoll.cli.command import EXIT_PIPE
@@ -21,8 +18,7 @@ from atoll.cli.sections import Section, described
 from atoll.cli.shutdown_deadline import EXIT_LATE
 from atoll.client.session import events as client_events
 from atoll.operations.faults import EXIT_AWAY
-from atoll.parallel.crew import crash_points as rank_crash_points
-from atoll.parallel.task.local import Local
+from atoll.parallel.mesh_client import crash_points as rank_crash_points
 from atoll.protocol import crash_points, vocabulary
 from atoll.protocol.settings import load_text
 from atoll.server import process
@@ -48,6 +44,10 @@ from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.selection.oort import Oort
+from atoll.task.local import Local
+from atoll.tensors.codecs.chunks import encoded_bytes
+from atoll.tensors.codecs.codec import CHUNK_ELEMENTS
+from atoll.tensors.codecs.names import parse_codec
 from tests.server.rounds.test_buffer_round import Flow, buffered, invited
 from tests.server.rounds.test_cohort_round import released
 from tools import docs

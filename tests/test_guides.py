@@ -18,12 +18,6 @@ from sklearn.metrics import roc_auc_score
 
 from atoll import ArrayTask, Deadline, Instructions, Local, Task, codec_faults, load_task
 from atoll.aggregation.rules.rule import check_count
-from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.local_training.training import train_locally
-from atoll.parallel.task.metrics import merge, values
-from atoll.parallel.task.reference import load_module
-from atoll.parallel.worker.bench import Received
-from atoll.parallel.worker.model_bench import ModelBench
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.config.aggregation import OptimizerConfig
 from atoll.server.config.extensions import load_rule, load_sampler
@@ -32,6 +26,12 @@ from atoll.server.selection.sampling import draw
 from atoll.simulations.devices.config import DeviceConfig
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.population import populate
+from atoll.task.metrics import merge, values
+from atoll.task.reference import load_module
+from atoll.tensors import safetensors_file
+from atoll.training.local.training import train_locally
+from atoll.training.worker.bench import Received
+from atoll.training.worker.model_bench import ModelBench
 from tests.protocol.packages import install
 from tests.simulations.federation.simulating import simulate
 

@@ -19,17 +19,17 @@ SHIPPED = read(ROOT, ROOMS)
 EVERYTHING = [*SHIPPED, *read(ROOT, AROUND), *read(ROOT, [TESTS])]
 
 MONOTONIC = {
-    "parallel/crew/supervisor/crew.py",
-    "parallel/crew/main.py",
-    "parallel/crew/orders.py",
-    "parallel/crew/supervisor/shared_folder.py",
-    "parallel/crew/supervisor/terms.py",
+    "parallel/mesh_client/supervisor/crew.py",
+    "parallel/mesh_client/main.py",
+    "parallel/mesh_client/orders.py",
+    "parallel/mesh_client/supervisor/shared_folder.py",
+    "parallel/mesh_client/supervisor/terms.py",
     "parallel/engine/forked.py",
     "parallel/launch/line.py",
     "parallel/launch/meeting.py",
-    "parallel/worker/inbox.py",
-    "parallel/worker/main.py",
-    "parallel/worker/process.py",
+    "training/worker/inbox.py",
+    "training/worker/main.py",
+    "training/worker/process.py",
 }
 """The only files of the ground floor that may read a clock: the monotonic one."""
 
@@ -141,7 +141,7 @@ def violations(path: str, source: str) -> list[object]:
     ("path", "source"),
     [
         ("aggregation/fold/streaming.py", "from atoll.protocol.vocabulary import Digest"),
-        ("aggregation/fold/streaming.py", "import atoll.parallel.task.task"),
+        ("aggregation/fold/streaming.py", "import atoll.task.task"),
         ("aggregation/fold/streaming.py", "import grpc.aio"),
         ("aggregation/fold/streaming.py", "def f():\n    import asyncio"),
         ("aggregation/fold/streaming.py", "import time\nnow = time.time()"),
@@ -149,12 +149,12 @@ def violations(path: str, source: str) -> list[object]:
         ("aggregation/fold/streaming.py", "import time as clock\nnow = clock.time()"),
         ("aggregation/fold/streaming.py", "from time import monotonic"),
         ("aggregation/fold/streaming.py", "from datetime import datetime"),
-        ("aggregation/tensors/layout.py", "from atoll.aggregation.fold.streaming import fold"),
+        ("tensors/layout.py", "from atoll.aggregation.fold.streaming import fold"),
         ("aggregation/rules/rule.py", "if TYPE_CHECKING:\n    from atoll.aggregation.fold import streaming"),
-        ("parallel/worker/process.py", "import time\nnow = time.time()"),
-        ("parallel/task/task.py", "from atoll.aggregation.fold.streaming import fold"),
-        ("parallel/task/task.py", "from atoll.aggregation.fold import streaming"),
-        ("parallel/task/task.py", "from atoll.parallel.worker.bench import Bench"),
+        ("training/worker/process.py", "import time\nnow = time.time()"),
+        ("task/task.py", "from atoll.aggregation.fold.streaming import fold"),
+        ("task/task.py", "from atoll.aggregation.fold import streaming"),
+        ("task/task.py", "from atoll.training.worker.bench import Bench"),
         ("protocol/manifest.py", "from atoll.server.rounds.policy import StragglerPolicy"),
         ("protocol/manifest.py", "from atoll.server import errors"),
         ("protocol/manifest.py", "from atoll import Task"),
@@ -187,16 +187,16 @@ def test_the_check_bites(path: str, source: str) -> None:
     [
         (
             "aggregation/fold/streaming.py",
-            "from atoll.aggregation.tensors.layout import Piece\nimport numpy\nimport torch.distributed",
+            "from atoll.tensors.layout import Piece\nimport numpy\nimport torch.distributed",
         ),
-        ("parallel/worker/process.py", "import time\nnow = time.monotonic()"),
-        ("parallel/task/task.py", "from atoll.aggregation.tensors import safetensors_file"),
+        ("training/worker/process.py", "import time\nnow = time.monotonic()"),
+        ("task/task.py", "from atoll.tensors import safetensors_file"),
         ("protocol/wire/channel.py", "import grpc\nfrom atoll.protocol.settings import ConfigError"),
         (
             "server/process.py",
             "import asyncio\nfrom atoll.aggregation.fold import streaming\nfrom atoll import __version__",
         ),
-        ("client/agent.py", "from atoll.parallel.task.task import Task\nfrom atoll.protocol import atoll_pb2"),
+        ("client/agent.py", "from atoll.task.task import Task\nfrom atoll.protocol import atoll_pb2"),
         (
             "simulations/federation/run.py",
             "from atoll.server.rounds import cohort_round\nfrom atoll.client.session.session import Session",

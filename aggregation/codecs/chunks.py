@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS, Codec, Values
+from atoll.tensors.codecs.codec import CHUNK_ELEMENTS, Codec, Values
 
 ReadValues = Callable[[int, int], Values]
 """(start, stop) -> float32 elements [start, stop): `partial(reader.read, tensor)` of an `UpdateReader`, or a slice."""

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 CHUNK_ELEMENTS = 1 << 16
 """Largest number of elements of a chunk: the range of a uint16 index."""

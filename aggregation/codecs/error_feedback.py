@@ -35,9 +35,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.aggregation.codecs.chunks import chunk_bounds
-from atoll.aggregation.codecs.codec import Codec, CodecBroken, Values
-from atoll.aggregation.tensors.layout import FLOATS, Tensor
+from atoll.tensors.codecs.chunks import chunk_bounds
+from atoll.tensors.codecs.codec import Codec, CodecBroken, Values
+from atoll.tensors.layout import FLOATS, Tensor
 
 ReadTensor = Callable[[Tensor, int, int], Values]
 """(tensor, start, stop) -> float32 elements [start, stop) in flat C order: `UpdateReader.read`."""

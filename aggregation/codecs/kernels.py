@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.numba_support import Meter
+from atoll.tensors.numba_support import Meter
 
 u16, u32, f32 = np.uint16, np.uint32, np.float32
 FLOAT32_MAX = np.finfo(np.float32).max

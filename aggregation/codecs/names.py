@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from atoll.aggregation.codecs import installed
+from atoll.tensors.codecs import installed
 
 if TYPE_CHECKING:
-    from atoll.aggregation.codecs.codec import Codec
+    from atoll.tensors.codecs.codec import Codec
 
 FAMILIES = ("bf16", "fp16", "qsgd8", "topk", "sign")
 """The names in a run's TOML, and in an agent's list of the codecs that it supports."""
@@ -34,7 +34,7 @@ FAMILIES_MAX = 64
 @cache
 def _without_options() -> "dict[str, Codec]":
     """Return the codecs without options by name; the first call imports numpy, which names alone do without."""
-    from atoll.aggregation.codecs.quantization import BFloat16, Float16, Qsgd, Sign
+    from atoll.tensors.codecs.quantization import BFloat16, Float16, Qsgd, Sign
 
     return {codec.name: codec for codec in (BFloat16(), Float16(), Qsgd(), Sign())}
 
@@ -53,7 +53,7 @@ def parse_codec(name: str) -> "Codec":
     match = re.fullmatch(r"topk:(0\.[0-9]{1,6}|1(?:\.0{1,6})?)", name)
     if match is None or float(match[1]) == 0.0:
         raise ValueError(f"codec {name!r} is not one of {NAMES}")
-    from atoll.aggregation.codecs.sparsification import MILLION, TopK
+    from atoll.tensors.codecs.sparsification import MILLION, TopK
 
     return TopK(round(float(match[1]) * MILLION))
 

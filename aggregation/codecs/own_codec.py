@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.codecs.codec import (
+from atoll.ground.printable import count_of
+from atoll.tensors.codecs.codec import (
     CHUNK_ELEMENTS,
     FLOAT32_MAX,
     CodecBroken,
@@ -16,8 +17,7 @@ from atoll.aggregation.codecs.codec import (
     check_values,
     output_array,
 )
-from atoll.aggregation.codecs.own_object import METHODS, is_codec
-from atoll.aggregation.printable import count_of
+from atoll.tensors.codecs.own_object import METHODS, is_codec
 
 CHUNK_BYTES_MAX = 8 * CHUNK_ELEMENTS
 """Largest size of a chunk [bytes], whatever its length: twice that of the longest plain one."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codecs.codec import (
+from atoll.tensors.codecs.codec import (
     FLOAT32_MAX,
     Values,
     check_finite,
@@ -17,8 +17,8 @@ from atoll.aggregation.codecs.codec import (
     is_chunk,
     output_array,
 )
-from atoll.aggregation.codecs.kernels import loops_for
-from atoll.aggregation.tensors.safetensors_file import to_float32
+from atoll.tensors.codecs.kernels import loops_for
+from atoll.tensors.safetensors_file import to_float32
 
 BUCKET_ELEMENTS = 512  # also in the loops of `kernels`
 """Number of elements that share a norm in `Qsgd`: as in the paper's experiments."""

@@ -6,8 +6,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codecs.codec import FLOAT32_MAX, Values, check_finite, check_size, check_values, output_array
-from atoll.aggregation.codecs.kernels import loops_for
+from atoll.tensors.codecs.codec import FLOAT32_MAX, Values, check_finite, check_size, check_values, output_array
+from atoll.tensors.codecs.kernels import loops_for
 
 MILLION = 1_000_000
 

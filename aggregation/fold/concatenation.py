@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.fold.streaming import FILES_OPEN_MAX, TILE_ELEMENTS, Folded
-from atoll.aggregation.tensors.coverage import appended, check_rows
-from atoll.aggregation.tensors.layout import Layout, Tensor, in_order
-from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, TensorFileWriter, parse_header, read_metadata
-from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader, stored_model
+from atoll.tensors.coverage import appended, check_rows
+from atoll.tensors.layout import Layout, Tensor, in_order
+from atoll.tensors.pieces import cut_layout, piece_bytes_of
+from atoll.tensors.safetensors_file import NUMPY_DTYPES, TensorFileWriter, parse_header, read_metadata
+from atoll.tensors.updates.reader import StoredUpdate, UpdateReader, stored_model
 
 
 def concatenate(

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.tensors.layout import ITEM_BYTES, Tensor
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES
-from atoll.aggregation.updates.reader import UpdateReader
+from atoll.tensors.layout import ITEM_BYTES, Tensor
+from atoll.tensors.safetensors_file import NUMPY_DTYPES
+from atoll.tensors.updates.reader import UpdateReader
 
 if TYPE_CHECKING:
     import torch

@@ -17,8 +17,8 @@ from atoll.aggregation.fold.grid import grid_exponent, grid_scale, mean_from_gri
 from atoll.aggregation.fold.integers import from_words, rounded_mean, sum_dtype, to_words, weighted_sum
 from atoll.aggregation.fold.kernel import add_within_for
 from atoll.aggregation.fold.step import Step
-from atoll.aggregation.tensors.layout import FLOATS, Layout, Tensor
-from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
+from atoll.tensors.layout import FLOATS, Layout, Tensor
+from atoll.tensors.updates.reader import StoredUpdate, UpdateReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from atoll.aggregation.fold.exchange import Exchange, from_all
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.own_optimizer import OwnOptimizer
-from atoll.aggregation.tensors.layout import Layout
+from atoll.tensors.layout import Layout
 
 Gram = Callable[[Layout], NDArray[np.float64]]
 """(some tensors of the model) -> the inner products (K, K) of all updates over them."""

@@ -35,11 +35,11 @@ from atoll.aggregation.fold.step import AGGREGATE, Slot, Step
 from atoll.aggregation.fold.streaming import Folded, check_updates, opened, written
 from atoll.aggregation.fold.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
 from atoll.aggregation.ordered_map import computed_ahead
-from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor
-from atoll.aggregation.tensors.ownership import owned_pieces
-from atoll.aggregation.tensors.pieces import cut_layout, first_element, piece_bytes_of
-from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, read_metadata
-from atoll.aggregation.updates.reader import UpdateReader, stored_shard
+from atoll.tensors.layout import FLOATS, Layout, Piece, Tensor
+from atoll.tensors.ownership import owned_pieces
+from atoll.tensors.pieces import cut_layout, first_element, piece_bytes_of
+from atoll.tensors.safetensors_file import TensorFileWriter, read_metadata
+from atoll.tensors.updates.reader import UpdateReader, stored_shard
 
 TILE_ELEMENTS = 1 << 18
 """Number of elements of every rank's part that are exchanged at once: 2 MiB to each."""

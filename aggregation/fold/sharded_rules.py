@@ -18,13 +18,13 @@ from atoll.aggregation.fold.exchange import Bytes, Exchange, from_all, swapped
 from atoll.aggregation.fold.means import Term
 from atoll.aggregation.ordered_map import computed_ahead
 from atoll.aggregation.place import NOWHERE, Place
-from atoll.aggregation.printable import count_of
 from atoll.aggregation.rules.combine import checked_mixing, combine
 from atoll.aggregation.rules.gram import Tile, float_tiles, products
 from atoll.aggregation.rules.rule import GeometricRule, Rule, check_count, takes_centre
-from atoll.aggregation.tensors.layout import FLOATS, Layout, Tensor
-from atoll.aggregation.tensors.ownership import owned_segments, segments_of
-from atoll.aggregation.updates.sources import Scaled, Source
+from atoll.ground.printable import count_of
+from atoll.tensors.layout import FLOATS, Layout, Tensor
+from atoll.tensors.ownership import owned_segments, segments_of
+from atoll.tensors.updates.sources import Scaled, Source
 
 Places = tuple[Sequence[Sequence[int]], Mapping[str, frozenset[int]]]
 """The places of each rank's updates in the order of all client ids, and those that leave a tensor out

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from atoll.aggregation.optimizers import FedAvg, Optimizer
 from atoll.aggregation.place import NOWHERE, Place
 from atoll.aggregation.rules.rule import Rule, takes_centre
-from atoll.aggregation.tensors.layout import CONTROL, FLOATS, Layout, Piece, Tensor
-from atoll.aggregation.tensors.safetensors_file import TensorFileWriter
-from atoll.aggregation.updates.reader import UpdateReader, stored_shard
+from atoll.tensors.layout import CONTROL, FLOATS, Layout, Piece, Tensor
+from atoll.tensors.safetensors_file import TensorFileWriter
+from atoll.tensors.updates.reader import UpdateReader, stored_shard
 
 AGGREGATE = "aggregate"
 """The name of the slot of the last aggregate."""

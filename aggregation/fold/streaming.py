@@ -47,11 +47,11 @@ from atoll.aggregation.fold.weights import is_integer_weight
 from atoll.aggregation.ordered_map import computed_ahead
 from atoll.aggregation.rules.combine import Scratch, combine, mixing_for
 from atoll.aggregation.rules.gram import gram_matrix
-from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor, in_order, update_dtypes
-from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
-from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
-from atoll.aggregation.updates.reader import UpdateReader, stored_model
-from atoll.aggregation.updates.sources import Scaled, Source
+from atoll.tensors.layout import FLOATS, Layout, Piece, Tensor, in_order, update_dtypes
+from atoll.tensors.pieces import cut_layout, piece_bytes_of
+from atoll.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
+from atoll.tensors.updates.reader import UpdateReader, stored_model
+from atoll.tensors.updates.sources import Scaled, Source
 
 TILE_ELEMENTS = 1 << 19
 """Number of elements that one thread folds at once, 10 MiB with sum and base. Each update's 2 MiB of it are one read:

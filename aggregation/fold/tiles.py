@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from atoll.aggregation.fold.integers import apply_mean
 from atoll.aggregation.fold.step import AGGREGATE, Slot, Step
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES
-from atoll.aggregation.updates.reader import UpdateReader
+from atoll.tensors.layout import Tensor
+from atoll.tensors.safetensors_file import NUMPY_DTYPES
+from atoll.tensors.updates.reader import UpdateReader
 
 Parts = tuple[NDArray[Any], ...]
 """New values of some elements of one tensor, and of its slots."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from atoll.aggregation.weight import WEIGHT_MAX, WEIGHT_MIN, WEIGHT_RANGE
+from atoll.tensors.updates.weight import WEIGHT_MAX, WEIGHT_MIN, WEIGHT_RANGE
 
 SIGNIFICANT_BITS = 53
 """Number of bits of an integer weight from its highest to its lowest 1, at most: those of a float64."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from atoll.aggregation.noise.key import BYTES
+from atoll.ground.noise.key import BYTES
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.place import NOWHERE, Place
-from atoll.aggregation.printable import count_of
 from atoll.aggregation.rules.gram import gram_matrix
 from atoll.aggregation.rules.rule import (
     GeometricRule,
@@ -27,8 +26,9 @@ from atoll.aggregation.rules.rule import (
     reduced,
     takes_centre,
 )
-from atoll.aggregation.tensors.layout import Layout, Tensor
-from atoll.aggregation.updates.sources import Source
+from atoll.ground.printable import count_of
+from atoll.tensors.layout import Layout, Tensor
+from atoll.tensors.updates.sources import Source
 
 TILE_VALUES = 1 << 23
 """Number of values that are read at once, of all sources: 32 MiB for each thread. See `streaming.TILE_ELEMENTS`."""

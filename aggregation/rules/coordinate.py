@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.printable import count_of
 from atoll.aggregation.rules.order_statistics import middle_mean
 from atoll.aggregation.rules.rule import num_malicious
+from atoll.ground.printable import count_of
 
 
 @dataclass(frozen=True, slots=True)

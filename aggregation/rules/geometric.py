@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.printable import count_of
 from atoll.aggregation.rules.rule import GeometricRule, Rule, check_count, num_malicious, takes_centre
+from atoll.ground.printable import count_of
 
 Array = NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.numba_support import has_compiler
+from atoll.tensors.numba_support import has_compiler
 
 TILE_VALUES = 1 << 16
 """Number of values that are sorted at once: 256 KiB stay in a core's own cache."""

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.place import NOWHERE, Place, takes_place
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 
 class Rule(Protocol):

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.numba_support import Meter
+from atoll.tensors.numba_support import Meter
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

@@ -18,7 +18,7 @@ from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.tiles import rounded_to_float32
 from atoll.aggregation.own_optimizer import OwnOptimizer
 from atoll.aggregation.stacked.passes import Doubles, Passes, Values, passes_over
-from atoll.aggregation.tensors.layout import Layout, Tensor
+from atoll.tensors.layout import Layout, Tensor
 
 Arrays = dict[str, NDArray[Any]]
 

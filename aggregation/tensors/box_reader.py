@@ -15,9 +15,9 @@ from typing import Self
 
 import numpy as np
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import Layout, Piece
-from atoll.aggregation.tensors.runs import runs_of
+from atoll.ground.printable import count_of
+from atoll.tensors.layout import Layout, Piece
+from atoll.tensors.runs import runs_of
 
 SHORT_RUN = 4096
 """Size [bytes] below which runs are cut out of one read of what covers them: two to three times as fast."""

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor, update_dtypes
+from atoll.ground.printable import count_of
+from atoll.tensors.layout import FLOATS, Layout, Piece, Tensor, update_dtypes
 
 BOXES_MAX = 1024
 """Largest number of boxes of one tensor: the number of ranks over which a client may shard it."""

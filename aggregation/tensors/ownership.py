@@ -6,9 +6,9 @@ neither on the number of ranks nor on the rank that adds.
 
 from collections.abc import Iterable, Sequence
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import Layout, Piece
-from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
+from atoll.ground.printable import count_of
+from atoll.tensors.layout import Layout, Piece
+from atoll.tensors.pieces import cut_layout, piece_bytes_of
 
 SEGMENTS = 64
 """The number of segments, and the largest number of ranks."""

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 
-from atoll.aggregation.tensors.layout import ITEM_BYTES, Layout, Piece, Tensor, in_order
+from atoll.tensors.layout import ITEM_BYTES, Layout, Piece, Tensor, in_order
 
 PIECE_BYTES_MIN = 1 << 22
 """Size [bytes] up to which a tensor is one piece."""

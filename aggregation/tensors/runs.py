@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from atoll.aggregation.tensors.layout import ITEM_BYTES, Piece
+from atoll.tensors.layout import ITEM_BYTES, Piece
 
 
 @dataclass(frozen=True, slots=True)

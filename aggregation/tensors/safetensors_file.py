@@ -20,14 +20,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.folders import sync_folder
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import ITEM_BYTES, Layout, Piece, Tensor, in_order
-from atoll.aggregation.tensors.pieces import cut, cut_layout
-from atoll.aggregation.tensors.safetensors_header import (
+from atoll.ground.folders import sync_folder
+from atoll.ground.printable import count_of
+from atoll.tensors.layout import ITEM_BYTES, Layout, Piece, Tensor, in_order
+from atoll.tensors.pieces import cut, cut_layout
+from atoll.tensors.safetensors_header import (
     TensorFileCorrupted as TensorFileCorrupted,  # also for importers
 )
-from atoll.aggregation.tensors.safetensors_header import header_bytes, read_header
+from atoll.tensors.safetensors_header import header_bytes, read_header
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import ITEM_BYTES, Layout, Tensor
+from atoll.ground.printable import count_of
+from atoll.tensors.layout import ITEM_BYTES, Layout, Tensor
 
 HEADER_BYTES_MAX = 1 << 22
 """Largest header that is read or written [bytes]: 1 KiB for each of 4,096 tensors."""

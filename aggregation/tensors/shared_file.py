@@ -15,10 +15,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.tensors.layout import ITEM_BYTES, Piece, Tensor, in_order
-from atoll.aggregation.tensors.runs import runs_of
-from atoll.aggregation.tensors.safetensors_file import parse_header
-from atoll.aggregation.tensors.safetensors_header import header_bytes
+from atoll.tensors.layout import ITEM_BYTES, Piece, Tensor, in_order
+from atoll.tensors.runs import runs_of
+from atoll.tensors.safetensors_file import parse_header
+from atoll.tensors.safetensors_header import header_bytes
 
 
 def make_shared(path: Path, tensors: Iterable[Tensor], metadata: Mapping[str, str] | None = None) -> None:

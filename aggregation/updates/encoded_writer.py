@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codecs.chunks import encode_chunks, encoded_bytes
-from atoll.aggregation.codecs.codec import Codec, Values
-from atoll.aggregation.codecs.error_feedback import feed
-from atoll.aggregation.tensors.layout import Piece, Tensor, in_order
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, TensorFileCorrupted, TensorFileWriter
-from atoll.aggregation.updates.reader import UpdateReader, stored_model
+from atoll.tensors.codecs.chunks import encode_chunks, encoded_bytes
+from atoll.tensors.codecs.codec import Codec, Values
+from atoll.tensors.codecs.error_feedback import feed
+from atoll.tensors.layout import Piece, Tensor, in_order
+from atoll.tensors.safetensors_file import NUMPY_DTYPES, TensorFileCorrupted, TensorFileWriter
+from atoll.tensors.updates.reader import UpdateReader, stored_model
 
 logger = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codecs.chunks import chunk_bounds, encoded_bytes
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import FLOATS, ITEM_BYTES, Piece
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, read_into
-from atoll.aggregation.updates.tensor_stats import BYTES_MAX, Tally
+from atoll.ground.printable import count_of
+from atoll.tensors.codecs.chunks import chunk_bounds, encoded_bytes
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.layout import FLOATS, ITEM_BYTES, Piece
+from atoll.tensors.safetensors_file import NUMPY_DTYPES, read_into
+from atoll.tensors.updates.tensor_stats import BYTES_MAX, Tally
 
 TILE_ELEMENTS = 1 << 16
 """Number of elements of a tile. Squares are summed within tiles of a piece, then over the tiles; an encoded chunk is a

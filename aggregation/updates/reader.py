@@ -18,10 +18,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codecs.chunks import decode_range
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.tensors.layout import FLOATS, ITEM_BYTES, Piece, Tensor
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header, read_into, to_float32
+from atoll.tensors.codecs.chunks import decode_range
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.layout import FLOATS, ITEM_BYTES, Piece, Tensor
+from atoll.tensors.safetensors_file import NUMPY_DTYPES, parse_header, read_into, to_float32
 
 SHORT_RUN = 64
 """Length of a run [elements] below which an index array scatters it; longer runs are copied as slices."""

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.tensors.layout import Tensor
+from atoll.tensors.layout import Tensor
 
 
 class Source(Protocol):

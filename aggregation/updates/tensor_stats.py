@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.numba_support import Meter
-from atoll.aggregation.tensors.layout import FLOATS
-from atoll.aggregation.tensors.safetensors_file import to_float32
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.layout import FLOATS
+from atoll.tensors.numba_support import Meter
+from atoll.tensors.safetensors_file import to_float32
 
 LANES = 512
 """Number of lanes, enough for a processor's full rate of additions: value i is in lane i mod LANES."""

@@ -2,7 +2,7 @@
 
 from atoll.cli import stopping
 from atoll.cli.shutdown_deadline import own_process
-from atoll.parallel.loading import keep_modules, loading
+from atoll.ground.process.loading import keep_modules, loading
 
 
 def run() -> None:

@@ -9,9 +9,9 @@ from typing import Annotated
 import click
 import typer
 
-from atoll.aggregation.text_files import NotText, text_of
 from atoll.cli import completion
 from atoll.cli.waiting import waiting_for
+from atoll.ground.text_files import NotText, text_of
 from atoll.operations.faults import CommandError
 from atoll.operations.requests import DROP_EMPTY, SET
 

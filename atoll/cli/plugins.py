@@ -9,7 +9,6 @@ def plugins(json: options.Json = False) -> None:
 
     A package declares them in its entry points. A setting takes the name of one as it takes a built-in name.
     """
-    from atoll.parallel.task.local import LOCAL_OPTIMIZERS, OPTIMIZERS
     from atoll.protocol.plugins import ExtensionKind, listed
     from atoll.server.config.extensions import (
         CODEC_EXTENSION,
@@ -19,6 +18,7 @@ def plugins(json: options.Json = False) -> None:
     )
     from atoll.simulations.devices.own_model import DEVICE_EXTENSION
     from atoll.simulations.populations.kinds import POPULATION_EXTENSION
+    from atoll.task.local import LOCAL_OPTIMIZERS, OPTIMIZERS
 
     local_optimizers = ExtensionKind(
         name="local optimizer",

@@ -20,8 +20,8 @@ from atoll.interface.trained import Training, train_with
 from atoll.interface.turns import in_turn, threads_kept
 from atoll.operations.reporter import Reporter, reporting_to
 from atoll.operations.requests import CompareRequest
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
     import pandas
@@ -204,11 +204,11 @@ def _side(run: Run, metric: str, name: str) -> "Side":
 
 def _epochs(run: SimulatedRun) -> Callable[[int], float] | None:
     """Return the passes of a client over its data in each round; None: the task is unknown."""
-    from atoll.parallel.task.given import Given
     from atoll.protocol.settings import load_text
     from atoll.simulations.experiments.compare import epochs_of, pooled
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.setting import as_given
+    from atoll.task.given import Given
 
     if not isinstance(run.task, Task):
         return None

@@ -13,13 +13,13 @@ from atoll.interface.overrides import overrides_of, plain_of
 from atoll.interface.tables import Table, of_sites
 from atoll.interface.tasks import reference_of
 from atoll.operations.place import STATE, Named, asking, is_elsewhere
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
 from atoll.protocol.json_values import flat
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
     from atoll.operations.following import Ending
-    from atoll.parallel.task.arrays import Arrays
+    from atoll.task.arrays import Arrays
 
 Answer = TypeVar("Answer")
 
@@ -227,7 +227,7 @@ class DeployedRun:
         Raises:
             AtollError: the version is not kept, or damaged.
         """
-        from atoll.aggregation.tensors import safetensors_file
+        from atoll.tensors import safetensors_file
 
         with tempfile.TemporaryDirectory(prefix="atoll-") as folder:
             path = Path(folder) / "model.safetensors"

@@ -19,14 +19,14 @@ from atoll.interface.tasks import IN_NO_FILE, Named, named, refuse_within_a_load
 from atoll.interface.turns import in_turn, threads_kept
 from atoll.operations.reporter import Reporter, reporting_to
 from atoll.operations.requests import SimulateRequest
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
 from atoll.protocol.json_values import flat
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
-    from atoll.parallel.task.arrays import Arrays
     from atoll.simulations.experiments.report import RunReport
     from atoll.simulations.federation.config import SimulationFile
+    from atoll.task.arrays import Arrays
 
 
 @one_error()
@@ -170,8 +170,8 @@ class SimulatedRun:
         Raises:
             AtollError: the version is not there; the message says which are.
         """
-        from atoll.aggregation.tensors import safetensors_file
-        from atoll.aggregation.tensors.layout import BESIDE
+        from atoll.tensors import safetensors_file
+        from atoll.tensors.layout import BESIDE
 
         folder = self.folder / "models" / "versions"
         there = sorted(int(path.stem) for path in folder.glob("*.safetensors") if path.stem.isdecimal())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.interface.arguments import check_target, check_whole, folder_for
 from atoll.interface.errors import AtollError, one_error
 from atoll.interface.overrides import is_plain, overrides_of, plain_of
@@ -18,8 +18,8 @@ from atoll.interface.tasks import IN_NO_FILE, Named, named, refuse_within_a_load
 from atoll.interface.turns import in_turn
 from atoll.operations.reporter import Reporter, reporting_to
 from atoll.operations.requests import SweepRequest
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
     import pandas

@@ -7,9 +7,9 @@ from types import ModuleType
 from typing import Any
 
 from atoll.interface.errors import AtollError
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.reference import loaded_now
-from atoll.parallel.task.task import Task, is_task
+from atoll.task.array_task import ArrayTask
+from atoll.task.reference import loaded_now
+from atoll.task.task import Task, is_task
 
 OF_A_FILE = "_atoll_user_"
 """The beginning of the private name under which a task's file is loaded."""

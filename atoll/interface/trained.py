@@ -18,12 +18,12 @@ from atoll.interface.tables import Table
 from atoll.interface.tasks import IN_NO_FILE, Named, named
 from atoll.interface.turns import in_turn
 from atoll.operations.requests import TrainRequest
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
-    from atoll.parallel.task.arrays import Arrays
     from atoll.parallel.trainer.job import Job
+    from atoll.task.arrays import Arrays
 
 
 @one_error()
@@ -162,7 +162,7 @@ class Training:
         Raises:
             AtollError: there is none.
         """
-        from atoll.aggregation.tensors import safetensors_file
+        from atoll.tensors import safetensors_file
 
         names = {"newest": "model.safetensors", "best": "best.safetensors"}
         if not isinstance(version, str) or version not in names or not (path := self.folder / names[version]).exists():

@@ -13,7 +13,7 @@ _turn = RLock()
 @contextmanager
 def in_turn() -> Iterator[None]:
     """Wait for the trainings of other threads; set generators and torch's number of threads back at the end."""
-    from atoll.parallel.task.randomness import generators_kept
+    from atoll.task.randomness import generators_kept
 
     with _turn, generators_kept(), threads_kept():
         yield

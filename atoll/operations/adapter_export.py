@@ -11,9 +11,9 @@ from atoll.operations.faults import CommandError
 from atoll.operations.model_export import Exported, check_place, export
 from atoll.operations.place import is_elsewhere
 from atoll.operations.views import open_history
-from atoll.parallel.adapters.peft_files import CONFIG, WEIGHTS, Adapter, NoAdapter, write_adapter
-from atoll.parallel.worker.process import Environment, RunTerms, Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.server.views.views import run_of
+from atoll.training.base.peft_files import CONFIG, WEIGHTS, Adapter, NoAdapter, write_adapter
+from atoll.training.worker.process import Environment, RunTerms, Worker, WorkerCrashed, WorkerError, WorkerHung
 
 TASK_TIMEOUT_S = 3600.0
 """Seconds that the task may take to build its model, with the files of its base."""

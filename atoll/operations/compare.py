@@ -10,9 +10,6 @@ from atoll.operations.reporter import note
 from atoll.operations.requests import CompareRequest, SimulateRequest, TrainRequest
 from atoll.operations.simulate import with_drop_empty, with_task
 from atoll.operations.training.job import job_of, with_settings
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.given import Given
-from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.run import LOG
 from atoll.simulations.experiments import compare as sides_of
 from atoll.simulations.experiments.compare import Side, document_of
@@ -21,6 +18,9 @@ from atoll.simulations.experiments.report import RunReport, read_run
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.report import Json
 from atoll.simulations.federation.setting import as_given
+from atoll.task.array_task import ArrayTask
+from atoll.task.given import Given
+from atoll.task.task import Task
 
 FEDERATED, CENTRALIZED, RESULT = "federated", "centralized", "compare.json"
 

@@ -5,7 +5,7 @@ import re
 import sqlite3
 from collections.abc import Sequence
 
-from atoll.aggregation.folders import in_words
+from atoll.ground.folders import in_words
 
 EXIT_FAILED, EXIT_OPERATOR, EXIT_AWAY = 1, 2, 75
 """Exit codes. 1: a run failed. 2: an operator's mistake. 75: a disk is full, or a disk, the database or a site's
@@ -63,7 +63,7 @@ file system that is mounted read-only, or became so after an error, waits for a 
 def temporary_cause(error: BaseException) -> BaseException | None:
     """Return the error that passes by itself among an error and its causes; None: there is none."""
     from atoll.client.work.worker import DataAway
-    from atoll.protocol.durable import DiskFull
+    from atoll.ground.durable import DiskFull
     from atoll.server.errors import DatabaseAway
     from atoll.server.identity.authority import AuthorityAway
 
@@ -89,8 +89,8 @@ def code_of(error: Exception) -> int:
 
 def faults_of(error: Exception) -> Sequence[str] | None:
     """Return an operator's mistakes; None: the error is a bug, which keeps its traceback."""
-    from atoll.parallel.task.errors import TaskBroken, TaskNotFound
     from atoll.protocol.settings import ConfigError
+    from atoll.task.errors import TaskBroken, TaskNotFound
 
     if isinstance(error, CommandError | ConfigError):
         return error.faults

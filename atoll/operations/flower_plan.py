@@ -8,10 +8,10 @@ from typing import Any
 
 import tomli_w
 
+from atoll.flower.app import FlowerApp, read_app
 from atoll.operations.faults import CommandError, without_frames
 from atoll.operations.reporter import note, waiting_for
 from atoll.operations.worker_check import worker_of
-from atoll.parallel.task.flower_app import FlowerApp, read_app
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.config.run import RunFile
@@ -73,7 +73,7 @@ def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = N
     Raises:
         CommandError: its description is wrong, a value is, or its code raises before the strategy starts.
     """
-    from atoll.parallel.worker.process import WorkerCrashed, WorkerError, WorkerHung
+    from atoll.training.worker.process import WorkerCrashed, WorkerError, WorkerHung
 
     app = checked_app(reference, options)
     with worker_of(reference, options=options) as worker:

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from atoll.aggregation.folders import no_file
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.text_files import text_of
+from atoll.flower.app import FlowerApp, is_app, with_app
+from atoll.ground.folders import no_file
+from atoll.ground.printable import count_of
+from atoll.ground.process.loading import loading
+from atoll.ground.text_files import text_of
 from atoll.operations.faults import CommandError
 from atoll.operations.flower_plan import app_of, run_of_app
 from atoll.operations.place import STATE
 from atoll.operations.reporter import note, waiting_for
-from atoll.parallel.loading import loading
-from atoll.parallel.task.flower_app import FlowerApp, is_app, with_app
 from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load, load_text, quoted, value_of
@@ -26,7 +26,7 @@ from atoll.server.config.process import HostFile
 from atoll.server.config.run import RunFile
 
 if TYPE_CHECKING:
-    from atoll.parallel.task.task import ArrayTask, Task
+    from atoll.task.task import ArrayTask, Task
 
 
 File = TypeVar("File", bound=RunFile)
@@ -112,7 +112,7 @@ def load_app(
         ConfigError: mistakes in the overrides.
         CommandError: the app's description or a value of its run config is wrong, or its code raises.
     """
-    from atoll.parallel.worker.flower_task import NODES
+    from atoll.flower.task import NODES
 
     is_simulated = "simulation" in kind.model_fields
     app = app_of(reference)
@@ -357,11 +357,11 @@ def load_user_task(reference: str, *, nodes: int | None = None) -> "Task | Array
     """
     try:
         with waiting_for(f"the task {reference}", "its file and its libraries are imported"), loading():
-            from atoll.parallel.task.errors import TaskNotFound
-            from atoll.parallel.task.task import load_task
+            from atoll.task.errors import TaskNotFound
+            from atoll.task.task import load_task
 
             if is_app(reference):
-                from atoll.parallel.worker.flower_task import NODES, FlowerTask
+                from atoll.flower.task import NODES, FlowerTask
 
                 app = app_of(reference)
                 return FlowerTask(app, nodes or app.num_supernodes or NODES)

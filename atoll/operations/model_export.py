@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from atoll.aggregation.tensors.layout import BESIDE
-from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
-from atoll.aggregation.tensors.safetensors_header import header_bytes
 from atoll.operations import admin, local_audit
 from atoll.operations.faults import CommandError
 from atoll.operations.place import is_elsewhere
@@ -33,6 +30,9 @@ from atoll.server.journal.placement import num_ranks_of, state_of_rank
 from atoll.server.ranks.fetch import fetch_into, fetch_manifest, gather
 from atoll.server.views.history import History
 from atoll.server.views.views import newest_version, run_of
+from atoll.tensors.layout import BESIDE
+from atoll.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
+from atoll.tensors.safetensors_header import header_bytes
 
 BLOCK_BYTES = 2**20
 """Bytes that are copied and hashed at a time."""

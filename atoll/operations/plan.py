@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.text_files import NotText, text_of
+from atoll.ground.printable import count_of
+from atoll.ground.text_files import NotText, text_of
 from atoll.operations.faults import CommandError
 from atoll.operations.reporter import note, waiting_for
 from atoll.operations.requests import PlanRequest
@@ -23,6 +22,7 @@ from atoll.parallel.planner.search import Found, Wanted, search
 from atoll.parallel.planner.shape import MODELS, ModelShape, as_decoder
 from atoll.parallel.planner.spec import parse, read
 from atoll.parallel.planner.traffic import totals
+from atoll.tensors.codecs.names import parse_codec
 
 if TYPE_CHECKING:
     from atoll.parallel.planner.dry_run import DryRun

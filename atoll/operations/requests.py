@@ -190,7 +190,7 @@ class TrainRequest:
     @property
     def folder(self) -> Path:
         """The folder of the training."""
-        from atoll.parallel.task.task import task_name
+        from atoll.task.task import task_name
 
         return self.out or Path(f"atoll-train-{task_name(self.task).removesuffix(':task').replace(':', '-')}")
 

@@ -6,22 +6,22 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.aggregation.text_files import text_of
+from atoll.flower.app import is_app, with_app
+from atoll.ground.text_files import text_of
 from atoll.operations.faults import CommandError
 from atoll.operations.load import all_faults, load_run, load_user_task, note_unused_settings, overriding, state_of
 from atoll.operations.reporter import note
 from atoll.operations.requests import SimulateRequest
 from atoll.operations.starts import file_of_start
 from atoll.operations.task_failures import task_failures_in_one_line
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.flower_app import is_app, with_app
-from atoll.parallel.task.task import Task
 from atoll.server.config.model import run_and_version
 from atoll.simulations.federation.config import OF_A_COORDINATOR, SimulationFile
 from atoll.simulations.federation.federation import Federation
 from atoll.simulations.federation.report import Json
 from atoll.simulations.federation.run import opened
 from atoll.simulations.federation.setting import setting_of
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
     from atoll.simulations.messages.federation import MessageFederation

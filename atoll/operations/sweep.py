@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
 from atoll.operations.load import load_user_task, note_unused
 from atoll.operations.reporter import note
 from atoll.operations.requests import SimulateRequest, SweepRequest
 from atoll.operations.simulate import NO_COORDINATOR, check_simulation, load_simulation, run_simulation, with_drop_empty
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.simulations.experiments.bands import Repeats
 from atoll.simulations.experiments.grid import Cell, Grid, read_grid
@@ -34,6 +32,8 @@ from atoll.simulations.experiments.table import Objective, Row, chosen, compared
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.report import Json
 from atoll.simulations.federation.seal import unseal
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 NOTES_MAX = 5
 """Most different notes on the populations of the cells that are told."""

@@ -45,9 +45,9 @@ def task_failures_in_one_line() -> Iterator[None]:
         TaskFailed: the task's code failed, in a client's training or elsewhere.
         RunFailed: a worker process has ended.
     """
-    from atoll.parallel.task.errors import TaskBroken
     from atoll.simulations.engines.engine import ClientFailed
     from atoll.simulations.engines.processes.processes import WorkerDied
+    from atoll.task.errors import TaskBroken
 
     try:
         yield

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from atoll.aggregation.folders import finds_no_room
-from atoll.aggregation.printable import printable_size
+from atoll.ground.folders import finds_no_room
+from atoll.ground.printable import printable_size
 from atoll.operations.faults import EXIT_AWAY, CommandError, temporary_cause
 from atoll.server.errors import DatabaseFull
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.ground.process.loading import loading
 from atoll.operations.faults import CommandError
 from atoll.operations.place import is_elsewhere
 from atoll.operations.reporter import waiting_for
-from atoll.parallel.loading import loading
 from atoll.protocol.secrets import without_password
 
 if TYPE_CHECKING:

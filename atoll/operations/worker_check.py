@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.operations.faults import CommandError, without_frames
 from atoll.operations.reporter import waiting_for
-from atoll.parallel.task.given import OPTION
+from atoll.task.given import OPTION
 
 if TYPE_CHECKING:
-    from atoll.parallel.worker.process import Worker
+    from atoll.training.worker.process import Worker
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def worker_of(
         settings: the site's own.
         python: the interpreter; None: that of this process.
     """
-    from atoll.parallel.worker.process import Environment, RunTerms, Worker
+    from atoll.training.worker.process import Environment, RunTerms, Worker
 
     with tempfile.TemporaryDirectory(prefix="atoll-worker-") as scratch:
         terms = RunTerms({f"{OPTION}{key}": value for key, value in (options or {}).items()})
@@ -59,7 +59,7 @@ def check_in_worker(reference: str, *, site: str, what: str = "", is_tried: bool
         CommandError: it cannot be loaded; with the reasons.
     """
     from atoll.client.work.worker import DESCRIBE_TIMEOUT_S
-    from atoll.parallel.worker.process import WorkerCrashed, WorkerError, WorkerHung
+    from atoll.training.worker.process import WorkerCrashed, WorkerError, WorkerHung
 
     with worker_of(reference, site=site, **given) as worker:
         try:

@@ -11,9 +11,9 @@ Every number of examples that leaves is 0 or at least `min_count`:
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.statistics.parts import Histogram, Moments, Numbers, Part, Place, SiteStatistics
+from atoll.ground.printable import count_of
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
+from atoll.training.statistics.parts import Histogram, Moments, Numbers, Part, Place, SiteStatistics
 
 
 @dataclass(frozen=True, slots=True)

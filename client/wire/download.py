@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 
-from atoll.aggregation.printable import count_of
 from atoll.client.disk.model_cache import PartialVersion
 from atoll.client.wire.rotating_channel import RotatingChannel
+from atoll.ground.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.threads import on_own_thread

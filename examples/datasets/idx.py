@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from examples.datasets.folder import BadData, find, read_checked
 from examples.datasets.owned import Splits
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from atoll.parallel.adapters.digests import line
-from atoll.parallel.task.errors import TaskMismatch
+from atoll.task.errors import TaskMismatch
+from atoll.training.base.digests import line
 
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from atoll.parallel.adapters.base_files import BaseRefused, Stored, stored_in
-from atoll.parallel.adapters.kept_lines import kept_lines
-from atoll.parallel.task.base import Base, place_of
-from atoll.parallel.task.context import Context
+from atoll.task.base import Base, place_of
+from atoll.task.context import Context
+from atoll.training.base.base_files import BaseRefused, Stored, stored_in
+from atoll.training.base.kept_lines import kept_lines
 
 THREADS_MAX = 8
 """Threads that hash tensors; hashing lets other threads run."""

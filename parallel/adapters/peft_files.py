@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.tensors import safetensors_file
+from atoll.tensors import safetensors_file
 
 NOTE = "peft"
 """Entry of the note on the adapter in the header of a version's file."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from atoll.parallel.adapters.peft_files import Adapter, peft_name
+from atoll.training.base.peft_files import Adapter, peft_name
 
 
 def adapter_of(model: torch.nn.Module, travelling: Iterable[str]) -> Adapter | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from atoll.parallel.adapters.tensor_plan import hugging_face_models
+from atoll.parallel.huggingface.tensor_plan import hugging_face_models
 
 
 def planned_chain(model: nn.Module) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.parallel.adapters.pipeline_plan import Calls, layers_of
+from atoll.parallel.huggingface.pipeline_plan import Calls, layers_of
 
 INPUTS = "model_inputs"
 """The option under which each stage takes the inputs of the model."""

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from atoll.parallel.adapters.pipeline_plan import Calls, layers_of
-from atoll.parallel.adapters.pipeline_stages import StandIn, first_output, without_values
-from atoll.parallel.adapters.tensor_plan import hugging_face_models
+from atoll.parallel.huggingface.pipeline_plan import Calls, layers_of
+from atoll.parallel.huggingface.pipeline_stages import StandIn, first_output, without_values
+from atoll.parallel.huggingface.tensor_plan import hugging_face_models
 
 WAY_OUT = "use pp=1 (dp_shard divides this model)"
 

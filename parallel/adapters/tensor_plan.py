@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import nn
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 COLUMNS = ("colwise", "colwise_gather_output")
 ROWS = ("rowwise", "rowwise_split_input")

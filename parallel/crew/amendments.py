@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from atoll.parallel.crew.building import Shard
-from atoll.parallel.optimizers.norms import local
+from atoll.parallel.mesh_client.building import Shard
+from atoll.training.optimizers.norms import local
 
 
 def pull(shards: Sequence[Shard], mu: float) -> Callable[[], None]:

@@ -15,54 +15,54 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
-from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.parallel.checkpoint.randomness import seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.crew.amendments import correct, in_turn, pull
-from atoll.parallel.crew.building import Here, MeshModel, Outline, build
-from atoll.parallel.crew.control import corrections_of
-from atoll.parallel.crew.crash_points import reached
-from atoll.parallel.crew.faults import faults_of_mesh, is_divided, look, outline_of
-from atoll.parallel.crew.hook_files import client_of
-from atoll.parallel.crew.hooks import MeshClient
-from atoll.parallel.crew.hooks_trial import ROUNDS, HooksTrial, places_of
-from atoll.parallel.crew.in_round import checkpoints
-from atoll.parallel.crew.kept_optimizer import give_state
-from atoll.parallel.crew.together import together
-from atoll.parallel.crew.training import LocalTraining, optimizer_of
-from atoll.parallel.crew.update import Files
-from atoll.parallel.crew.use import RoundUse
 from atoll.parallel.data.order import share
 from atoll.parallel.engine.assemble import begin_again
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.passes import casting
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.local_training.algorithms import check_training
-from atoll.parallel.local_training.batches import batch_sizes
-from atoll.parallel.local_training.client import form_of_shared
-from atoll.parallel.local_training.left_behind import LeftBehind
-from atoll.parallel.local_training.local_layers import names_that_stay
-from atoll.parallel.local_training.local_order import draw_order
-from atoll.parallel.local_training.parameters import forms_of
-from atoll.parallel.local_training.training import Work
-from atoll.parallel.task.context import Context, within
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import TaskBroken, TaskMismatch
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.metrics import sound
-from atoll.parallel.task.randomness import repeat_on, seed_everything, seeded
-from atoll.parallel.task.task import Task
+from atoll.parallel.mesh_client.amendments import correct, in_turn, pull
+from atoll.parallel.mesh_client.building import Here, MeshModel, Outline, build
+from atoll.parallel.mesh_client.control import corrections_of
+from atoll.parallel.mesh_client.crash_points import reached
+from atoll.parallel.mesh_client.faults import faults_of_mesh, is_divided, look, outline_of
+from atoll.parallel.mesh_client.hook_files import client_of
+from atoll.parallel.mesh_client.hooks import MeshClient
+from atoll.parallel.mesh_client.hooks_trial import ROUNDS, HooksTrial, places_of
+from atoll.parallel.mesh_client.in_round import checkpoints
+from atoll.parallel.mesh_client.kept_optimizer import give_state
+from atoll.parallel.mesh_client.together import together
+from atoll.parallel.mesh_client.training import LocalTraining, optimizer_of
+from atoll.parallel.mesh_client.update import Files
+from atoll.parallel.mesh_client.use import RoundUse
 from atoll.parallel.trainer.data import in_order as loader_in_order
 from atoll.parallel.trainer.evaluation import statistics
 from atoll.parallel.trainer.forward import needs_look
 from atoll.parallel.trainer.mixed_rows import mixes_rows
 from atoll.parallel.trainer.stopping import INTERVAL_S, Agreement
-from atoll.parallel.worker.bench import Json
-from atoll.parallel.worker.operations import layout_fields
-from atoll.parallel.worker.site_task import SiteTask, device_of, model_seed
 from atoll.parallel.world import World
+from atoll.task.context import Context, within
+from atoll.task.deadline import Deadline
+from atoll.task.errors import TaskBroken, TaskMismatch
+from atoll.task.local import Local
+from atoll.task.metrics import sound
+from atoll.task.randomness import repeat_on, seed_everything, seeded
+from atoll.task.task import Task
+from atoll.tensors.layout import CONTROL, Layout, Tensor, in_order
+from atoll.tensors.safetensors_file import parse_header
+from atoll.training.local.algorithms import check_training
+from atoll.training.local.batches import batch_sizes
+from atoll.training.local.client import form_of_shared
+from atoll.training.local.local_layers import names_that_stay
+from atoll.training.local.local_order import draw_order
+from atoll.training.local.parameters import forms_of
+from atoll.training.local.training import Work
+from atoll.training.worker.bench import Json
+from atoll.training.worker.left_behind import LeftBehind
+from atoll.training.worker.operations import layout_fields
+from atoll.training.worker.site_task import SiteTask, device_of, model_seed
 
 logger = logging.getLogger(__name__)
 

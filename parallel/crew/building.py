@@ -9,13 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.parallel.adapters.loading import Matched
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.checkpoint.state import first_names, local_state
-from atoll.parallel.crew.faults import is_divided
-from atoll.parallel.crew.frozen import FrozenTensors, base_of, drawn_of, read_base
-from atoll.parallel.crew.tally import Tally
-from atoll.parallel.crew.together import together
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blank import give_memory
@@ -27,15 +22,20 @@ from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.exchange.initial import NotBlank, attributes_of, blank_of, blank_or_none, differing_attributes, fill
 from atoll.parallel.exchange.load import load_shares
 from atoll.parallel.exchange.shares import Share, owned, shares_of
-from atoll.parallel.local_training.as_built import AsBuilt
-from atoll.parallel.local_training.frozen import Unchanged, frozen_of
-from atoll.parallel.local_training.left_behind import restored
-from atoll.parallel.local_training.parameters import bare_model, build_model, forms_of
-from atoll.parallel.local_training.passing_state import PassingState
-from atoll.parallel.local_training.same_form import SameForm
-from atoll.parallel.optimizers.norms import local
-from atoll.parallel.task.task import Task
+from atoll.parallel.mesh_client.faults import is_divided
+from atoll.parallel.mesh_client.frozen import FrozenTensors, base_of, drawn_of, read_base
+from atoll.parallel.mesh_client.tally import Tally
+from atoll.parallel.mesh_client.together import together
 from atoll.parallel.trainer.between_passes import OWN_EXAMPLES
+from atoll.task.task import Task
+from atoll.training.base.loading import Matched
+from atoll.training.local.as_built import AsBuilt
+from atoll.training.local.frozen import Unchanged, frozen_of
+from atoll.training.local.parameters import bare_model, build_model, forms_of
+from atoll.training.local.passing_state import PassingState
+from atoll.training.local.same_form import SameForm
+from atoll.training.optimizers.norms import local
+from atoll.training.worker.left_behind import restored
 
 
 @dataclass(frozen=True, slots=True)

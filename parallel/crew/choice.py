@@ -7,17 +7,17 @@ from math import gcd
 from typing import Any
 
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.crew.faults import faults_of_mesh, outline_of
-from atoll.parallel.crew.needs import moments_of
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import AUTO, Plan, possible_plans
+from atoll.parallel.mesh_client.faults import faults_of_mesh, outline_of
+from atoll.parallel.mesh_client.needs import moments_of
 from atoll.parallel.planner.choice import Choice, choose
 from atoll.parallel.planner.rank_memory import Machine, machine_of
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.task import Task
-from atoll.parallel.worker.bench import Json
-from atoll.parallel.worker.site_task import SiteTask, device_of
+from atoll.task.errors import TaskBroken
+from atoll.task.local import Local
+from atoll.task.task import Task
+from atoll.training.worker.bench import Json
+from atoll.training.worker.site_task import SiteTask, device_of
 
 OPTIMIZERS = {0: "sgd", 1: "momentum", 2: "adam", None: "adam"}
 """The planner's name of an optimizer by the numbers that it keeps for each parameter; an unknown one may keep two."""

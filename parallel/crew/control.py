@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from atoll.aggregation.tensors.box_reader import BoxReader
-from atoll.aggregation.tensors.layout import CONTROL
-from atoll.aggregation.tensors.safetensors_file import parse_header
-from atoll.aggregation.tensors.shared_file import BoxWriter
-from atoll.parallel.crew.building import Shard
 from atoll.parallel.exchange.load import check_shares, load_shares
 from atoll.parallel.exchange.shares import Share
 from atoll.parallel.exchange.write import BLOCK_ELEMENTS, Box, differences
-from atoll.parallel.task.errors import NotFinite
+from atoll.parallel.mesh_client.building import Shard
+from atoll.task.errors import NotFinite
+from atoll.tensors.box_reader import BoxReader
+from atoll.tensors.layout import CONTROL
+from atoll.tensors.safetensors_file import parse_header
+from atoll.tensors.shared_file import BoxWriter
 
 
 def corrections_of(shards: Sequence[Shard], version: Path, own: Path | None) -> list[torch.Tensor]:

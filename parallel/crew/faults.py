@@ -6,24 +6,24 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from atoll.parallel.adapters.peft_models import adapter_faults
-from atoll.parallel.crew.frozen import base_of
-from atoll.parallel.crew.hooks_trial import WAY_OUT, HooksTrial
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.local_training.frozen import keep_frozen
-from atoll.parallel.local_training.local_layers import names_that_stay
-from atoll.parallel.local_training.own_optimizer import is_elementwise, own_optimizer
-from atoll.parallel.local_training.parameters import built_on_meta, travel_faults
-from atoll.parallel.task.algorithm import Algorithm
-from atoll.parallel.task.base import TRAINED
-from atoll.parallel.task.context import context_of
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.task import Task
+from atoll.parallel.mesh_client.frozen import base_of
+from atoll.parallel.mesh_client.hooks_trial import WAY_OUT, HooksTrial
 from atoll.parallel.trainer.between_passes import moves_by_pass
 from atoll.parallel.trainer.forward import check_forward
 from atoll.parallel.trainer.job import JobRefused
+from atoll.task.algorithm import Algorithm
+from atoll.task.base import TRAINED
+from atoll.task.context import context_of
+from atoll.task.errors import TaskBroken
+from atoll.task.local import Local
+from atoll.task.task import Task
+from atoll.training.base.peft_models import adapter_faults
+from atoll.training.local.frozen import keep_frozen
+from atoll.training.local.local_layers import names_that_stay
+from atoll.training.local.own_optimizer import is_elementwise, own_optimizer
+from atoll.training.local.parameters import built_on_meta, travel_faults
 
 RANKS_MAX = 1024
 """The largest number of ranks: each may send a part of the update (`protocol/part_manifest`)."""

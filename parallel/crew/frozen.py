@@ -11,19 +11,19 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import _get_fqns
 from torch.distributed.fsdp import FSDPModule
 
-from atoll.parallel.adapters.base_files import BaseRefused
-from atoll.parallel.adapters.digests import digest_of, line_of
-from atoll.parallel.adapters.loading import Matched
 from atoll.parallel.checkpoint.ranks import Ranks, patient_ranks
 from atoll.parallel.checkpoint.state import first_names, local_state
-from atoll.parallel.crew.together import together
 from atoll.parallel.engine.sharding import whole
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.exchange.shares import Share
-from atoll.parallel.local_training.frozen import match_base
-from atoll.parallel.task.context import context_of
-from atoll.parallel.task.errors import TaskMismatch
-from atoll.parallel.task.task import Task
+from atoll.parallel.mesh_client.together import together
+from atoll.task.context import context_of
+from atoll.task.errors import TaskMismatch
+from atoll.task.task import Task
+from atoll.training.base.base_files import BaseRefused
+from atoll.training.base.digests import digest_of, line_of
+from atoll.training.base.loading import Matched
+from atoll.training.local.frozen import match_base
 
 
 def base_of(task: Task, model: nn.Module, seed: int) -> Matched | None:

@@ -13,20 +13,20 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from atoll.aggregation.tensors.box_reader import BoxReader
-from atoll.aggregation.tensors.layout import SHARED, STATE
-from atoll.aggregation.tensors.safetensors_file import parse_header
-from atoll.parallel.crew.building import MeshModel
-from atoll.parallel.crew.hooks import MeshClient, hooked, placed, settled, stand_in
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.exchange.load import load_shares
 from atoll.parallel.exchange.shares import Share, owned, share_of
 from atoll.parallel.exchange.write import Box, differences
-from atoll.parallel.local_training.client import Tensors
-from atoll.parallel.task.context import Context
-from atoll.parallel.task.errors import TaskMismatch
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.task import Task
+from atoll.parallel.mesh_client.building import MeshModel
+from atoll.parallel.mesh_client.hooks import MeshClient, hooked, placed, settled, stand_in
+from atoll.task.context import Context
+from atoll.task.errors import TaskMismatch
+from atoll.task.local import Local
+from atoll.task.task import Task
+from atoll.tensors.box_reader import BoxReader
+from atoll.tensors.layout import SHARED, STATE
+from atoll.tensors.safetensors_file import parse_header
+from atoll.training.local.client import Tensors
 
 
 def client_of(

@@ -22,8 +22,8 @@ import torch.distributed.tensor as dtensor
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from atoll.parallel.crew.hooks import settled
-from atoll.parallel.local_training.places import is_generator
+from atoll.parallel.mesh_client.hooks import settled
+from atoll.training.local.places import is_generator
 
 Json = dict[str, Any]
 Tensors = Mapping[str, torch.Tensor]

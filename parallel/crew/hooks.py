@@ -16,14 +16,14 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from atoll.aggregation.tensors.layout import SHARED
 from atoll.parallel.engine.sharding import whole
-from atoll.parallel.local_training.client import Tensors, TrainingClient, check_set, form_of, form_of_state
-from atoll.parallel.task.context import Context
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.randomness import states_of_generators
-from atoll.parallel.task.task import Task
+from atoll.task.context import Context
+from atoll.task.errors import TaskBroken
+from atoll.task.local import Local
+from atoll.task.randomness import states_of_generators
+from atoll.task.task import Task
+from atoll.tensors.layout import SHARED
+from atoll.training.local.client import Tensors, TrainingClient, check_set, form_of, form_of_state
 
 
 class WholeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -15,7 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from atoll.parallel.checkpoint.state import first_names, local_state
-from atoll.parallel.crew.hooks import MeshClient, hooked, settled, stand_in
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blank import give_memory
@@ -23,13 +22,14 @@ from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
 from atoll.parallel.engine.ties import tied_names
-from atoll.parallel.local_training.client import Tensors
-from atoll.parallel.local_training.parameters import forms_of
-from atoll.parallel.task.context import Context, within
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.randomness import seeded
-from atoll.parallel.task.task import Task
+from atoll.parallel.mesh_client.hooks import MeshClient, hooked, settled, stand_in
+from atoll.task.context import Context, within
+from atoll.task.errors import TaskBroken
+from atoll.task.local import Local
+from atoll.task.randomness import seeded
+from atoll.task.task import Task
+from atoll.training.local.client import Tensors
+from atoll.training.local.parameters import forms_of
 
 ROUNDS, STEPS = 2, 2
 

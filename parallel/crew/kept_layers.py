@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES
-from atoll.aggregation.tensors.shared_file import BoxWriter
 from atoll.parallel.exchange.shares import Share
 from atoll.parallel.exchange.write import BLOCK_ELEMENTS
-from atoll.parallel.task.errors import NotFinite
+from atoll.task.errors import NotFinite
+from atoll.tensors.safetensors_file import NUMPY_DTYPES
+from atoll.tensors.shared_file import BoxWriter
 
 
 def store_layers(shares: Sequence[Share], own_out: Path) -> None:

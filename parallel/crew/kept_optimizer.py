@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.tensors.safetensors_file import parse_header
-from atoll.aggregation.tensors.shared_file import BoxWriter
-from atoll.parallel.crew.building import Shard
 from atoll.parallel.exchange.load import load_shares
 from atoll.parallel.exchange.shares import Share
 from atoll.parallel.exchange.write import BLOCK_ELEMENTS
-from atoll.parallel.local_training.kept_optimizer import MOMENTS, STEP, counter, has_steps, prefix_of
-from atoll.parallel.optimizers.norms import local as local_of
-from atoll.parallel.task.errors import NotFinite
-from atoll.parallel.task.local import Local
+from atoll.parallel.mesh_client.building import Shard
+from atoll.task.errors import NotFinite
+from atoll.task.local import Local
+from atoll.tensors.layout import Piece
+from atoll.tensors.safetensors_file import parse_header
+from atoll.tensors.shared_file import BoxWriter
+from atoll.training.local.kept_optimizer import MOMENTS, STEP, counter, has_steps, prefix_of
+from atoll.training.optimizers.norms import local as local_of
 
 
 def give_state(shards: Sequence[Shard], local: Local, own: Path) -> None:

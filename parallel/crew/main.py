@@ -1,4 +1,4 @@
-"""A rank of a crew: `python -m atoll.parallel.crew FOLDER`, under torch elastic, srun, Kubernetes, Ray or MPI.
+"""A rank of a crew: `python -m atoll.parallel.mesh_client FOLDER`, under torch elastic, srun, Kubernetes, Ray or MPI.
 
     rank 0          dials its agent, takes one request after another, orders it to all ranks, and answers
     reader thread   of rank 0: queues requests; obeys `stop` and `extend` at once, and answers to `ping`; ends the
@@ -31,25 +31,25 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.crew.choice import plan_for
-from atoll.parallel.crew.crash_points import reached
-from atoll.parallel.crew.orders import Orders
-from atoll.parallel.crew.supervisor.shared_folder import check_shared
-from atoll.parallel.crew.supervisor.terms import Terms
+from atoll.ground.printable import count_of
+from atoll.ground.process.loading import keep_modules
+from atoll.ground.process.log_streams import open_log, write_to_log
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.launch.line import Line, dial
 from atoll.parallel.launch.meeting import store_of
 from atoll.parallel.launch.rank_fault import RankFault
-from atoll.parallel.loading import keep_modules
-from atoll.parallel.log_streams import open_log, write_to_log
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import TaskBroken, TaskMismatch
-from atoll.parallel.task.task import Task, load_task
-from atoll.parallel.task.told import Told
-from atoll.parallel.worker.inbox import Inbox, Job
-from atoll.parallel.worker.operations import detail_of, kind_of
+from atoll.parallel.mesh_client.choice import plan_for
+from atoll.parallel.mesh_client.crash_points import reached
+from atoll.parallel.mesh_client.orders import Orders
+from atoll.parallel.mesh_client.supervisor.shared_folder import check_shared
+from atoll.parallel.mesh_client.supervisor.terms import Terms
 from atoll.parallel.world import World, is_lost_peer, is_slurm, process_group, ranks_here, read_world
+from atoll.task.deadline import Deadline
+from atoll.task.errors import TaskBroken, TaskMismatch
+from atoll.task.task import Task, load_task
+from atoll.task.told import Told
+from atoll.training.worker.inbox import Inbox, Job
+from atoll.training.worker.operations import detail_of, kind_of
 
 DIAL_TIMEOUT_S = 600.0
 """Seconds in which an agent must answer; the launcher starts the ranks again afterwards."""
@@ -90,7 +90,7 @@ MakeBench = Callable[[Task, Json, Plan, World], Bench]
 
 def main(folder: str) -> None:
     """Work as a rank of the crew in a folder, with the bench of a mesh."""
-    from atoll.parallel.crew.bench import MeshBench
+    from atoll.parallel.mesh_client.bench import MeshBench
 
     work(Path(folder), partial(MeshBench, clock=time.monotonic))
 

@@ -20,17 +20,17 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from atoll.parallel.crew.building import Outline, no_optimizer
-from atoll.parallel.crew.faults import is_divided, outline_of
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blank import give_memory
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.exchange.shares import owned, shares_of
-from atoll.parallel.local_training.local_layers import names_that_stay
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.task import Task
+from atoll.parallel.mesh_client.building import Outline, no_optimizer
+from atoll.parallel.mesh_client.faults import is_divided, outline_of
+from atoll.task.local import Local
+from atoll.task.task import Task
+from atoll.training.local.local_layers import names_that_stay
 
 STEP_BYTES = 4
 """The count of steps that adam and adamw keep for each parameter [bytes]."""

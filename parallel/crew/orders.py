@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from atoll.parallel.launch.rank_fault import RankFault
-from atoll.parallel.task.json_text import to_json
+from atoll.task.json_text import to_json
 
 LOOK_S = 60.0
 """Seconds of one wait at the store."""

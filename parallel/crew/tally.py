@@ -6,16 +6,16 @@ from typing import Any
 import torch
 
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.crew.crash_points import reached
 from atoll.parallel.data.batch import map_tensors
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
-from atoll.parallel.local_training.same_form import SameForm
-from atoll.parallel.local_training.unit_check import UnitCheck
-from atoll.parallel.local_training.units import units_of
-from atoll.parallel.task.metrics import Statistics, add, as_statistics, of_batch, of_parts
-from atoll.parallel.task.task import Task
+from atoll.parallel.mesh_client.crash_points import reached
+from atoll.task.metrics import Statistics, add, as_statistics, of_batch, of_parts
+from atoll.task.task import Task
+from atoll.training.local.same_form import SameForm
+from atoll.training.local.unit_check import UnitCheck
+from atoll.training.local.units import units_of
 
 PENDING_MAX = 64
 """The number of losses that wait on the device to be read together."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch
+from atoll.task.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch
 
 T = TypeVar("T")
 

@@ -7,29 +7,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.crew.building import MeshModel
-from atoll.parallel.crew.crash_points import reached
-from atoll.parallel.crew.hooks import MeshClient
 from atoll.parallel.data.batch import Batch, in_parts
 from atoll.parallel.data.order import cut
 from atoll.parallel.engine.optimization import MakeOptimizer
-from atoll.parallel.local_training.draws import drawing, is_fixed
-from atoll.parallel.local_training.fednova import Normalizer
-from atoll.parallel.local_training.local_order import LocalOrder
-from atoll.parallel.local_training.own_optimizer import own_optimizer
-from atoll.parallel.local_training.training import Work
-from atoll.parallel.local_training.unit_check import is_due
-from atoll.parallel.local_training.units import units_of
-from atoll.parallel.optimizers.make import make_optimizer
-from atoll.parallel.optimizers.options import OptimizerConfig
-from atoll.parallel.task.collated import collate_of
-from atoll.parallel.task.errors import OutOfTime, TaskBroken
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.task import Task
+from atoll.parallel.mesh_client.building import MeshModel
+from atoll.parallel.mesh_client.crash_points import reached
+from atoll.parallel.mesh_client.hooks import MeshClient
 from atoll.parallel.trainer.same_batch import SameBatch
 from atoll.parallel.trainer.stopping import Agreement
+from atoll.task.collated import collate_of
+from atoll.task.errors import OutOfTime, TaskBroken
+from atoll.task.local import Local
+from atoll.task.task import Task
+from atoll.training.local.draws import drawing, is_fixed
+from atoll.training.local.fednova import Normalizer
+from atoll.training.local.local_order import LocalOrder
+from atoll.training.local.own_optimizer import own_optimizer
+from atoll.training.local.training import Work
+from atoll.training.local.unit_check import is_due
+from atoll.training.local.units import units_of
+from atoll.training.optimizers.make import make_optimizer
+from atoll.training.optimizers.options import OptimizerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

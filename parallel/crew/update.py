@@ -8,28 +8,28 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from atoll.aggregation.codecs.names import open_codec, parse_codec
-from atoll.aggregation.tensors.layout import CONTROL, SHARED, STATE, Tensor
-from atoll.aggregation.tensors.pieces import part_name
-from atoll.aggregation.tensors.safetensors_file import parse_header
-from atoll.aggregation.tensors.shared_file import make_shared
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.crew.building import MeshModel
-from atoll.parallel.crew.control import ControlBoxes
-from atoll.parallel.crew.crash_points import reached
-from atoll.parallel.crew.hook_files import own_boxes, shared_boxes
-from atoll.parallel.crew.hooks import MeshClient
-from atoll.parallel.crew.kept_layers import store_layers
-from atoll.parallel.crew.kept_optimizer import store_state
-from atoll.parallel.crew.together import together
 from atoll.parallel.exchange.feedback import BoxFeedback, make_residual
 from atoll.parallel.exchange.shares import Share
 from atoll.parallel.exchange.write import Box, Encoding, write_part
-from atoll.parallel.local_training.client import form_of_state
-from atoll.parallel.local_training.kept_optimizer import layout_of_optimizer
-from atoll.parallel.task.local import Local
-from atoll.parallel.worker.bench import Json
-from atoll.parallel.worker.operations import piece_fields
+from atoll.parallel.mesh_client.building import MeshModel
+from atoll.parallel.mesh_client.control import ControlBoxes
+from atoll.parallel.mesh_client.crash_points import reached
+from atoll.parallel.mesh_client.hook_files import own_boxes, shared_boxes
+from atoll.parallel.mesh_client.hooks import MeshClient
+from atoll.parallel.mesh_client.kept_layers import store_layers
+from atoll.parallel.mesh_client.kept_optimizer import store_state
+from atoll.parallel.mesh_client.together import together
+from atoll.task.local import Local
+from atoll.tensors.codecs.names import open_codec, parse_codec
+from atoll.tensors.layout import CONTROL, SHARED, STATE, Tensor
+from atoll.tensors.pieces import part_name
+from atoll.tensors.safetensors_file import parse_header
+from atoll.tensors.shared_file import make_shared
+from atoll.training.local.client import form_of_state
+from atoll.training.local.kept_optimizer import layout_of_optimizer
+from atoll.training.worker.bench import Json
+from atoll.training.worker.operations import piece_fields
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.task.randomness import generators_kept
-from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.flops import flops_per_example, peak_flops
-from atoll.parallel.worker.bench import Json
+from atoll.task.randomness import generators_kept
+from atoll.task.task import Task
+from atoll.training.worker.bench import Json
 
 RESET = "5"
 """The word that sets the largest resident size of a process to its present one (proc(5), `clear_refs`)."""

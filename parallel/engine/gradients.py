@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.optimizers.norms import local, norms
+from atoll.training.optimizers.norms import local, norms
 
 
 def gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.data.batch import Batch, Parts, count_units, part_sizes, units_in
-from atoll.parallel.local_training.rows import Cut, Division, Forms
+from atoll.training.local.rows import Cut, Division, Forms
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from atoll.aggregation.tensors.layout import BESIDE
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES
 from atoll.parallel.exchange.shares import Share
-from atoll.parallel.local_training.warm_start import (
+from atoll.tensors.layout import BESIDE
+from atoll.tensors.safetensors_file import NUMPY_DTYPES
+from atoll.training.worker.warm_start import (
     Aliases,
     Match,
     Start,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord
 
-from atoll.aggregation.tensors.layout import Layout
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES
-from atoll.parallel.task.arrays import Arrays, check_like, layout_of
+from atoll.task.arrays import Arrays, check_like, layout_of
+from atoll.tensors.layout import Layout
+from atoll.tensors.safetensors_file import NUMPY_DTYPES
 
 
 def in_layout(record: ArrayRecord, layout: Layout) -> Arrays:

@@ -5,16 +5,16 @@ from typing import Any
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 
-from atoll.parallel.exported.arrays import in_layout, moved
-from atoll.parallel.exported.loaded import ready_at
-from atoll.parallel.exported.run_values import RunValues
-from atoll.parallel.flower.records import record_of
-from atoll.parallel.task.arrays import Arrays, check_finite
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.metrics import only_finite
-from atoll.parallel.task.randomness import training_seed
-from atoll.parallel.worker.bench import Received
+from atoll.flower.exported.arrays import in_layout, moved
+from atoll.flower.exported.loaded import ready_at
+from atoll.flower.exported.run_values import RunValues
+from atoll.flower.records import record_of
+from atoll.task.arrays import Arrays, check_finite
+from atoll.task.deadline import Deadline
+from atoll.task.errors import TaskBroken
+from atoll.task.metrics import only_finite
+from atoll.task.randomness import training_seed
+from atoll.training.worker.bench import Received
 
 ARRAYS, CONFIG, METRICS, ROUND = "arrays", "config", "metrics", "server-round"
 OWN = "atoll"

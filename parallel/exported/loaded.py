@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from atoll.aggregation.tensors.layout import Layout
-from atoll.parallel.exported.run_values import RunValues
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.array_values import tuned
-from atoll.parallel.task.arrays import layout_of
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.task import Task, load_task
-from atoll.parallel.worker.bench import Bench
-from atoll.parallel.worker.benches import bench_of
+from atoll.flower.exported.run_values import RunValues
+from atoll.task.array_task import ArrayTask
+from atoll.task.array_values import tuned
+from atoll.task.arrays import layout_of
+from atoll.task.errors import TaskBroken
+from atoll.task.task import Task, load_task
+from atoll.tensors.layout import Layout
+from atoll.training.worker.bench import Bench
+from atoll.training.worker.benches import bench_of
 
 SITE, PARTITION = "site", "partition-id"
 

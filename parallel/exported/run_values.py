@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.parallel.task.given import FROZEN, OPTION, Plain
-from atoll.parallel.task.round_schedule import BOUNDED
+from atoll.task.given import FROZEN, OPTION, Plain
+from atoll.task.round_schedule import BOUNDED
 
 ROUNDS = "num-server-rounds"
 LOCAL, JSON = "local.", "json."

@@ -5,15 +5,15 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import BESIDE
-from atoll.parallel.exported.arrays import in_layout
-from atoll.parallel.exported.loaded import ready_at
-from atoll.parallel.exported.run_values import RunValues
-from atoll.parallel.flower.records import record_of
-from atoll.parallel.local_training.warm_start import Start, started
-from atoll.parallel.task.metrics import Statistics, merge, only_finite, values
-from atoll.parallel.worker.bench import Received
+from atoll.flower.exported.arrays import in_layout
+from atoll.flower.exported.loaded import ready_at
+from atoll.flower.exported.run_values import RunValues
+from atoll.flower.records import record_of
+from atoll.task.metrics import Statistics, merge, only_finite, values
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import BESIDE
+from atoll.training.worker.bench import Received
+from atoll.training.worker.warm_start import Start, started
 
 
 class Server:

@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
 
-from atoll.parallel.flower.secret_noise import NoisyContext, flower_noise
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.flower_app import SERVER, UNNUMBERED, FlowerApp, node_id
-from atoll.parallel.task.noise import Noise
+from atoll.flower.app import SERVER, UNNUMBERED, FlowerApp, node_id
+from atoll.flower.secret_noise import NoisyContext, flower_noise
+from atoll.task.errors import TaskBroken
+from atoll.task.noise import Noise
 
 TTL_S = 1e12
 """The time to live of a message [s]: it never expires, as the round has its own deadline."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.task.arrays import ALLOWED, Arrays
-from atoll.parallel.task.content import Content
-from atoll.parallel.task.errors import TaskBroken
+from atoll.ground.printable import count_of
+from atoll.task.arrays import ALLOWED, Arrays
+from atoll.task.content import Content
+from atoll.task.errors import TaskBroken
 
 CAST = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.float16): np.dtype(np.float32)}
 """The dtypes that travel as others; the app gets them back as they were."""

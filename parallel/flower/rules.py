@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 Array = NDArray[np.float64]
 

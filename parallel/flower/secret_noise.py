@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Context
 
-from atoll.parallel.task.noise import Noise
-from atoll.parallel.task.randomness import seed_everything, seed_from
+from atoll.task.noise import Noise
+from atoll.task.randomness import seed_everything, seed_from
 
 if TYPE_CHECKING:
-    from atoll.aggregation.noise.generator import SecretGenerator
+    from atoll.ground.noise.generator import SecretGenerator
 
 DRAWING = re.compile(r"flwr\..*\b(differential_privacy|dp|dp_\w+|dpfedavg_\w+|localdp_mod)")
-"""The modules of Flower that draw noise; `tests/parallel/flower/test_secret_noise.py` looks for others."""
+"""The modules of Flower that draw noise; `tests/flower/test_secret_noise.py` looks for others."""
 
 CLASSES = re.compile(r"LocalDpMod|DifferentialPrivacy\w+|DPFedAvg\w+")
 

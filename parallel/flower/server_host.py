@@ -18,10 +18,10 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 
-from atoll.parallel.flower.secret_noise import NoisyContext
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.flower_app import SERVER, UNNUMBERED, FlowerApp
-from atoll.parallel.task.noise import Noise
+from atoll.flower.app import SERVER, UNNUMBERED, FlowerApp
+from atoll.flower.secret_noise import NoisyContext
+from atoll.task.errors import TaskBroken
+from atoll.task.noise import Noise
 
 HOSTED = "without program.native (--native) it runs hosted"
 TOO_LATE = f"after the start of its strategy; {HOSTED}"

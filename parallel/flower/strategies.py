@@ -23,12 +23,12 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.flower.records import arrays_of, casts_of
-from atoll.parallel.flower.server_host import Started
-from atoll.parallel.flower.terms import Terms, order_to_send
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.flower_app import FlowerApp
+from atoll.flower.app import FlowerApp
+from atoll.flower.native.terms import Terms, order_to_send
+from atoll.flower.records import arrays_of, casts_of
+from atoll.flower.server_host import Started
+from atoll.ground.printable import count_of
+from atoll.task.errors import TaskBroken
 
 Settings = dict[str, Any]
 
@@ -37,7 +37,7 @@ WAITS_S = 366 * 86400.0
 
 OURS = ("flwr.", "atoll.")
 
-OPTIMIZERS, RULES = "atoll.parallel.flower.optimizers", "atoll.parallel.flower.rules"
+OPTIMIZERS, RULES = "atoll.flower.native.optimizers", "atoll.flower.native.rules"
 
 
 @dataclass(frozen=True, slots=True)

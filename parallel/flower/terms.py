@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.parallel.task.given import Given
+from atoll.task.given import Given
 
 TRAIN, EVALUATE, OWN = "train.", "evaluate.", "flower."
 

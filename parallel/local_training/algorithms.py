@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.task import Task
+from atoll.task.errors import TaskBroken
+from atoll.task.local import Local
+from atoll.task.task import Task
 
 CONCATENATE = "concatenate"
 """The algorithm in which an update is not a difference, but the rows that the client appends to each tensor."""
@@ -37,7 +37,7 @@ def check_training(task: Task, algorithm: str, local: Local) -> None:
     """
     check_algorithm(algorithm, local, has_fit=task.fit is not None, has_own=task.algorithm is not None)
     if local.has_own_optimizer:
-        from atoll.parallel.local_training.own_optimizer import loaded  # torch, which a coordinator never imports
+        from atoll.training.local.own_optimizer import loaded  # torch, which a coordinator never imports
 
         loaded(local)
 

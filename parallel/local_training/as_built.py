@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from atoll.parallel.local_training.places import (
+from atoll.training.local.places import (
     PLAIN,
     TENSORS,
     Attributes,
@@ -303,7 +303,7 @@ def _is_of_task(kind: type) -> bool:
 
 def _is_closed(value: Any) -> bool:
     module = str(type(value).__module__)
-    if module.startswith("atoll.parallel.task.task"):
+    if module.startswith("atoll.task.task"):
         return True  # a whole task, whose data functions may keep what they have read
     return _is_of(module, CLOSED) or module.startswith(COMPILERS) or (bool(TENSORS) and isinstance(value, ScriptModule))
 

@@ -8,9 +8,9 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
-from atoll.parallel.local_training.trees import map_tensors
-from atoll.parallel.task.collated import Collated, collate_of
-from atoll.parallel.task.errors import TaskBroken
+from atoll.task.collated import Collated, collate_of
+from atoll.task.errors import TaskBroken
+from atoll.training.local.trees import map_tensors
 
 Fetch = Callable[[torch.Tensor], Any]
 """Indices (B,) int64 -> the collated batch (inputs, targets)."""

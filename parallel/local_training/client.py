@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from torch.func import functional_call
 
-from atoll.aggregation.tensors.layout import SHARED, STATE, Layout, Tensor, in_order
-from atoll.parallel.local_training.batches import batch_sizes, to_device
-from atoll.parallel.local_training.draws import Fetch
-from atoll.parallel.local_training.one_loss import one_loss
-from atoll.parallel.local_training.parameters import state_of, trained_by_name, travelling_dtype
-from atoll.parallel.local_training.units import units_of
-from atoll.parallel.task.algorithm import Algorithm
-from atoll.parallel.task.arrays import ALLOWED, Arrays, check_finite, check_form
-from atoll.parallel.task.context import Context
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.task import Task
+from atoll.task.algorithm import Algorithm
+from atoll.task.arrays import ALLOWED, Arrays, check_finite, check_form
+from atoll.task.context import Context
+from atoll.task.errors import TaskBroken
+from atoll.task.local import Local
+from atoll.task.task import Task
+from atoll.tensors.layout import SHARED, STATE, Layout, Tensor, in_order
+from atoll.training.local.batches import batch_sizes, to_device
+from atoll.training.local.draws import Fetch
+from atoll.training.local.one_loss import one_loss
+from atoll.training.local.parameters import state_of, trained_by_name, travelling_dtype
+from atoll.training.local.units import units_of
 
 Tensors = dict[str, torch.Tensor]
 

@@ -18,10 +18,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from atoll.parallel.local_training.as_built import AsBuilt
-from atoll.parallel.local_training.batches import fetcher, rows_at
-from atoll.parallel.local_training.places import Drawn
-from atoll.parallel.task.randomness import generators_kept
+from atoll.task.randomness import generators_kept
+from atoll.training.local.as_built import AsBuilt
+from atoll.training.local.batches import fetcher, rows_at
+from atoll.training.local.places import Drawn
 
 T = TypeVar("T")
 

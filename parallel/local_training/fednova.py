@@ -17,9 +17,9 @@ above, because its momentum buffer accumulates the term, too.
 
 import math
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.local import Local
+from atoll.ground.printable import count_of
+from atoll.task.errors import TaskBroken
+from atoll.task.local import Local
 
 NORMALIZER_MAX = 1e9
 """The largest normalizer that an update may claim (`aggregation/fold/weights`)."""

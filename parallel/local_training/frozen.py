@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from atoll.parallel.adapters.digests import digest_of, line_of
-from atoll.parallel.adapters.loading import Matched, load, match, tensors_of
-from atoll.parallel.adapters.peft_models import base_faults
-from atoll.parallel.local_training.memory import groups_of
-from atoll.parallel.task.base import Base
-from atoll.parallel.task.context import Context
-from atoll.parallel.task.errors import TaskBroken
+from atoll.task.base import Base
+from atoll.task.context import Context
+from atoll.task.errors import TaskBroken
+from atoll.training.base.digests import digest_of, line_of
+from atoll.training.base.loading import Matched, load, match, tensors_of
+from atoll.training.base.peft_models import base_faults
+from atoll.training.local.memory import groups_of
 
 _MARK, _BASE = "_atoll_frozen", "_atoll_base"
 """The attributes of a model that have the names of its frozen tensors, and the files of their values."""

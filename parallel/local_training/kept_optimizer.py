@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.tensors.layout import OPTIMIZER, Layout, Tensor, in_order
-from atoll.parallel.task.arrays import Arrays, check_finite, check_like
-from atoll.parallel.task.local import Local
+from atoll.task.arrays import Arrays, check_finite, check_like
+from atoll.task.local import Local
+from atoll.tensors.layout import OPTIMIZER, Layout, Tensor, in_order
 
 MOMENTS: dict[str, tuple[str, ...]] = {
     "sgd": ("momentum_buffer",),

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from atoll.parallel.local_training.as_built import AsBuilt
-from atoll.parallel.task.told import logger
+from atoll.task.told import logger
+from atoll.training.local.as_built import AsBuilt
 
 if TYPE_CHECKING:
-    from atoll.parallel.task.local import Local
-    from atoll.parallel.task.task import Task
+    from atoll.task.local import Local
+    from atoll.task.task import Task
 
 SAID_MAX = 20
 """The number of places that one process names."""

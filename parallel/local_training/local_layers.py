@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from atoll.parallel.local_training.memory import groups_of
-from atoll.parallel.local_training.parameters import state_of
-from atoll.parallel.task.errors import TaskBroken
+from atoll.task.errors import TaskBroken
+from atoll.training.local.memory import groups_of
+from atoll.training.local.parameters import state_of
 
 BATCHNORM = "batchnorm"
 """The word for every tensor of every batch norm: scale, shift, running statistics, counter."""

@@ -6,8 +6,8 @@ from itertools import islice
 
 import torch
 
-from atoll.parallel.local_training.batches import batch_sizes, epoch
-from atoll.parallel.task.local import Local
+from atoll.task.local import Local
+from atoll.training.local.batches import batch_sizes, epoch
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from atoll.parallel.task.errors import TaskBroken
+from atoll.task.errors import TaskBroken
 
 WORDS = "Expected more than 1 value per channel"
 """The beginning of torch's own error (`torch.nn.functional._verify_batch_size`)."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from atoll.parallel.task.errors import TaskBroken
+from atoll.task.errors import TaskBroken
 
 
 def one_loss(found: Any, *, is_trained: bool = False) -> torch.Tensor:

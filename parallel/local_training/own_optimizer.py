@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from atoll.parallel.task.context import Context, contextual
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.local import Local, load_local_optimizer
+from atoll.task.context import Context, contextual
+from atoll.task.errors import TaskBroken
+from atoll.task.local import Local, load_local_optimizer
 
 TRIAL_SHAPES = ((6, 4), (6,))
 TRIAL_REPEATS = 50

@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from atoll.aggregation.tensors.layout import BESIDE, Layout, Tensor, in_order
-from atoll.parallel.adapters.peft_models import adapter_faults
-from atoll.parallel.compiled import in_place
-from atoll.parallel.local_training.as_built import AsBuilt
-from atoll.parallel.local_training.frozen import frozen_of, keep_frozen, load_base
-from atoll.parallel.task.arrays import ALLOWED, Arrays, check_finite, check_like
-from atoll.parallel.task.base import TRAINED
-from atoll.parallel.task.context import Context, context_of, within
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.randomness import seeded
+from atoll.task.arrays import ALLOWED, Arrays, check_finite, check_like
+from atoll.task.base import TRAINED
+from atoll.task.context import Context, context_of, within
+from atoll.task.errors import TaskBroken
+from atoll.task.randomness import seeded
+from atoll.tensors.layout import BESIDE, Layout, Tensor, in_order
+from atoll.training.base.peft_models import adapter_faults
+from atoll.training.local.as_built import AsBuilt
+from atoll.training.local.compiled import in_place
+from atoll.training.local.frozen import frozen_of, keep_frozen, load_base
 
 if TYPE_CHECKING:
-    from atoll.parallel.task.task import Task
+    from atoll.task.task import Task
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)

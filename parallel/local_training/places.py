@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from atoll.parallel.dtensor import is_dtensor
+from atoll.training.optimizers.dtensor import is_dtensor
 
 if TYPE_CHECKING or "torch" in sys.modules:
     import torch

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.parallel.task.context import Contextual
+from atoll.task.context import Contextual
 
 NUMBERS_MAX = 1 << 20
 """The number of elements of an object's tensors up to which it is copied; a larger loss holds a model."""

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.local_training.batches import row_at
-from atoll.parallel.local_training.trees import children
-from atoll.parallel.task.collated import Collated
+from atoll.ground.printable import count_of
+from atoll.task.collated import Collated
+from atoll.training.local.batches import row_at
+from atoll.training.local.trees import children
 
 LISTED_MAX = 4
 """Parts of a tree that a sentence names."""

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.local_training.trees import children, is_record, leaves, with_children
-from atoll.parallel.task.errors import TaskBroken
+from atoll.ground.printable import count_of
+from atoll.task.errors import TaskBroken
+from atoll.training.local.trees import children, is_record, leaves, with_children
 
 Rows = slice | torch.Tensor
 """Consecutive examples, or the indices (m,) int64 of some."""

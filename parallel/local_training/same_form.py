@@ -7,8 +7,8 @@ values at other sites. A saved buffer that is registered late does not travel, a
 import torch
 from torch import nn
 
-from atoll.parallel.local_training.unit_check import is_due
-from atoll.parallel.task.errors import TaskBroken
+from atoll.task.errors import TaskBroken
+from atoll.training.local.unit_check import is_due
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.tensors.layout import BESIDE, CONTROL, OPTIMIZER, STATE
-from atoll.parallel.task.arrays import Arrays, check_finite
+from atoll.task.arrays import Arrays, check_finite
+from atoll.tensors.layout import BESIDE, CONTROL, OPTIMIZER, STATE
 
 
 class ControlVariates:

@@ -6,30 +6,30 @@ from typing import Any
 
 import torch
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.local_training.batches import to_device
-from atoll.parallel.local_training.client import TrainingClient
-from atoll.parallel.local_training.draws import Fetch, drawing, held_by, seed_held
-from atoll.parallel.local_training.fednova import Normalizer
-from atoll.parallel.local_training.kept_optimizer import KeptOptimizer
-from atoll.parallel.local_training.local_order import draw_order
-from atoll.parallel.local_training.lone_row import lone_row_refused
-from atoll.parallel.local_training.one_loss import one_loss
-from atoll.parallel.local_training.own_optimizer import own_optimizer
-from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, trained_by_name, update_of
-from atoll.parallel.local_training.same_form import SameForm
-from atoll.parallel.local_training.scaffold import ControlVariates
-from atoll.parallel.local_training.trees import map_tensors
-from atoll.parallel.local_training.unit_check import check_of
-from atoll.parallel.local_training.units import units_of
-from atoll.parallel.optimizers.make import decay_groups
-from atoll.parallel.task.array_task import is_work
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import OutOfTime, TaskBroken
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.metrics import Statistics, add, as_statistics, of_batch
-from atoll.parallel.task.randomness import seed_everything, seeded
-from atoll.parallel.task.task import Task
+from atoll.ground.printable import count_of
+from atoll.task.array_task import is_work
+from atoll.task.deadline import Deadline
+from atoll.task.errors import OutOfTime, TaskBroken
+from atoll.task.local import Local
+from atoll.task.metrics import Statistics, add, as_statistics, of_batch
+from atoll.task.randomness import seed_everything, seeded
+from atoll.task.task import Task
+from atoll.training.local.batches import to_device
+from atoll.training.local.client import TrainingClient
+from atoll.training.local.draws import Fetch, drawing, held_by, seed_held
+from atoll.training.local.fednova import Normalizer
+from atoll.training.local.kept_optimizer import KeptOptimizer
+from atoll.training.local.local_order import draw_order
+from atoll.training.local.lone_row import lone_row_refused
+from atoll.training.local.one_loss import one_loss
+from atoll.training.local.own_optimizer import own_optimizer
+from atoll.training.local.parameters import initial_parameters, load_parameters, trained_by_name, update_of
+from atoll.training.local.same_form import SameForm
+from atoll.training.local.scaffold import ControlVariates
+from atoll.training.local.trees import map_tensors
+from atoll.training.local.unit_check import check_of
+from atoll.training.local.units import units_of
+from atoll.training.optimizers.make import decay_groups
 
 __all__ = [
     "Work",

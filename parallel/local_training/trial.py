@@ -23,22 +23,22 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.local_training.as_built import AsBuilt
-from atoll.parallel.local_training.batches import to_device
-from atoll.parallel.local_training.draws import drawing, is_fixed
-from atoll.parallel.local_training.lone_row import lone_row_refused
-from atoll.parallel.local_training.one_loss import one_loss
-from atoll.parallel.local_training.parameters import bare_model, model_on_meta, training_faults
-from atoll.parallel.local_training.row_forms import form_of, kind_of
-from atoll.parallel.local_training.trees import map_tensors, tensors
-from atoll.parallel.local_training.units import units_of
-from atoll.parallel.task.context import Context, within
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.metrics import SUMS_MAX, Metric, Tried, contract_fault, different_lengths, tried
-from atoll.parallel.task.randomness import generators_kept, seeded
-from atoll.parallel.task.task import Task
-from atoll.parallel.task.told import logger
+from atoll.ground.printable import count_of
+from atoll.task.context import Context, within
+from atoll.task.errors import TaskBroken
+from atoll.task.metrics import SUMS_MAX, Metric, Tried, contract_fault, different_lengths, tried
+from atoll.task.randomness import generators_kept, seeded
+from atoll.task.task import Task
+from atoll.task.told import logger
+from atoll.training.local.as_built import AsBuilt
+from atoll.training.local.batches import to_device
+from atoll.training.local.draws import drawing, is_fixed
+from atoll.training.local.lone_row import lone_row_refused
+from atoll.training.local.one_loss import one_loss
+from atoll.training.local.parameters import bare_model, model_on_meta, training_faults
+from atoll.training.local.row_forms import form_of, kind_of
+from atoll.training.local.trees import map_tensors, tensors
+from atoll.training.local.units import units_of
 
 SMALL = 30_000_000
 """Number of parameters up to which a real pass is made; a larger model is one on `meta`, without memory."""

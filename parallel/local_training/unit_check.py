@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from atoll.parallel.dtensor import is_dtensor
-from atoll.parallel.local_training.one_loss import one_loss
-from atoll.parallel.local_training.repeatable import repeatable
-from atoll.parallel.local_training.rows import Cut, Division, Undivided, lists_in
-from atoll.parallel.local_training.trees import map_tensors, tensors
-from atoll.parallel.local_training.units import Units, units_in, units_of
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.randomness import generators_kept
-from atoll.parallel.task.task import Task
+from atoll.task.errors import TaskBroken
+from atoll.task.randomness import generators_kept
+from atoll.task.task import Task
+from atoll.training.local.one_loss import one_loss
+from atoll.training.local.repeatable import repeatable
+from atoll.training.local.rows import Cut, Division, Undivided, lists_in
+from atoll.training.local.trees import map_tensors, tensors
+from atoll.training.local.units import Units, units_in, units_of
+from atoll.training.optimizers.dtensor import is_dtensor
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.weight import as_weight
-from atoll.parallel.local_training.trees import tensors
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.task import Task
+from atoll.ground.printable import count_of
+from atoll.task.errors import TaskBroken
+from atoll.task.task import Task
+from atoll.tensors.updates.weight import as_weight
+from atoll.training.local.trees import tensors
 
 IGNORED = -100
 """The target that the loss leaves out: `ignore_index` of `torch.nn.functional.cross_entropy`."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.tensors.layout import BESIDE
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.errors import TaskMismatch
+from atoll.task.arrays import Arrays
+from atoll.task.errors import TaskMismatch
+from atoll.tensors.layout import BESIDE
 
 NAMES_MAX = 8
 """The tensors that a fault lists."""
@@ -65,7 +65,7 @@ def start_model(model: Any, start: Start) -> str:
         StartRefused: the file does not fit, or is no safetensors file; the model is unchanged.
         OSError: its disk fails.
     """
-    from atoll.parallel.local_training.parameters import aliases_of, load_parameters, parameters_of
+    from atoll.training.local.parameters import aliases_of, load_parameters, parameters_of
 
     found = started(parameters_of(model), aliases_of(model), start)
     load_parameters(model, found.arrays)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from atoll.parallel.optimizers.layerwise import Block, LayerwiseOptimizer, check_ranges, norms_by_block
+from atoll.training.optimizers.layerwise import Block, LayerwiseOptimizer, check_ranges, norms_by_block
 
 
 class LARC(LayerwiseOptimizer):

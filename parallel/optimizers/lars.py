@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from atoll.parallel.optimizers.layerwise import Block, LayerwiseOptimizer, check_ranges, norms_by_block, ratio_or_one
+from atoll.training.optimizers.layerwise import Block, LayerwiseOptimizer, check_ranges, norms_by_block, ratio_or_one
 
 
 class LARS(LayerwiseOptimizer):

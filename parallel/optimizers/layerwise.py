@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from atoll.parallel.dtensor import is_dtensor
-from atoll.parallel.optimizers.norms import local, norms_of_shards
+from atoll.training.optimizers.dtensor import is_dtensor
+from atoll.training.optimizers.norms import local, norms_of_shards
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.dtensor import is_dtensor
-from atoll.parallel.optimizers.lamb import LAMB
-from atoll.parallel.optimizers.larc import LARC
-from atoll.parallel.optimizers.lars import LARS
-from atoll.parallel.optimizers.novograd import NovoGrad
-from atoll.parallel.optimizers.options import OptimizerConfig
+from atoll.ground.printable import count_of
+from atoll.training.optimizers.dtensor import is_dtensor
+from atoll.training.optimizers.lamb import LAMB
+from atoll.training.optimizers.larc import LARC
+from atoll.training.optimizers.lars import LARS
+from atoll.training.optimizers.novograd import NovoGrad
+from atoll.training.optimizers.options import OptimizerConfig
 
 LAYERWISE: dict[str, Any] = {"lars": LARS, "larc": LARC, "lamb": LAMB, "novograd": NovoGrad}
 FUSED_ON_SHARDS = ("adam", "adamw")

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from atoll.parallel.dtensor import is_dtensor
+from atoll.training.optimizers.dtensor import is_dtensor
 
 
 def local(tensor: Tensor) -> Tensor:

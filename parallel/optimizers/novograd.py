@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.parallel.optimizers.layerwise import Block, LayerwiseOptimizer, check_ranges, norms_by_block
+from atoll.training.optimizers.layerwise import Block, LayerwiseOptimizer, check_ranges, norms_by_block
 
 
 class NovoGrad(LayerwiseOptimizer):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from atoll.aggregation.printable import count_of, printable_size
+from atoll.ground.printable import count_of, printable_size
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.planner.accounting import TRAFFIC
 from atoll.parallel.planner.candidate import Candidate

@@ -23,7 +23,7 @@ from flwr.server import strategy as before_121
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
-from atoll.parallel.programs.flower_replies import UNREADABLE, values_of
+from atoll.flower.hosted.replies import UNREADABLE, values_of
 
 FAILED = 2
 """Flower's code of an app that raised."""

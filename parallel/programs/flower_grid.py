@@ -14,15 +14,15 @@ from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid as FlowerGridBase
 from flwr.supercore.run import Run
 
-from atoll.parallel.flower.client_host import code_of
-from atoll.parallel.flower.records import to_content
-from atoll.parallel.flower.secret_noise import NoisyContext, flower_noise
-from atoll.parallel.programs.flower_fitting import FAILED, only_fitting
-from atoll.parallel.programs.flower_replies import records_of
-from atoll.parallel.programs.grid import TTL_S, Grid, Outgoing, Reply
-from atoll.parallel.programs.link import LATE
-from atoll.parallel.task.content import Content
-from atoll.parallel.task.flower_app import SERVER, UNNUMBERED, node_id
+from atoll.flower.app import SERVER, UNNUMBERED, node_id
+from atoll.flower.client_host import code_of
+from atoll.flower.hosted.fitting import FAILED, only_fitting
+from atoll.flower.hosted.replies import records_of
+from atoll.flower.records import to_content
+from atoll.flower.secret_noise import NoisyContext, flower_noise
+from atoll.task.content import Content
+from atoll.task.programs.grid import TTL_S, Grid, Outgoing, Reply
+from atoll.task.programs.link import LATE
 
 NO_MESSAGE, UNAVAILABLE = 3, 5
 """Flower's codes of a message whose time to live is over, and of a node that is away."""

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, RecordDict
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.flower.records import from_content
-from atoll.parallel.programs.grid import Reply
-from atoll.parallel.task.content import Content
+from atoll.flower.records import from_content
+from atoll.ground.printable import count_of
+from atoll.task.content import Content
+from atoll.task.programs.grid import Reply
 
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 NUMPY = "numpy.ndarray"

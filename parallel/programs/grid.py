@@ -24,17 +24,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atoll.aggregation.folders import sync_folder
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Piece, Tensor, in_order
-from atoll.aggregation.tensors.pieces import piece_bytes_of
-from atoll.parallel.programs.link import Link
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.content import Content, from_tensors, is_encodable, tensor_name, to_tensors
-from atoll.parallel.task.noise import Noise, noise_of
+from atoll.ground.folders import sync_folder
+from atoll.task.arrays import Arrays
+from atoll.task.content import Content, from_tensors, is_encodable, tensor_name, to_tensors
+from atoll.task.noise import Noise, noise_of
+from atoll.task.programs.link import Link
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Piece, Tensor, in_order
+from atoll.tensors.pieces import piece_bytes_of
 
 if TYPE_CHECKING:
-    from atoll.aggregation.noise.generator import SecretGenerator
+    from atoll.ground.noise.generator import SecretGenerator
 
 TTL_S = 43200.0
 """Time in which a reply is of use, unless the message has its own [s]."""

@@ -1,4 +1,4 @@
-"""The process of a server program: `python -m atoll.parallel.programs.main FD`, the descriptor of its socket.
+"""The process of a server program: `python -m atoll.task.programs.main FD`, the descriptor of its socket.
 
 The coordinator's first line names the program, `module:function`, `path/to/file.py:function` or a Flower app, and the
 seed of its generators. The process calls it with its grid, and tells how it has ended:
@@ -17,15 +17,15 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
-from atoll.parallel.exit_functions import run_exit_functions
-from atoll.parallel.heap import keep_freed_blocks
-from atoll.parallel.log_streams import write_to_log
-from atoll.parallel.programs.grid import Grid
-from atoll.parallel.programs.link import Link
-from atoll.parallel.task.flower_app import is_app, read_app
-from atoll.parallel.task.noise import Noise
-from atoll.parallel.task.randomness import seed_everything
-from atoll.parallel.task.reference import load_module, split
+from atoll.flower.app import is_app, read_app
+from atoll.ground.process.exit_functions import run_exit_functions
+from atoll.ground.process.heap import keep_freed_blocks
+from atoll.ground.process.log_streams import write_to_log
+from atoll.task.noise import Noise
+from atoll.task.programs.grid import Grid
+from atoll.task.programs.link import Link
+from atoll.task.randomness import seed_everything
+from atoll.task.reference import load_module, split
 
 DETAIL_MAX = 2000
 
@@ -64,9 +64,9 @@ def load(reference: str, options: Mapping[str, Any]) -> Callable[[Grid], Any]:
         Exception: any error that its module raises.
     """
     if is_app(reference):
-        from atoll.parallel.flower.secret_noise import flower_noise  # imports flwr
-        from atoll.parallel.flower.server_host import server_app_of
-        from atoll.parallel.programs.flower_grid import as_program
+        from atoll.flower.hosted.grid import as_program
+        from atoll.flower.secret_noise import flower_noise  # imports flwr
+        from atoll.flower.server_host import server_app_of
 
         flower_noise().load()
         app = read_app(reference)
@@ -74,7 +74,7 @@ def load(reference: str, options: Mapping[str, Any]) -> Callable[[Grid], Any]:
     place, attribute = split(reference)
     found = getattr(load_module(reference), attribute, None)
     if type(found).__module__.startswith("flwr.") and type(found).__name__ == "ServerApp":
-        from atoll.parallel.programs.flower_grid import as_program
+        from atoll.flower.hosted.grid import as_program
 
         return as_program(found, options)
     if not callable(found):

@@ -14,10 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.local_training.batches import fetcher
-from atoll.parallel.statistics.own import EXAMPLES, own_parts
-from atoll.parallel.statistics.parts import (
+from atoll.ground.printable import count_of
+from atoll.task.collated import Collated
+from atoll.task.deadline import Deadline
+from atoll.task.errors import OutOfTime, TaskBroken
+from atoll.task.randomness import DATA_SEED, seeded
+from atoll.task.task import Task
+from atoll.training.local.batches import fetcher
+from atoll.training.statistics.own import EXAMPLES, own_parts
+from atoll.training.statistics.parts import (
     FEATURES_MAX,
     LABELS_MAX,
     NAME_LETTERS_MAX,
@@ -28,12 +33,7 @@ from atoll.parallel.statistics.parts import (
     SiteStatistics,
     count,
 )
-from atoll.parallel.statistics.sums import ColumnSums, Floats
-from atoll.parallel.task.collated import Collated
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import OutOfTime, TaskBroken
-from atoll.parallel.task.randomness import DATA_SEED, seeded
-from atoll.parallel.task.task import Task
+from atoll.training.statistics.sums import ColumnSums, Floats
 
 BLOCK_NUMBERS, BLOCK_ROWS = 2**20, 2**13
 """Most numbers and most rows that are read at once."""

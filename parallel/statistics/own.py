@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.statistics.parts import (
+from atoll.ground.printable import count_of
+from atoll.task.errors import TaskBroken
+from atoll.task.statistic import Statistic
+from atoll.training.statistics.parts import (
     MERGES,
     NAME_LETTERS_MAX,
     NUMBERS_MAX,
@@ -19,8 +21,6 @@ from atoll.parallel.statistics.parts import (
     SiteStatistics,
     count,
 )
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.statistic import Statistic
 
 EXAMPLES = "examples"
 """The name of a count that is the number of examples of the split."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from atoll.parallel.statistics.exact import rounded, text_of
+from atoll.training.statistics.exact import rounded, text_of
 
 Place = tuple[str, str, str]
 """Split, group and name; the name may be empty."""

@@ -8,8 +8,8 @@ Importing this file does not import torch.
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from atoll.parallel.task.context import Context
-from atoll.parallel.task.local import Local
+from atoll.task.context import Context
+from atoll.task.local import Local
 
 if TYPE_CHECKING:
     import torch

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from atoll.aggregation.weight import as_weight
-from atoll.parallel.task.context import Context
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.metrics import Statistics, as_statistics
+from atoll.task.context import Context
+from atoll.task.deadline import Deadline
+from atoll.task.metrics import Statistics, as_statistics
+from atoll.tensors.updates.weight import as_weight
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.context import context_of, contextual
-from atoll.parallel.task.given import value_faults, with_tables, with_values
-from atoll.parallel.task.overrides import check_all
-from atoll.parallel.task.task import Task
+from atoll.task.array_task import ArrayTask, Instructions, Trained
+from atoll.task.arrays import Arrays
+from atoll.task.context import context_of, contextual
+from atoll.task.given import value_faults, with_tables, with_values
+from atoll.task.overrides import check_all
+from atoll.task.task import Task
 
 
 class Valued:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.tensors.layout import Layout, Tensor, in_order
-from atoll.parallel.task.errors import NotFinite, TaskBroken, TaskMismatch
+from atoll.task.errors import NotFinite, TaskBroken, TaskMismatch
+from atoll.tensors.layout import Layout, Tensor, in_order
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

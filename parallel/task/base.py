@@ -6,8 +6,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from atoll.parallel.task.context import Context
-from atoll.parallel.task.errors import TaskBroken
+from atoll.task.context import Context
+from atoll.task.errors import TaskBroken
 
 ALL, TRAINED = "all", "trained"
 

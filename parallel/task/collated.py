@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.parallel.task.errors import TaskBroken
+from atoll.task.errors import TaskBroken
 
 ALLOWED = "allowed: a map-style dataset"
 ROWS_MAX = 1 << 30

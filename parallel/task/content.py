@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.errors import TaskBroken
+from atoll.ground.printable import count_of
+from atoll.task.arrays import Arrays
+from atoll.task.errors import TaskBroken
 
 HEADER = "000000"
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.noise import Noise
+from atoll.task.deadline import Deadline
+from atoll.task.noise import Noise
 
 if TYPE_CHECKING:
-    from atoll.aggregation.noise.generator import SecretGenerator
+    from atoll.ground.noise.generator import SecretGenerator
 
 NAME = "context"
 """The name of the parameter."""

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.folders import in_words
-from atoll.parallel.task.errors import TaskNotFound
+from atoll.ground.folders import in_words
+from atoll.task.errors import TaskNotFound
 
 PROJECT, ATTRIBUTE = "pyproject.toml", "app"
 PREFIX = "flower:"

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.overrides import OverridesRefused, fits, read_value, types_of, words
-from atoll.parallel.task.round_schedule import RoundSchedule, read_schedule
+from atoll.task.local import Local
+from atoll.task.overrides import OverridesRefused, fits, read_value, types_of, words
+from atoll.task.round_schedule import RoundSchedule, read_schedule
 
 OPTION = "task."
 """The beginning of the keys that are options of the task."""

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.aggregation.entry_points import NAME, declared
-from atoll.parallel.task.overrides import overridden, type_faults
+from atoll.ground.entry_points import NAME, declared
+from atoll.task.overrides import overridden, type_faults
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 

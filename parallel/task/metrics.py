@@ -13,9 +13,9 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any, NamedTuple
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.told import logger
+from atoll.ground.printable import count_of
+from atoll.task.errors import TaskBroken
+from atoll.task.told import logger
 
 Statistics = dict[str, tuple[float, ...]]
 """Sums by the name of the metric; an empty tuple in place of sums that were refused (`only_finite`)."""

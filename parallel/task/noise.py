@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from atoll.aggregation.noise.key import BYTES, key_of
+from atoll.ground.noise.key import BYTES, key_of
 
 if TYPE_CHECKING:
-    from atoll.aggregation.noise.generator import SecretGenerator
+    from atoll.ground.noise.generator import SecretGenerator
 
 FIELD = "noise"
 """The field of a request with the key, in hexadecimal digits."""
@@ -61,7 +61,7 @@ class Noise:
             ModuleNotFoundError: `cryptography` is not installed here.
         """
         if self._generator is None:
-            from atoll.aggregation.noise.generator import SecretGenerator  # imports numpy
+            from atoll.ground.noise.generator import SecretGenerator  # imports numpy
 
             if self._key is None:
                 Noise.on_public()

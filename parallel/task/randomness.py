@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atoll.parallel.task.collated import check_form
-from atoll.parallel.task.context import context_of, within
-from atoll.parallel.task.noise import Noise
+from atoll.task.collated import check_form
+from atoll.task.context import context_of, within
+from atoll.task.noise import Noise
 
 if TYPE_CHECKING:
-    from atoll.aggregation.noise.generator import SecretGenerator
-    from atoll.parallel.task.task import Task
+    from atoll.ground.noise.generator import SecretGenerator
+    from atoll.task.task import Task
 
 DATA_SEED = 0
 """The seed with which every data set is read: a random split of common data is then the same for all sites, splits,

@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 
-from atoll.aggregation.text_files import wide_encoding
-from atoll.parallel.task.children import let_children_find
+from atoll.ground.text_files import wide_encoding
+from atoll.task.children import let_children_find
 
 _loading: ContextVar[str] = ContextVar("_loading", default="")
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from atoll.parallel.task.overrides import OverridesRefused, type_faults
+from atoll.task.overrides import OverridesRefused, type_faults
 
 FIELDS = {
     "cosine": ("start", "end", "rounds", "warmup"),

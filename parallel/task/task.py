@@ -5,21 +5,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from atoll.parallel.loading import loading
-from atoll.parallel.task.algorithm import Algorithm, algorithm_faults
-from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
-from atoll.parallel.task.base import Base, travelling_faults
-from atoll.parallel.task.collated import CollatedData
-from atoll.parallel.task.context import Context, context_of, contextual
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.eager import step_without_compiler
-from atoll.parallel.task.errors import TaskNotFound
-from atoll.parallel.task.flower_app import is_app, read_app
-from atoll.parallel.task.given import Plain, value_faults, with_tables, with_values
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.metrics import METRICS_MAX, Metric, is_name, name_fault
-from atoll.parallel.task.overrides import OverridesRefused
-from atoll.parallel.task.reference import ReferenceNotFound, is_file, load_module, split
+from atoll.flower.app import is_app, read_app
+from atoll.ground.process.loading import loading
+from atoll.task.algorithm import Algorithm, algorithm_faults
+from atoll.task.array_task import ArrayTask, Instructions, Trained
+from atoll.task.base import Base, travelling_faults
+from atoll.task.collated import CollatedData
+from atoll.task.context import Context, context_of, contextual
+from atoll.task.deadline import Deadline
+from atoll.task.eager import step_without_compiler
+from atoll.task.errors import TaskNotFound
+from atoll.task.given import Plain, value_faults, with_tables, with_values
+from atoll.task.local import Local
+from atoll.task.metrics import METRICS_MAX, Metric, is_name, name_fault
+from atoll.task.overrides import OverridesRefused
+from atoll.task.reference import ReferenceNotFound, is_file, load_module, split
 
 if TYPE_CHECKING:
     import torch

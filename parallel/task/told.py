@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 logger = logging.getLogger("atoll.site")
 """Says a sentence to the site, in a worker process; elsewhere to the log."""

@@ -12,14 +12,14 @@ from atoll.parallel.data.loader import Loader
 from atoll.parallel.data.order import Order
 from atoll.parallel.engine.passes import casting
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.local_training.draws import Steady
-from atoll.parallel.local_training.row_forms import kind_of
-from atoll.parallel.local_training.trial import Rows, sites_by_kind, try_batches
-from atoll.parallel.task.context import context_of
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.randomness import data_of, server_data_of
-from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.evaluation import readable
+from atoll.task.context import context_of
+from atoll.task.errors import TaskBroken
+from atoll.task.randomness import data_of, server_data_of
+from atoll.task.task import Task
+from atoll.training.local.draws import Steady
+from atoll.training.local.row_forms import kind_of
+from atoll.training.local.trial import Rows, sites_by_kind, try_batches
 
 NAMES_MAX = 4
 """Sites that a sentence names."""

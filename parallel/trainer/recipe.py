@@ -6,10 +6,10 @@ from typing import Any, cast
 
 from atoll.parallel.data.division import Last, Sampling
 from atoll.parallel.data.order import Order
-from atoll.parallel.optimizers.options import OPTIONS, OptimizerConfig
-from atoll.parallel.optimizers.schedule import Schedule, scaled_lr
-from atoll.parallel.task.local import Local
 from atoll.parallel.trainer.config import TrainConfig
+from atoll.task.local import Local
+from atoll.training.optimizers.options import OPTIONS, OptimizerConfig
+from atoll.training.optimizers.schedule import Schedule, scaled_lr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

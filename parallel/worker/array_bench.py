@@ -3,27 +3,27 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from atoll.aggregation.tensors.layout import BESIDE
-from atoll.parallel.local_training.algorithms import CONCATENATE, check_algorithm
-from atoll.parallel.local_training.warm_start import Aliases
-from atoll.parallel.statistics.own import cannot_give, of_array_task
-from atoll.parallel.statistics.parts import SiteStatistics
-from atoll.parallel.task.array_task import ArrayTask, Instructions, checked
-from atoll.parallel.task.array_values import valued
-from atoll.parallel.task.arrays import Arrays, check_finite, check_grows, check_like, check_rows_like, layout_of
-from atoll.parallel.task.content import Content
-from atoll.parallel.task.context import Context, context_of, within
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken
-from atoll.parallel.task.given import Given
-from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
-from atoll.parallel.task.noise import noise_of_job
-from atoll.parallel.task.overrides import check_all
-from atoll.parallel.task.randomness import DATA_SEED, seed_everything, seeded
-from atoll.parallel.worker.bench import PROCESS, AllTravels, Measures, MessageAnswer, Outcome, Received, only_declared
+from atoll.task.array_task import ArrayTask, Instructions, checked
+from atoll.task.array_values import valued
+from atoll.task.arrays import Arrays, check_finite, check_grows, check_like, check_rows_like, layout_of
+from atoll.task.content import Content
+from atoll.task.context import Context, context_of, within
+from atoll.task.deadline import Deadline
+from atoll.task.errors import NotFinite, OutOfTime, TaskBroken
+from atoll.task.given import Given
+from atoll.task.metrics import Metrics, Statistics, as_statistics
+from atoll.task.noise import noise_of_job
+from atoll.task.overrides import check_all
+from atoll.task.randomness import DATA_SEED, seed_everything, seeded
+from atoll.tensors.layout import BESIDE
+from atoll.training.local.algorithms import CONCATENATE, check_algorithm
+from atoll.training.statistics.own import cannot_give, of_array_task
+from atoll.training.statistics.parts import SiteStatistics
+from atoll.training.worker.bench import PROCESS, AllTravels, Measures, MessageAnswer, Outcome, Received, only_declared
+from atoll.training.worker.warm_start import Aliases
 
 if TYPE_CHECKING:
-    from atoll.parallel.local_training.left_behind import Kept
+    from atoll.training.worker.left_behind import Kept
 
 
 class ArrayBench(AllTravels):
@@ -166,6 +166,6 @@ class ArrayBench(AllTravels):
 
 
 def _kept_by(task: ArrayTask) -> "Kept":
-    from atoll.parallel.local_training import left_behind  # after the task: knows torch if that has imported it
+    from atoll.training.worker import left_behind  # after the task: knows torch if that has imported it
 
     return left_behind.Kept({"": task})

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from atoll.parallel.local_training.warm_start import Aliases
-from atoll.parallel.statistics.parts import SiteStatistics
-from atoll.parallel.task.array_task import Trained
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.content import Content
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.metrics import Metrics, Statistics
+from atoll.task.array_task import Trained
+from atoll.task.arrays import Arrays
+from atoll.task.content import Content
+from atoll.task.deadline import Deadline
+from atoll.task.errors import TaskBroken
+from atoll.task.metrics import Metrics, Statistics
+from atoll.training.statistics.parts import SiteStatistics
+from atoll.training.worker.warm_start import Aliases
 
 Json = dict[str, Any]
 

@@ -11,26 +11,26 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
 
-from atoll.parallel.flower.client_host import ClientHost, Envelope, config_record
-from atoll.parallel.flower.measured import Measured
-from atoll.parallel.flower.records import arrays_of, from_content, in_app, record_of, to_content, travelling
-from atoll.parallel.flower.secret_noise import flower_noise
-from atoll.parallel.flower.server_host import HOSTED, NotNative, ServerHost
-from atoll.parallel.flower.strategies import Native, native
-from atoll.parallel.flower.terms import Terms
-from atoll.parallel.local_training.warm_start import Aliases
-from atoll.parallel.statistics.parts import SiteStatistics
-from atoll.parallel.task.array_task import Trained, checked
-from atoll.parallel.task.arrays import Arrays, check_finite, check_like, layout_of
-from atoll.parallel.task.content import Content, from_tensors, to_tensors
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import OutOfTime, TaskBroken, TaskMismatch
-from atoll.parallel.task.flower_app import UNNUMBERED, FlowerApp
-from atoll.parallel.task.given import Given
-from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
-from atoll.parallel.task.noise import Noise, noise_of, noise_of_job
-from atoll.parallel.task.randomness import generators_kept, seed_everything
-from atoll.parallel.worker.bench import AllTravels, Measures, MessageAnswer, Outcome, Received
+from atoll.flower.app import UNNUMBERED, FlowerApp
+from atoll.flower.client_host import ClientHost, Envelope, config_record
+from atoll.flower.measured import Measured
+from atoll.flower.native.strategies import Native, native
+from atoll.flower.native.terms import Terms
+from atoll.flower.records import arrays_of, from_content, in_app, record_of, to_content, travelling
+from atoll.flower.secret_noise import flower_noise
+from atoll.flower.server_host import HOSTED, NotNative, ServerHost
+from atoll.task.array_task import Trained, checked
+from atoll.task.arrays import Arrays, check_finite, check_like, layout_of
+from atoll.task.content import Content, from_tensors, to_tensors
+from atoll.task.deadline import Deadline
+from atoll.task.errors import OutOfTime, TaskBroken, TaskMismatch
+from atoll.task.given import Given
+from atoll.task.metrics import Metrics, Statistics, as_statistics
+from atoll.task.noise import Noise, noise_of, noise_of_job
+from atoll.task.randomness import generators_kept, seed_everything
+from atoll.training.statistics.parts import SiteStatistics
+from atoll.training.worker.bench import AllTravels, Measures, MessageAnswer, Outcome, Received
+from atoll.training.worker.warm_start import Aliases
 
 EMPTY, NUMBER = "[0:0]", "[]"
 """The endings of the names of an empty list of metrics, and of a number whose own name ends as those of lists do."""

@@ -4,18 +4,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.parallel.task.array_task import Instructions, Trained
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.flower_app import FlowerApp
-from atoll.parallel.task.given import OPTION
-from atoll.parallel.task.overrides import OverridesRefused
+from atoll.flower.app import FlowerApp
+from atoll.task.array_task import Instructions, Trained
+from atoll.task.arrays import Arrays
+from atoll.task.errors import TaskBroken
+from atoll.task.given import OPTION
+from atoll.task.overrides import OverridesRefused
 
 NODES = 10
 """The number of clients on one machine, where neither the project nor the operator states one."""
 
 if TYPE_CHECKING:
-    from atoll.parallel.worker.flower_bench import ClientBench, MainBench
+    from atoll.flower.bench import ClientBench, MainBench
 
 
 class FlowerTask:
@@ -76,7 +76,7 @@ class FlowerTask:
 
     def bench(self, request: Mapping[str, Any]) -> "ClientBench | MainBench":
         """Return the bench of a request's site; without a site the one bench in which `main()` runs."""
-        from atoll.parallel.worker.flower_bench import ClientBench, MainBench
+        from atoll.flower.bench import ClientBench, MainBench
 
         site = request.get("site")
         if site is None and self._server is not None:

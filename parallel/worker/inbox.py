@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.parallel.task.deadline import Deadline
+from atoll.task.deadline import Deadline
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The worker process: `python -m atoll.parallel.worker.main`. Requests and answers are JSON objects, one a line.
+"""The worker process: `python -m atoll.training.worker.main`. Requests and answers are JSON objects, one a line.
 
     main thread     one request after another, in the order of their arrival
     reader thread   stdin: queues requests; obeys `stop` and `extend` at once, also while the main thread trains;
@@ -50,12 +50,12 @@ import threading
 import time
 import traceback
 
-from atoll.parallel.heap import keep_freed_blocks
-from atoll.parallel.loading import keep_modules
-from atoll.parallel.log_streams import write_to_log
-from atoll.parallel.task.json_text import to_json
-from atoll.parallel.worker.inbox import Inbox
-from atoll.parallel.worker.operations import Operations
+from atoll.ground.process.heap import keep_freed_blocks
+from atoll.ground.process.loading import keep_modules
+from atoll.ground.process.log_streams import write_to_log
+from atoll.task.json_text import to_json
+from atoll.training.worker.inbox import Inbox
+from atoll.training.worker.operations import Operations
 
 
 def read_until_the_end(inbox: Inbox, requests_fd: int) -> None:

@@ -9,19 +9,27 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import CONTROL, SHARED, STATE, Tensor, in_order
-from atoll.parallel.adapters.loading import tensors_of
-from atoll.parallel.adapters.peft_models import adapter_of, note_of
-from atoll.parallel.local_training.algorithms import check_training
-from atoll.parallel.local_training.as_built import AsBuilt
-from atoll.parallel.local_training.client import TrainingClient, first_shared, tensors_with
-from atoll.parallel.local_training.draws import drawing
-from atoll.parallel.local_training.frozen import Unchanged, frozen_digest, frozen_tensors
-from atoll.parallel.local_training.kept_optimizer import KeptOptimizer
-from atoll.parallel.local_training.left_behind import LeftBehind, restored
-from atoll.parallel.local_training.local_layers import names_that_stay
-from atoll.parallel.local_training.parameters import (
+from atoll.task.array_task import Trained
+from atoll.task.arrays import Arrays, check_like
+from atoll.task.context import Context, context_of, within
+from atoll.task.deadline import Deadline
+from atoll.task.errors import TaskBroken, TaskMismatch
+from atoll.task.local import Local
+from atoll.task.metrics import Metrics, Statistics
+from atoll.task.randomness import repeat_on
+from atoll.task.task import Task
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import CONTROL, SHARED, STATE, Tensor, in_order
+from atoll.training.base.loading import tensors_of
+from atoll.training.base.peft_models import adapter_of, note_of
+from atoll.training.local.algorithms import check_training
+from atoll.training.local.as_built import AsBuilt
+from atoll.training.local.client import TrainingClient, first_shared, tensors_with
+from atoll.training.local.draws import drawing
+from atoll.training.local.frozen import Unchanged, frozen_digest, frozen_tensors
+from atoll.training.local.kept_optimizer import KeptOptimizer
+from atoll.training.local.local_layers import names_that_stay
+from atoll.training.local.parameters import (
     aliases_of,
     buffers_of,
     build_model,
@@ -33,21 +41,13 @@ from atoll.parallel.local_training.parameters import (
     trained_by_name,
     update_of,
 )
-from atoll.parallel.local_training.scaffold import ControlVariates, split
-from atoll.parallel.local_training.training import evaluate, make_optimizer, train_locally
-from atoll.parallel.local_training.warm_start import Aliases
-from atoll.parallel.statistics.parts import SiteStatistics
-from atoll.parallel.task.array_task import Trained
-from atoll.parallel.task.arrays import Arrays, check_like
-from atoll.parallel.task.context import Context, context_of, within
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import TaskBroken, TaskMismatch
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.metrics import Metrics, Statistics
-from atoll.parallel.task.randomness import repeat_on
-from atoll.parallel.task.task import Task
-from atoll.parallel.worker.bench import ONE_JOB, PROCESS, Json, Measures, Outcome, Received
-from atoll.parallel.worker.site_task import SiteTask, device_of, model_seed
+from atoll.training.local.scaffold import ControlVariates, split
+from atoll.training.local.training import evaluate, make_optimizer, train_locally
+from atoll.training.statistics.parts import SiteStatistics
+from atoll.training.worker.bench import ONE_JOB, PROCESS, Json, Measures, Outcome, Received
+from atoll.training.worker.left_behind import LeftBehind, restored
+from atoll.training.worker.site_task import SiteTask, device_of, model_seed
+from atoll.training.worker.warm_start import Aliases
 
 
 class ModelBench:

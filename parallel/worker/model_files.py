@@ -7,17 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.aggregation.codecs.codec import CodecBroken
-from atoll.aggregation.codecs.names import open_codec
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import BESIDE, Piece
-from atoll.aggregation.tensors.pieces import piece_bytes_of
-from atoll.aggregation.updates.encoded_writer import Feedback, write_encoded
-from atoll.parallel.adapters.peft_files import NOTE
-from atoll.parallel.local_training.warm_start import Start, started
-from atoll.parallel.task.arrays import Arrays, layout_of
-from atoll.parallel.task.errors import NotFinite, TaskBroken
-from atoll.parallel.worker.bench import Bench
+from atoll.task.arrays import Arrays, layout_of
+from atoll.task.errors import NotFinite, TaskBroken
+from atoll.tensors import safetensors_file
+from atoll.tensors.codecs.codec import CodecBroken
+from atoll.tensors.codecs.names import open_codec
+from atoll.tensors.layout import BESIDE, Piece
+from atoll.tensors.pieces import piece_bytes_of
+from atoll.tensors.updates.encoded_writer import Feedback, write_encoded
+from atoll.training.base.peft_files import NOTE
+from atoll.training.worker.bench import Bench
+from atoll.training.worker.warm_start import Start, started
 
 logger = logging.getLogger(__name__)
 

@@ -5,23 +5,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.folders import finds_no_room
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Layout, Piece
-from atoll.parallel.exit_functions import run_exit_functions
-from atoll.parallel.local_training.warm_start import Start, StartRefused
-from atoll.parallel.task.arrays import Arrays, layout_of
-from atoll.parallel.task.content import from_tensors, to_tensors
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch, TaskNotFound
-from atoll.parallel.task.flower_app import is_app, read_app
-from atoll.parallel.task.metrics import Metric, as_statistics, sound, values
-from atoll.parallel.task.overrides import OverridesRefused
-from atoll.parallel.task.task import load_task
-from atoll.parallel.task.told import Told
-from atoll.parallel.worker.bench import PROCESS, AppBench, Bench, MessageBench, Received
-from atoll.parallel.worker.benches import bench_of
-from atoll.parallel.worker.model_files import write_initial, write_update
+from atoll.flower.app import is_app, read_app
+from atoll.ground.folders import finds_no_room
+from atoll.ground.process.exit_functions import run_exit_functions
+from atoll.task.arrays import Arrays, layout_of
+from atoll.task.content import from_tensors, to_tensors
+from atoll.task.deadline import Deadline
+from atoll.task.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch, TaskNotFound
+from atoll.task.metrics import Metric, as_statistics, sound, values
+from atoll.task.overrides import OverridesRefused
+from atoll.task.task import load_task
+from atoll.task.told import Told
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Layout, Piece
+from atoll.training.worker.bench import PROCESS, AppBench, Bench, MessageBench, Received
+from atoll.training.worker.benches import bench_of
+from atoll.training.worker.model_files import write_initial, write_update
+from atoll.training.worker.warm_start import Start, StartRefused
 
 Json = dict[str, Any]
 
@@ -64,7 +64,7 @@ class Operations:
 
     def _load(self, request: Json, deadline: Deadline) -> Json:
         if is_app(request["task"]):
-            from atoll.parallel.worker.flower_bench import bench_of_app  # imports flwr
+            from atoll.flower.bench import bench_of_app  # imports flwr
 
             self._bench = bench_of_app(read_app(request["task"]), request)
             return {}

@@ -24,10 +24,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.parallel.adapters.kept_lines import BASES
-from atoll.parallel.log_streams import open_log
-from atoll.parallel.task.json_text import to_json
-from atoll.parallel.worker.interpreter import path_of_atoll
+from atoll.ground.process.log_streams import open_log
+from atoll.task.json_text import to_json
+from atoll.training.base.kept_lines import BASES
+from atoll.training.worker.interpreter import path_of_atoll
 
 TAIL_BYTES = 3000
 LOAD_TIMEOUT_S = 120.0
@@ -221,7 +221,7 @@ class _Process:
         with open_log(log_path) as log:
             self._log_start = log.tell()
             self._popen = subprocess.Popen(
-                [python or sys.executable, "-P", "-X", "faulthandler", "-m", "atoll.parallel.worker.main"],
+                [python or sys.executable, "-P", "-X", "faulthandler", "-m", "atoll.training.worker.main"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

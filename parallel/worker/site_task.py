@@ -7,21 +7,21 @@ from typing import Any
 
 import torch
 
-from atoll.parallel.local_training.algorithms import check_training
-from atoll.parallel.local_training.trial import Casting, Rows, try_batches
-from atoll.parallel.statistics.of_data import of_task
-from atoll.parallel.statistics.parts import SPLITS, SiteStatistics
-from atoll.parallel.task.context import Context, context_of, within
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import TaskBroken, TaskMismatch
-from atoll.parallel.task.given import Given
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.noise import noise_of, noise_of_job
-from atoll.parallel.task.overrides import check_all
-from atoll.parallel.task.randomness import data_of, server_data_of
-from atoll.parallel.task.task import Task
-from atoll.parallel.task.told import logger, tell_rows
-from atoll.parallel.worker.bench import Json, Measures, only_declared
+from atoll.task.context import Context, context_of, within
+from atoll.task.deadline import Deadline
+from atoll.task.errors import TaskBroken, TaskMismatch
+from atoll.task.given import Given
+from atoll.task.local import Local
+from atoll.task.noise import noise_of, noise_of_job
+from atoll.task.overrides import check_all
+from atoll.task.randomness import data_of, server_data_of
+from atoll.task.task import Task
+from atoll.task.told import logger, tell_rows
+from atoll.training.local.algorithms import check_training
+from atoll.training.local.trial import Casting, Rows, try_batches
+from atoll.training.statistics.of_data import of_task
+from atoll.training.statistics.parts import SPLITS, SiteStatistics
+from atoll.training.worker.bench import Json, Measures, only_declared
 
 READINGS_KEPT = 2
 """Readings of the data that stay in memory."""

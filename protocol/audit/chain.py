@@ -28,7 +28,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 EVENTS_MAX = 256
 """Most events in a row without a checkpoint."""

@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Self
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.audit.chain import Checkpoint, Event, instant
 from atoll.protocol.audit.files import APPEND_MAX, AuditFiles
 from atoll.server.audit.actions import Action

@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from atoll.aggregation.codecs.installed import name_for
-from atoll.aggregation.printable import count_of
-from atoll.parallel.local_training.algorithms import CONCATENATE
+from atoll.ground.printable import count_of
 from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.settings import STRICT, ConfigError, Plain
 from atoll.server.config.extensions import (
@@ -28,6 +26,8 @@ from atoll.server.config.kinds import (
     RuleKind,
 )
 from atoll.server.rounds.policy import StragglerPolicy
+from atoll.tensors.codecs.installed import name_for
+from atoll.training.local.algorithms import CONCATENATE
 
 if TYPE_CHECKING:
     from atoll.aggregation.fold.device import Device

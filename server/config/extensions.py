@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from atoll.aggregation.codecs.installed import GROUP, open_for
-from atoll.aggregation.codecs.own_object import is_codec
 from atoll.protocol.plugins import ExtensionKind
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.kinds import CODECS, COHORT_SAMPLERS, RULES, SERVER_OPTIMIZERS
 from atoll.server.selection.sampling import Sampler
+from atoll.tensors.codecs.installed import GROUP, open_for
+from atoll.tensors.codecs.own_object import is_codec
 
 if TYPE_CHECKING:
     from atoll.aggregation.own_optimizer import OwnOptimizer
@@ -21,7 +21,7 @@ def callable_or_optimizer(found: object) -> bool:
 
 
 def _codec_faults(found: object) -> list[str]:
-    from atoll.aggregation.codecs.contract import faults_without_options
+    from atoll.tensors.codecs.contract import faults_without_options
 
     return faults_without_options(found)
 
@@ -116,7 +116,7 @@ def open_codec(name: str, options: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: there is no such codec, it does not load, it refuses the options, or it breaks the contract.
     """
-    from atoll.aggregation.codecs.contract import codec_faults
+    from atoll.tensors.codecs.contract import codec_faults
 
     CODEC_EXTENSION.load(name)
     try:

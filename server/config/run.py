@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from atoll.parallel.task.flower_app import is_app
-from atoll.parallel.task.given import FROZEN, OPTION
+from atoll.flower.app import is_app
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.reference import Reference
 from atoll.protocol.settings import STRICT, Plain
@@ -26,6 +25,7 @@ from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
 from atoll.server.rounds.run_rules import RunRules, Source, WaitRules
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
+from atoll.task.given import FROZEN, OPTION
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 

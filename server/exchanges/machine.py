@@ -15,7 +15,7 @@ pauses, its program is answered, but what it newly sends waits.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import (
     TERMINAL,
     Fate,

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.tensors.layout import Piece
-from atoll.parallel.local_training.warm_start import Start
-from atoll.parallel.task.flower_app import is_app
-from atoll.parallel.task.metrics import values
-from atoll.parallel.worker.bench import Measures
-from atoll.parallel.worker.process import (
+from atoll.flower.app import is_app
+from atoll.protocol.threads import begin_on_thread
+from atoll.server.rounds.events import Sums
+from atoll.task.metrics import values
+from atoll.tensors.layout import Piece
+from atoll.training.worker.bench import Measures
+from atoll.training.worker.process import (
     LOAD_TIMEOUT_S,
     Environment,
     RunTerms,
@@ -25,8 +26,7 @@ from atoll.parallel.worker.process import (
     WorkerError,
     WorkerHung,
 )
-from atoll.protocol.threads import begin_on_thread
-from atoll.server.rounds.events import Sums
+from atoll.training.worker.warm_start import Start
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from sqlalchemy import Connection, select
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.server.errors import DatabaseAway, StoreCorrupted
 from atoll.server.following.exchange_follower import ExchangeFollower
 from atoll.server.following.follower import Follower

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll.parallel.task.metrics import only_finite
 from atoll.protocol.disclosure import MetricsLeave
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.files.run_store import KeptUpdate
@@ -38,6 +37,7 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.run_machine import RunMachine
+from atoll.task.metrics import only_finite
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A run that a coordinator hosts: of rounds, or of messages; and the making of the drivers of the second kind."""
 
-from atoll.aggregation.noise.key import key_of
-from atoll.aggregation.printable import count_of
+from atoll.ground.noise.key import key_of
+from atoll.ground.printable import count_of
 from atoll.protocol.identity.noise_secret import noise_secret, run_number
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import RunId

@@ -9,11 +9,8 @@ import logging
 import math
 from functools import partial
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import Piece
-from atoll.parallel.task.randomness import training_seed
-from atoll.parallel.task.task import task_name
-from atoll.protocol import crash_points
+from atoll.ground.printable import count_of
+from atoll.ground.process import crash_points
 from atoll.protocol.atoll_pb2 import Invite, ServerMessage
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.threads import on_thread
@@ -50,6 +47,9 @@ from atoll.server.programs.contents import Contents
 from atoll.server.programs.process import Json, ProgramProcess
 from atoll.server.rounds.events import Accept, EndRun, PauseRun, Release, ResumeRequested, RunStarted, Update
 from atoll.server.views.message_lines import lines_of, nodes_in_words
+from atoll.task.randomness import training_seed
+from atoll.task.task import task_name
+from atoll.tensors.layout import Piece
 
 logger = logging.getLogger(__name__)
 

@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from atoll.parallel.task.metrics import METRICS_MAX, SUMS_MAX
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import Digest, RunId, RunState
 from atoll.server.config.run import RunConfig
 from atoll.server.rounds.events import AskEvaluation, Invite, Release, Sums
+from atoll.task.metrics import METRICS_MAX, SUMS_MAX
 
 NAME_MAX = 200
 """The maximum length of a name that a client gives: itself, its session, its stratum, a task, a metric [characters]."""

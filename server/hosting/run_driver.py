@@ -6,11 +6,9 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from atoll.parallel.task.metrics import finite, why_refused
-from atoll.parallel.task.randomness import training_seed
-from atoll.protocol import crash_points
+from atoll.ground.durable import DiskFull
+from atoll.ground.process import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
-from atoll.protocol.durable import DiskFull
 from atoll.protocol.log_fields import about
 from atoll.protocol.threads import on_daemon_thread, on_thread
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RoundId, RunState, Version
@@ -60,6 +58,8 @@ from atoll.server.rounds.relevance import is_failure_news
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, draw
 from atoll.server.views.narration import Narrator
+from atoll.task.metrics import finite, why_refused
+from atoll.task.randomness import training_seed
 
 logger = logging.getLogger(__name__)
 

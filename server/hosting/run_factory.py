@@ -5,11 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
-from atoll.aggregation.codecs.installed import is_installed
-from atoll.aggregation.noise.key import key_of
-from atoll.aggregation.printable import count_of
-from atoll.parallel.local_training.warm_start import Start
-from atoll.parallel.task.task import task_name
+from atoll.ground.noise.key import key_of
+from atoll.ground.printable import count_of
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.noise_secret import noise_secret, run_number
 from atoll.protocol.manifest import parse_update, parse_version
@@ -39,6 +36,9 @@ from atoll.server.required.keep import Keep
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
+from atoll.task.task import task_name
+from atoll.tensors.codecs.installed import is_installed
+from atoll.training.worker.warm_start import Start
 
 
 class RunFactory:

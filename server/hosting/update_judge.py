@@ -9,16 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from atoll.aggregation.codecs.chunks import encoded_bytes
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import BESIDE, Layout
-from atoll.parallel.task.metrics import only_finite
+from atoll.ground.printable import count_of
+from atoll.ground.strict_json import INT64_MAX
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
 from atoll.protocol.part_manifest import PartManifest, check_part, check_parts
-from atoll.protocol.strict_json import INT64_MAX
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, Fate, RejectReason
 from atoll.protocol.wire.mesh_use import MeshUse
@@ -29,6 +25,10 @@ from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.rounds.events import Accept, Reject, Sums, Update, UpdateReceived, UpdateRefused, UploadBegun
 from atoll.server.rounds.relevance import is_failure_news, is_first_upload
 from atoll.server.transfers.verdicts import refused
+from atoll.task.metrics import only_finite
+from atoll.tensors.codecs.chunks import encoded_bytes
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.layout import BESIDE, Layout
 
 DAY_S = 86400.0
 

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Row, Select, func, select
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import ClientId, RunId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal import checksums

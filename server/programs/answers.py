@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.parallel.programs.link import LATE
 from atoll.server.exchanges.exchange import ANSWERED, Sent
+from atoll.task.programs.link import LATE
 
 Json = dict[str, Any]
 

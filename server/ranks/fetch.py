@@ -12,10 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.tensors.ownership import owned_pieces
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, TensorFileWriter, parse_header
+from atoll.ground.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import Dialer
@@ -24,6 +21,9 @@ from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.threads import off_loop
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.protocol.wire.stream import Stream, StreamBroken
+from atoll.tensors.layout import Piece
+from atoll.tensors.ownership import owned_pieces
+from atoll.tensors.safetensors_file import NUMPY_DTYPES, TensorFileWriter, parse_header
 
 BOXES_AT_ONCE = 1000
 """The number of pieces that one call asks for, so that the request stays small."""

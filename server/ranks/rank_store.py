@@ -7,12 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.tensors.ownership import owned_pieces
-from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, TensorFileWriter, parse_header
-from atoll.aggregation.updates.inspection import inspect
+from atoll.ground.durable import naming_full_disk
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.durable import naming_full_disk
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import Digest, RunId, Version
@@ -20,6 +16,10 @@ from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import RunStore
 from atoll.server.files.versions import VersionFile, version_file
 from atoll.server.ranks.fetch import fetch_into, fetch_manifest
+from atoll.tensors.layout import Piece
+from atoll.tensors.ownership import owned_pieces
+from atoll.tensors.safetensors_file import TensorFileCorrupted, TensorFileWriter, parse_header
+from atoll.tensors.updates.inspection import inspect
 
 VERSIONS_KNOWN_MAX = 16
 

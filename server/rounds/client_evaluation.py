@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.aggregation.fold.weights import weight_cap
-from atoll.aggregation.printable import count_of
-from atoll.parallel.task.metrics import merge, merge_alike, only_finite, usual_lengths
+from atoll.ground.printable import count_of
 from atoll.protocol.disclosure import ANY_SUM, Disclosure, MetricsLeave
 from atoll.protocol.vocabulary import ClientId, RoundId, Version
 from atoll.server.rounds.events import AskEvaluation, ClientEvaluated, CloseEvaluation, Sums
+from atoll.task.metrics import merge, merge_alike, only_finite, usual_lengths
 
 IN_SUMS_ALONE = "its policy allows only sums over several sites"
 """The reason that a client's own metrics are not shown."""

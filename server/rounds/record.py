@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from atoll.aggregation.printable import conclusion, count_of
+from atoll.ground.printable import conclusion, count_of
 from atoll.protocol.vocabulary import (
     AWAY,
     AbandonReason,

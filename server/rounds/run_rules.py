@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import Version
 from atoll.server.rounds.policy import StragglerPolicy
 

@@ -7,7 +7,7 @@ deals with one client's work for one round; `run_machine` has the rest.
 
 from collections.abc import Iterator
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import (
     DECLINES,
     TROUBLES,

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.rounds.events import Candidate
 from atoll.server.selection.oort import Oort

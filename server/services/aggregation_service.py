@@ -9,15 +9,14 @@ from functools import partial
 
 import grpc
 
-from atoll.aggregation.codecs.names import known_codecs
-from atoll.aggregation.printable import count_of
+from atoll.ground.durable import told_outside
+from atoll.ground.printable import count_of
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.durable import told_outside
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.part_manifest import part_of
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId
 from atoll.protocol.wire.channel import CHUNK_BYTES, PROTOCOL
@@ -35,6 +34,7 @@ from atoll.server.transfers.timeouts import Silent, first_of
 from atoll.server.transfers.verdicts import refused
 from atoll.server.transport.interceptor import Context
 from atoll.server.transport.peer import address_of
+from atoll.tensors.codecs.names import known_codecs
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 
-from atoll.aggregation.codecs.names import known_codecs
-from atoll.aggregation.printable import count_of, printable
-from atoll.parallel.task.metrics import METRICS_MAX, SUMS_MAX, only_finite, why_refused
+from atoll.ground.durable import DiskFull, told_outside
+from atoll.ground.printable import count_of, printable
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.disclosure import Disclosure
-from atoll.protocol.durable import DiskFull, told_outside
 from atoll.protocol.identity.names import Role
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
@@ -41,6 +39,8 @@ from atoll.server.transport.limits import MESSAGES_BURST, MESSAGES_PER_S
 from atoll.server.transport.peer import address_of, peer_of
 from atoll.server.transport.token_bucket import Bucket
 from atoll.server.views.view_process import Viewer
+from atoll.task.metrics import METRICS_MAX, SUMS_MAX, only_finite, why_refused
+from atoll.tensors.codecs.names import known_codecs
 
 logger = logging.getLogger(__name__)
 

@@ -13,16 +13,13 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Protocol
 
-from atoll.aggregation.codecs.installed import is_installed
-from atoll.aggregation.codecs.names import fault_of_opening
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.updates.inspection import Inspection, Inspector
+from atoll.ground.durable import DiskFull, QuotaFull
+from atoll.ground.printable import count_of
+from atoll.ground.process import crash_points
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import crash_points
-from atoll.protocol.durable import DiskFull, QuotaFull
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
 from atoll.protocol.part_manifest import PartManifest, part_of
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RoundId, RunId
 from atoll.protocol.wire.background_writer import Behind
@@ -37,6 +34,9 @@ from atoll.server.transfers.downloads import BadRequest
 from atoll.server.transfers.parts import PartStreams, PartsUnderWay
 from atoll.server.transfers.timeouts import FLOOR_BYTES_PER_S, PARTIALS_MAX, next_bytes, patience_of
 from atoll.server.transfers.verdicts import refused
+from atoll.tensors.codecs.installed import is_installed
+from atoll.tensors.codecs.names import fault_of_opening
+from atoll.tensors.updates.inspection import Inspection, Inspector
 
 logger = logging.getLogger(__name__)
 

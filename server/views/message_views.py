@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import TERMINAL, RunState
 from atoll.server.exchanges.exchange import Exchange
 from atoll.server.exchanges.ledger import Ledger

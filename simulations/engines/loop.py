@@ -8,21 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.parallel.local_training.batches import batch_sizes
-from atoll.parallel.local_training.fednova import Normalizer
-from atoll.parallel.local_training.lone_row import lone_row_refused
-from atoll.parallel.local_training.one_loss import one_loss
-from atoll.parallel.local_training.parameters import build_model
-from atoll.parallel.local_training.same_form import SameForm
-from atoll.parallel.local_training.trees import map_tensors
-from atoll.parallel.local_training.unit_check import check_of
-from atoll.parallel.local_training.units import units_of
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.context import Context, context_of, depends_on_context, within
-from atoll.parallel.task.errors import NotFinite
-from atoll.parallel.task.metrics import Statistics, add, of_batch
-from atoll.parallel.task.randomness import repeat_on, seed_everything
-from atoll.parallel.task.task import Task
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples, ExamplesOf
 from atoll.simulations.engines.exchange import Exchange
@@ -30,6 +15,21 @@ from atoll.simulations.engines.one_state import OneState
 from atoll.simulations.engines.pooling import speed_up_pooling
 from atoll.simulations.engines.rows import Rows
 from atoll.simulations.engines.stepping import Steps
+from atoll.task.arrays import Arrays
+from atoll.task.context import Context, context_of, depends_on_context, within
+from atoll.task.errors import NotFinite
+from atoll.task.metrics import Statistics, add, of_batch
+from atoll.task.randomness import repeat_on, seed_everything
+from atoll.task.task import Task
+from atoll.training.local.batches import batch_sizes
+from atoll.training.local.fednova import Normalizer
+from atoll.training.local.lone_row import lone_row_refused
+from atoll.training.local.one_loss import one_loss
+from atoll.training.local.parameters import build_model
+from atoll.training.local.same_form import SameForm
+from atoll.training.local.trees import map_tensors
+from atoll.training.local.unit_check import check_of
+from atoll.training.local.units import units_of
 
 BLOCK_BYTES = 8 << 20
 """Maximum size of the results of a window, which are contiguous in memory."""

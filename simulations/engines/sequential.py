@@ -1,11 +1,11 @@
 """The sequential engine: one client after another in one process, with the bits of a deployed client."""
 
-from atoll.parallel.task.task import Task
 from atoll.simulations.engines.benches import Benches
 from atoll.simulations.engines.engine import Training
 from atoll.simulations.engines.loop import Loop
 from atoll.simulations.engines.measuring import measurer_of
 from atoll.simulations.engines.one_process import OneProcess, Trainer, on_device
+from atoll.task.task import Task
 
 
 class Sequential(OneProcess):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from atoll.parallel.local_training.training import make_optimizer
-from atoll.parallel.task.local import Local
+from atoll.task.local import Local
+from atoll.training.local.training import make_optimizer
 
 
 class Steps:

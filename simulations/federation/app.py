@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
-from atoll.parallel.worker.flower_task import FlowerTask
+from atoll.flower.task import FlowerTask
 from atoll.protocol.vocabulary import RunState
 from atoll.simulations.federation.report import ROUNDS, history_of
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
     from atoll.simulations.federation.federation import Federation

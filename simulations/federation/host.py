@@ -3,11 +3,11 @@
 from typing import Protocol
 
 from atoll.client.session import events as client
-from atoll.parallel.task.metrics import Metrics, Statistics
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, Version
 from atoll.server.rounds.events import Abandon, Aggregate, CloseEvaluation, Commit, Update
 from atoll.simulations.devices.fleet import Device
 from atoll.simulations.federation.trainings import Training
+from atoll.task.metrics import Metrics, Statistics
 
 
 class Host(Protocol):

@@ -7,9 +7,6 @@ evaluation) takes no virtual time, because policies are compared by the time tha
 import json
 
 from atoll.client.session import events as client
-from atoll.parallel.task.metrics import finite, values, why_refused
-from atoll.parallel.task.randomness import training_seed
-from atoll.parallel.task.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RejectReason, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.rounds.events import (
@@ -57,6 +54,9 @@ from atoll.server.selection.sampling import Sampler, SamplerError, draw
 from atoll.simulations.federation.host import Client, Host
 from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.timeline import EPOCH, DeadlineTimer, Timeline
+from atoll.task.metrics import finite, values, why_refused
+from atoll.task.randomness import training_seed
+from atoll.task.task import task_name
 
 
 class Service:

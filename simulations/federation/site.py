@@ -37,7 +37,6 @@ from atoll.client.session.events import (
 )
 from atoll.client.session.events import Work as WorkOrder
 from atoll.client.session.session import Session, SessionRules, mean_upload_seconds
-from atoll.parallel.task.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX
 from atoll.server.config.run import RunConfig
@@ -46,6 +45,7 @@ from atoll.simulations.devices.fleet import Device, Fleet
 from atoll.simulations.federation.host import Coordinator, Work
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.federation.trainings import Training
+from atoll.task.task import task_name
 
 EARLY_S = 1e-3
 """Least time before its deadline at which an evaluation beside the session ends [virtual s]."""

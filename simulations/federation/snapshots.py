@@ -11,14 +11,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.file_digest import Digests, faults_of_files
-from atoll.parallel.task.metrics import Statistics, as_statistics
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
+from atoll.ground.file_digest import Digests, faults_of_files
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal.codec import decode, decode_ledger, encode, encode_ledger
 from atoll.server.rounds.ledger import Ledger
 from atoll.simulations.federation.data_read import Read
 from atoll.simulations.federation.updates import SavedUpdate
+from atoll.task.metrics import Statistics, as_statistics
 
 STATE = "state.json"
 

@@ -4,12 +4,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.errors import TaskBroken, TaskMismatch
-from atoll.parallel.task.flower_app import simulated_number
-from atoll.parallel.task.task import Task, task_name
-from atoll.parallel.worker.flower_task import FlowerTask
+from atoll.flower.app import simulated_number
+from atoll.flower.task import FlowerTask
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.run import RunConfig
 from atoll.simulations.engines.choice import Resources, choose
@@ -19,6 +15,10 @@ from atoll.simulations.engines.processes.over_ray import RayMissing
 from atoll.simulations.engines.processes.placement import faults_of
 from atoll.simulations.engines.sequential import Sequential
 from atoll.simulations.federation.config import SimulationConfig
+from atoll.task.array_task import ArrayTask
+from atoll.task.arrays import Arrays
+from atoll.task.errors import TaskBroken, TaskMismatch
+from atoll.task.task import Task, task_name
 
 Tell = Callable[[str], None]
 

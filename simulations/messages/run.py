@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
 
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
-from atoll.parallel.worker.flower_task import FlowerTask
-from atoll.protocol.durable import write_atomically
+from atoll.flower.task import FlowerTask
+from atoll.ground.durable import write_atomically
 from atoll.protocol.settings import ConfigError, effective, or_faults
 from atoll.server.journal.holder import lock_directory
 from atoll.simulations.federation.config import SimulationFile
@@ -19,6 +17,8 @@ from atoll.simulations.federation.run import check_place, differing
 from atoll.simulations.federation.seal import unseal
 from atoll.simulations.federation.setting import as_given, populated
 from atoll.simulations.messages.federation import EXCHANGES, REPLIES, TEMPORARY, MessageFederation, MessageSetting
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 OF_THE_PROGRAM = "program"
 """The folder of the program's files, beside its log."""

@@ -3,11 +3,9 @@
 import json
 from typing import Protocol
 
-from atoll.aggregation.printable import count_of
 from atoll.client.session import events as client
-from atoll.parallel.task.flower_app import simulated_number
-from atoll.parallel.task.randomness import training_seed
-from atoll.parallel.task.task import task_name
+from atoll.flower.app import simulated_number
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RejectReason, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.exchanges.events import (
@@ -40,6 +38,8 @@ from atoll.server.rounds.events import (
 )
 from atoll.simulations.federation.host import Client
 from atoll.simulations.federation.timeline import EPOCH, DeadlineTimer, Timeline
+from atoll.task.randomness import training_seed
+from atoll.task.task import task_name
 
 
 class ProgramHost(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.simulations.populations.partitions import Impossible, Ints
 from atoll.simulations.populations.pool import NoLabels, Pool
 

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.simulations.populations.config import PopulationConfig
-from atoll.simulations.populations.flower_partitioners import is_partitioner, partitioned
 from atoll.simulations.populations.kinds import POPULATION_EXTENSION
+from atoll.simulations.populations.partitioners import is_partitioner, partitioned
 from atoll.simulations.populations.partitions import Impossible, Ints
 from atoll.simulations.populations.pool import NoLabels, Pool
 

@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.task.randomness import data_of
-from atoll.parallel.task.task import Task
+from atoll.ground.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.populations import partitions
 from atoll.simulations.populations.config import PopulationConfig
@@ -22,6 +20,8 @@ from atoll.simulations.populations.kinds import NEED_LABELS, POPULATIONS
 from atoll.simulations.populations.own_kind import Examples, dealt, labels_if_any
 from atoll.simulations.populations.partitions import Impossible, Ints, stream
 from atoll.simulations.populations.pool import NoLabels, Pool, reading
+from atoll.task.randomness import data_of
+from atoll.task.task import Task
 
 NO_SITES = "the task has no sites, and so no data to deal; name them in Task(sites=[...])"
 

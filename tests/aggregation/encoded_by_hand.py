@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from atoll.aggregation.codecs.chunks import decode_range, encode_chunks
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.tensors.layout import Piece, pieces_in_order
-from atoll.aggregation.updates.reader import StoredUpdate
+from atoll.tensors.codecs.chunks import decode_range, encode_chunks
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.layout import Piece, pieces_in_order
+from atoll.tensors.updates.reader import StoredUpdate
 from tests.aggregation.models import DTYPES
 
 NAMES = ("bf16", "fp16", "qsgd8", "sign", "topk:0.05")

@@ -2,8 +2,8 @@ import threading
 
 import pytest
 
-from atoll.aggregation import numba_support
-from atoll.aggregation.numba_support import COMPILED_FROM, Meter
+from atoll.tensors import numba_support
+from atoll.tensors.numba_support import COMPILED_FROM, Meter
 
 needs_compiler = pytest.mark.skipif(not numba_support.has_compiler(), reason="needs numba: make setup installs it")
 

@@ -13,8 +13,8 @@ from atoll.aggregation.fold.streaming import fold
 from atoll.aggregation.own_optimizer import OptimizerFailed, OwnOptimizer
 from atoll.aggregation.place import Place
 from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Tensor, in_order
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Tensor, in_order
 from tests.aggregation.models import store
 
 SHAPES = {"conv": (5, 7), "bias": (9,), "scale": ()}

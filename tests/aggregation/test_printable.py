@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.aggregation.printable import conclusion, count_of, lines_of, printable
+from atoll.ground.printable import conclusion, count_of, lines_of, printable
 
 
 @given(st.text())

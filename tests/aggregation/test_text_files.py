@@ -4,7 +4,7 @@ import codecs
 
 import pytest
 
-from atoll.aggregation.text_files import NotText, text_of
+from atoll.ground.text_files import NotText, text_of
 
 TEXT = 'name = "Zürich"\r\nrounds = 3\r\n'
 

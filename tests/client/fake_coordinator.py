@@ -14,17 +14,17 @@ from dataclasses import replace
 import grpc
 import numpy as np
 
-from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
-from atoll.aggregation.tensors.safetensors_file import write
 from atoll.client.config import AgentConfig
 from atoll.client.process import run_agent
 from atoll.client.work.runner import Training
-from atoll.parallel.task.arrays import layout_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.wire.channel import CHUNK_BYTES, DOWNLOAD_WINDOW_BYTES, UPLOAD_WINDOW_BYTES, server_options
 from atoll.protocol.wire.upload_window import Confirmations
+from atoll.task.arrays import layout_of
+from atoll.tensors.pieces import cut_layout, piece_bytes_of
+from atoll.tensors.safetensors_file import write
 from tests.waiting import BOUND_S
 
 MIB = 2**20

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from atoll.aggregation.codecs import installed
+from atoll.tensors.codecs import installed
 from tests.cli.invoking import faults_in
 from tests.federation.processes import ATOLL, ended_after, federation
 from tests.federation.test_ranks import SITES, Ranked, is_finished

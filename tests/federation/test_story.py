@@ -10,10 +10,10 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.local_training.parameters import load_parameters
-from atoll.parallel.task.randomness import data_of
-from atoll.parallel.task.task import load_task
+from atoll.task.randomness import data_of
+from atoll.task.task import load_task
+from atoll.tensors import safetensors_file
+from atoll.training.local.parameters import load_parameters
 from benchmarks.processes import free_address
 from tests.federation.processes import ATOLL
 from tests.waiting import BOUND_S

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from atoll.aggregation.tensors import safetensors_file
+from atoll.tensors import safetensors_file
 from tests.cli.invoking import faults_in
 from tests.federation.processes import ATOLL, federation
 from tests.simulations.federation import line_task

@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from atoll.aggregation.printable import count_of
 from atoll.client.session import events as client
+from atoll.ground.printable import count_of
 from atoll.protocol.identity.clock_hint import SKEW_S
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RunState
 from atoll.server.clock import JUMP_S, ClockComparison, MonotoneClock, Reading, fault_at_start, next_instant

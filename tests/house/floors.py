@@ -22,19 +22,19 @@ MAY_IMPORT = {
 
 SHARED: dict[str, tuple[str, ...]] = {
     "parallel": (
-        "aggregation/codecs/chunks.py",
-        "aggregation/codecs/codec.py",
-        "aggregation/codecs/error_feedback.py",
-        "aggregation/codecs/names.py",
-        "aggregation/entry_points.py",
-        "aggregation/file_digest.py",
-        "aggregation/folders.py",
-        "aggregation/noise",
-        "aggregation/printable.py",
-        "aggregation/tensors",
-        "aggregation/text_files.py",
-        "aggregation/updates/encoded_writer.py",
-        "aggregation/weight.py",
+        "tensors/codecs/chunks.py",
+        "tensors/codecs/codec.py",
+        "tensors/codecs/error_feedback.py",
+        "tensors/codecs/names.py",
+        "ground/entry_points.py",
+        "ground/file_digest.py",
+        "ground/folders.py",
+        "ground/noise",
+        "ground/printable.py",
+        "tensors",
+        "ground/text_files.py",
+        "tensors/updates/encoded_writer.py",
+        "tensors/updates/weight.py",
     ),
 }
 """Places of other rooms that a room may import all the same: on the ground, the layout of tensors, their file and how

@@ -21,12 +21,12 @@ NOTHING: frozenset[str] = frozenset()
 
 PURE: dict[str, frozenset[str]] = {
     "aggregation/fold/weights.py": NOTHING,
-    "aggregation/weight.py": NOTHING,
-    "parallel/statistics/exact.py": NOTHING,
-    "parallel/statistics/parts.py": NOTHING,
-    "parallel/task/errors.py": NOTHING,
-    "parallel/task/metrics.py": frozenset({"atoll.parallel.task.told"}),  # logs what a metric is left out for
-    "protocol/backoff.py": NOTHING,
+    "tensors/updates/weight.py": NOTHING,
+    "training/statistics/exact.py": NOTHING,
+    "training/statistics/parts.py": NOTHING,
+    "task/errors.py": NOTHING,
+    "task/metrics.py": frozenset({"atoll.task.told"}),  # logs what a metric is left out for
+    "ground/backoff.py": NOTHING,
     "protocol/disclosure.py": NOTHING,
     "protocol/displaced.py": NOTHING,
     "client/policy/content.py": frozenset({"json"}),
@@ -38,7 +38,7 @@ PURE: dict[str, frozenset[str]] = {
     "protocol/notices/book.py": frozenset({"atoll.protocol.notices.notice"}),
     "protocol/notices/notice.py": NOTHING,
     "protocol/identity/names.py": frozenset({"re"}),
-    "aggregation/printable.py": frozenset({"difflib"}),
+    "ground/printable.py": frozenset({"difflib"}),
     "protocol/wire/mesh_use.py": NOTHING,
     "protocol/value_type.py": NOTHING,
     "protocol/vocabulary.py": NOTHING,
@@ -53,7 +53,7 @@ PURE: dict[str, frozenset[str]] = {
     "server/backup/contents.py": frozenset({"pydantic", "re"}),
     "server/exchanges": NOTHING,
     "server/identity/rules.py": NOTHING,
-    "server/names/conflicts.py": frozenset({"atoll.protocol.bounded_mapping"}),
+    "server/names/conflicts.py": frozenset({"atoll.ground.bounded_mapping"}),
     "server/rounds": NOTHING,
     "server/rounds/policy.py": frozenset({"pydantic"}),
     "server/rounds/waiting.py": frozenset({"datetime"}),  # writes the instants that it is handed

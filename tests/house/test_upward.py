@@ -20,7 +20,7 @@ HOUSE = House(
         "server": {"server", "aggregation"},
         "atoll": {"atoll", "server", "aggregation"},
     },
-    shared={"parallel": ("aggregation/tensors", "aggregation/fold/grid.py")},
+    shared={"parallel": ("tensors", "aggregation/fold/grid.py")},
 )
 PLACES = [
     "server/__init__.py",
@@ -32,10 +32,10 @@ PLACES = [
     "server/rounds/policy.py",
     "server/rounds/deep/run.py",
     "server/views/run.py",
-    "aggregation/tensors/layout.py",
+    "tensors/layout.py",
     "aggregation/fold/grid.py",
     "aggregation/fold/means.py",
-    "parallel/task.py",
+    "task.py",
     "atoll/__init__.py",
     "benchmarks/fold.py",
 ]
@@ -57,9 +57,9 @@ def faults(path: str, source: str) -> list[Fault]:
         ("server/rounds/late.py", "from atoll.server.rounds.deep import run"),
         ("server/views/run.py", "from atoll import Task"),
         ("aggregation/fold/grid.py", "import atoll.server.errors"),
-        ("aggregation/fold/grid.py", "import atoll.parallel.task"),
-        ("parallel/task.py", "from atoll.aggregation.fold.means import mean"),
-        ("parallel/task.py", "import atoll"),
+        ("aggregation/fold/grid.py", "import atoll.task"),
+        ("task.py", "from atoll.aggregation.fold.means import mean"),
+        ("task.py", "import atoll"),
     ],
 )
 def test_an_import_that_runs_up_is_reported(path: str, source: str) -> None:
@@ -76,7 +76,7 @@ def test_an_import_that_runs_up_is_reported(path: str, source: str) -> None:
         ("server/rounds/late.py", "from atoll.server.rounds.policy import Mode"),
         ("server/rounds/deep/run.py", "from atoll.server.rounds import policy"),
         ("server/errors.py", "from atoll.aggregation.fold import means\nfrom atoll import __version__"),
-        ("parallel/task.py", "from atoll.aggregation.tensors import layout\nimport atoll.aggregation.fold.grid"),
+        ("task.py", "from atoll.tensors import layout\nimport atoll.aggregation.fold.grid"),
         ("atoll/__init__.py", "import atoll.server.process"),
         ("benchmarks/fold.py", "import atoll.server.process"),
     ],

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from atoll.parallel.forking import leaving_garbage
+from atoll.ground.process.forking import leaving_garbage
 from atoll.parallel.programs import main as program
 from atoll.protocol.vocabulary import TERMINAL, Digest
 from atoll.server.exchanges.events import Event, RecordExchange

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.parallel.task.flower_app import with_app
-from atoll.protocol.crash_points import VARIABLE
+from atoll.flower.app import with_app
+from atoll.ground.process.crash_points import VARIABLE
 from atoll.protocol.settings import quoted
 from tests.federation.processes import Federation, ended_after
 from tests.simulations.messages.simulating import digests

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.flower.app import with_app
 from atoll.operations.load import load_user_task
-from atoll.parallel.task.flower_app import with_app
 from atoll.protocol.settings import load_text, quoted
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.messages.run import setting_of

@@ -12,7 +12,7 @@ from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters
 from flwr.server import strategy as before_121
 from flwr.serverapp import strategy as flower
 
-from atoll.parallel.programs.flower_fitting import only_fitting
+from atoll.flower.hosted.fitting import only_fitting
 
 NAN = float("nan")
 USUAL = {"num-examples": 2, "loss": 0.5, "c": [1.0, 2.0]}

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.parallel.programs.link import LATE
-from atoll.parallel.task.content import Content
+from atoll.task.content import Content
+from atoll.task.programs.link import LATE
 from tests.federation.processes import federation
 
 pytest.importorskip("flwr", reason="flwr is not installed: `make setup` installs it once it is in constraints.txt")
@@ -53,8 +53,8 @@ def test_a_node_whose_replies_do_not_fit_is_left_out_and_the_run_goes_on(tmp_pat
 def reply(number, metrics, shape=(2,), value=0.0, kind="train", dtype=float):
     from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
-    from atoll.parallel.flower.records import to_content
-    from atoll.parallel.programs.grid import Reply
+    from atoll.flower.records import to_content
+    from atoll.task.programs.grid import Reply
 
     arrays = ArrayRecord({"w": Array(np.full(shape, value, dtype))})
     records = RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)})
@@ -63,8 +63,8 @@ def reply(number, metrics, shape=(2,), value=0.0, kind="train", dtype=float):
 
 def test_replies_are_handed_over_as_they_are_whatever_the_others_have():
     """Stock Flower gives a loop of the app's own all of these."""
-    from atoll.parallel.flower.records import from_content
-    from atoll.parallel.programs.flower_replies import records_of
+    from atoll.flower.hosted.replies import records_of
+    from atoll.flower.records import from_content
 
     for kind in ("train", "evaluate", "query", "query.s"):
         replies = [
@@ -99,7 +99,7 @@ def spoilt(number, spoil):
     ],
 )
 def test_a_reply_with_an_array_that_is_not_sound_is_an_error_of_its_node(spoil, says):
-    from atoll.parallel.programs.flower_replies import records_of
+    from atoll.flower.hosted.replies import records_of
 
     found = records_of([reply(1, {"loss": 0.5}), spoilt(2, spoil), reply(3, {"loss": 0.5})])
     assert says in found[1]
@@ -111,9 +111,9 @@ def test_a_legacy_client_without_parameters_is_sound():
     from flwr.common import Code, FitRes, Parameters, Status
     from flwr.compat.common.recorddict_compat import fitres_to_recorddict, recorddict_to_fitres
 
-    from atoll.parallel.flower.records import to_content
-    from atoll.parallel.programs.flower_replies import records_of
-    from atoll.parallel.programs.grid import Reply
+    from atoll.flower.hosted.replies import records_of
+    from atoll.flower.records import to_content
+    from atoll.task.programs.grid import Reply
 
     answer = FitRes(Status(Code.OK, ""), Parameters([], "numpy.ndarray"), 3, {"loss": 0.5})
     content = to_content(fitres_to_recorddict(answer, keep_input=True))
@@ -122,7 +122,7 @@ def test_a_legacy_client_without_parameters_is_sound():
 
 
 def test_an_array_without_elements_is_sound():
-    from atoll.parallel.programs.flower_replies import records_of
+    from atoll.flower.hosted.replies import records_of
 
     found = records_of([reply(n, {"loss": 0.5}, shape=shape) for n, shape in enumerate([(0,), (0, 3), ()])])
     assert not any(isinstance(one, str) for one in found)
@@ -134,7 +134,7 @@ class Nowhere:
     run_number = 1
 
     def send(self, messages, timeout=None):
-        from atoll.parallel.programs.grid import Reply
+        from atoll.task.programs.grid import Reply
 
         return [Reply(7, each.node, each.kind, "", Content([], {}), "", place) for place, each in enumerate(messages)][
             1:2
@@ -144,7 +144,7 @@ class Nowhere:
         return [*range(1, len(messages) + 1)]
 
     def pull(self, numbers):
-        from atoll.parallel.programs.grid import Reply
+        from atoll.task.programs.grid import Reply
 
         return [Reply(number, "node 5", "train", "", None, LATE) for number in numbers]
 
@@ -154,7 +154,7 @@ def test_the_end_of_a_messages_own_time_is_an_error_and_that_of_the_timeout_is_n
     """As in stock Flower: code 3 for a time to live that is over."""
     from flwr.app import Message, RecordDict
 
-    from atoll.parallel.programs.flower_grid import FlowerGrid, _identify
+    from atoll.flower.hosted.grid import FlowerGrid, _identify
 
     _identify(1)
     sent = [Message(RecordDict(), 5, "train", ttl=ttl) for ttl in (9.0, 9.0, 4.0)]
@@ -167,7 +167,7 @@ def test_the_end_of_a_messages_own_time_is_an_error_and_that_of_the_timeout_is_n
 def test_a_pull_of_other_ids_than_those_that_were_pushed_has_no_replies():
     from flwr.app import Message, RecordDict
 
-    from atoll.parallel.programs.flower_grid import FlowerGrid, _identify
+    from atoll.flower.hosted.grid import FlowerGrid, _identify
 
     _identify(1)
     grid = FlowerGrid(Nowhere())

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from atoll import Task
-from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.crew.bench import MeshBench
 from atoll.parallel.engine.forked import run_ranks
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.worker.operations import Operations
+from atoll.parallel.mesh_client.bench import MeshBench
 from atoll.parallel.world import read_world
+from atoll.task.deadline import Deadline
+from atoll.tensors import safetensors_file
+from atoll.training.worker.operations import Operations
 from tests.odd_tasks.cells import IN_BF16
 from tests.odd_tasks.table import TASKS
-from tests.parallel.crew.clients import distance, plan_of, request_of, update_in
+from tests.parallel.mesh_client.clients import distance, plan_of, request_of, update_in
 
 Json = dict[str, Any]
 

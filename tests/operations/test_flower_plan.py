@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from atoll.flower.app import with_app
 from atoll.operations.faults import CommandError
 from atoll.operations.flower_plan import run_of_app
 from atoll.operations.load import load_run
 from atoll.operations.reporter import Reporter, reporting_to
-from atoll.parallel.task.flower_app import with_app
 from atoll.protocol.settings import ConfigError
 
 APP = Path(__file__).parents[1] / "parallel" / "flower" / "apps" / "every_strategy"

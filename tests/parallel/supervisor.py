@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from atoll.parallel.worker.process import Worker
+from atoll.training.worker.process import Worker
 
 model, out, mark, deed, budget_s, lease_s, log = sys.argv[1:]
 worker = Worker(f"{Path(__file__).parent}/troublesome_task.py:task", site="here", log_path=Path(log))

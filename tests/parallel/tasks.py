@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
-from atoll.parallel.task.metrics import Metrics
+from atoll.task.metrics import Metrics
 
 
 def data(num_examples: int, *, seed: int) -> TensorDataset:

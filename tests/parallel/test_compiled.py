@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
-from atoll.parallel.compiled import in_place
-from atoll.parallel.local_training.parameters import build_model, initial_parameters, parameters_of
-from atoll.parallel.local_training.training import train_locally
 from atoll.parallel.trainer.config import TrainConfig
+from atoll.training.local.compiled import in_place
+from atoll.training.local.parameters import build_model, initial_parameters, parameters_of
+from atoll.training.local.training import train_locally
 from tests.parallel.trainer.training import model as exported
 from tests.parallel.trainer.training import run
 

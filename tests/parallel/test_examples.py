@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from atoll import ArrayTask, Deadline, Instructions
-from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, update_of
-from atoll.parallel.local_training.training import evaluate, train_locally
-from atoll.parallel.task import metrics
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.task import Task, load_task
-from atoll.parallel.worker.bench import Received
-from atoll.parallel.worker.model_bench import ModelBench
-from atoll.parallel.worker.process import RunTerms, Worker
+from atoll.task import metrics
+from atoll.task.arrays import Arrays
+from atoll.task.task import Task, load_task
+from atoll.tensors import safetensors_file
+from atoll.training.local.parameters import initial_parameters, load_parameters, update_of
+from atoll.training.local.training import evaluate, train_locally
+from atoll.training.worker.bench import Received
+from atoll.training.worker.model_bench import ModelBench
+from atoll.training.worker.process import RunTerms, Worker
 from examples import digits, iris_sklearn
 from examples.central import train_centrally
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from atoll.parallel.forking import reopen_files
+from atoll.ground.process.forking import reopen_files
 
 NUMBERS = 40
 

@@ -14,7 +14,7 @@ pytestmark = [
 STEPS = """
 import resource, sys
 import numpy as np
-from atoll.parallel.heap import keep_freed_blocks, returning_freed_blocks
+from atoll.ground.process.heap import keep_freed_blocks, returning_freed_blocks
 
 def step():
     return [np.ones(2**20) for _ in range(8)] and None  # 64 MiB

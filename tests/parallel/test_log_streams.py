@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from atoll.parallel import log_streams
+from atoll.ground.process import log_streams
 
 MOST = 10_000
 CHATTER = f"""
 import os, time
-from atoll.parallel import log_streams
+from atoll.ground.process import log_streams
 log_streams.LOG_BYTES_MAX, log_streams.LOOK_S = {MOST}, 0.01
 os.dup2(2, 1)
 log_streams.write_to_log()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atoll.aggregation.entry_points import Declared, declared
+from atoll.ground.entry_points import Declared, declared
 from atoll.protocol.plugins import AS_RECORDED, ExtensionKind, listed
 from atoll.protocol.settings import ConfigError
 from tests.protocol.packages import install

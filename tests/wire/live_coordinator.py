@@ -10,7 +10,6 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from atoll.aggregation.tensors.layout import Piece
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import InsecureDialer, MutualDialer
@@ -22,6 +21,7 @@ from atoll.protocol.wire.channel import PROTOCOL
 from atoll.protocol.wire.stream import first_status
 from atoll.server.config.run import RunFile
 from atoll.server.process import Accepted, host
+from atoll.tensors.layout import Piece
 from benchmarks.members import equip
 from tests.waiting import BOUND_S
 

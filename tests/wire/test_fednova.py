@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol.settings import ConfigError
 from atoll.server.errors import OperatorError
+from atoll.tensors.safetensors_file import read
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live
 

@@ -12,10 +12,9 @@ import grpc
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import read
+from atoll.ground.durable import DiskFull
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.durable import DiskFull
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import COORDINATOR
@@ -27,6 +26,7 @@ from atoll.server.config.process import AggregatorConfig
 from atoll.server.ranks import gloo, process, rank_store
 from atoll.server.ranks.rank import Rank, RankPlace
 from atoll.server.transport.listener import InsecureListener
+from atoll.tensors.safetensors_file import read
 from tests.client.fake_coordinator import until
 from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_round import committed, live, report

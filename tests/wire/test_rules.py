@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.layout import Piece, pieces_in_order
-from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol.manifest import UpdateManifest
 from atoll.server.errors import OperatorError
+from atoll.tensors.layout import Piece, pieces_in_order
+from atoll.tensors.safetensors_file import read
 from tests.simulations.federation import rows_task
 from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running, update_of

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.aggregation.printable import printable_size
 from atoll.cli import options
 from atoll.cli.experiments.rows import Csv, Markdown, check_formats, draw, say_rows
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
 from atoll.cli.requested import requested
 from atoll.cli.stopping import INTERRUPTED, if_stopped
+from atoll.ground.printable import printable_size
 from atoll.operations.faults import CommandError
 from atoll.operations.requests import CompareRequest
 from atoll.protocol.signals import interrupting
 
 if TYPE_CHECKING:
     from atoll.operations.requests import TrainRequest
-    from atoll.parallel.task.task import Task
     from atoll.simulations.experiments.compare import Side
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.federation import Federation
     from atoll.simulations.federation.report import Json
+    from atoll.task.task import Task
 
 PLOT, FOLDER = "compare.png", Path("atoll-compare-runs")
 """The file of the plots of a comparison that trains, and the default folder of those of runs."""

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.printing import as_json, note, say, table
 from atoll.cli.waiting import waiting_for
+from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
 
 if TYPE_CHECKING:
@@ -106,9 +106,9 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
     """
     from atoll.operations.load import load_user_task
     from atoll.operations.task_failures import task_failures_in_one_line
-    from atoll.parallel.task.task import Task
     from atoll.simulations.populations.population import populate
     from atoll.simulations.populations.report import report
+    from atoll.task.task import Task
 
     file = _loaded(task, config, overrides)
     found = load_user_task(file.task)

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from atoll.aggregation.printable import count_of, printable_size
 from atoll.cli import options
 from atoll.cli.printing import as_json, best_text, note, say, say_settings, seconds
 from atoll.cli.requested import requested
 from atoll.cli.runs.sites import say_sites
 from atoll.cli.stopping import INTERRUPTED, if_stopped
+from atoll.ground.printable import count_of, printable_size
+from atoll.ground.process.loading import loading
 from atoll.operations.faults import CommandError
 from atoll.operations.requests import SimulateRequest
-from atoll.parallel.loading import loading
 from atoll.protocol.signals import interrupting
 
 if TYPE_CHECKING:
-    from atoll.parallel.task.array_task import ArrayTask
-    from atoll.parallel.task.task import Task
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.report import Json
+    from atoll.task.array_task import ArrayTask
+    from atoll.task.task import Task
 
 Sites = Annotated[
     bool, typer.Option("--sites", help="Also print the metrics of each site, by its newest evaluation and training.")
@@ -97,9 +97,9 @@ def _simulate_rounds(
     """Simulate a run of rounds, print its result, and return it."""
     from atoll.cli.experiments.simulation_progress import RoundProgress
     from atoll.exports.folders import SimulatedFolder
+    from atoll.ground.process.heap import keep_freed_blocks
     from atoll.operations.exports import live_export
     from atoll.operations.simulate import run_simulation
-    from atoll.parallel.heap import keep_freed_blocks
     from atoll.parallel.trainer.logs import to_all
 
     folder = request.folder(file)

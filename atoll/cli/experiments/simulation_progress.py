@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
-from atoll.aggregation.printable import count_of
 from atoll.cli.printing import seconds
+from atoll.ground.printable import count_of
 
 EVERY_S = 1.0
 """Least seconds between two lines, where the output is not a terminal."""

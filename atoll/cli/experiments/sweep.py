@@ -12,8 +12,8 @@ from atoll.cli.printing import as_json, note
 from atoll.cli.printing import table as say_table
 from atoll.cli.requested import requested
 from atoll.cli.stopping import INTERRUPTED, if_stopped
+from atoll.ground.process.loading import loading
 from atoll.operations.requests import SweepRequest
-from atoll.parallel.loading import loading
 from atoll.protocol.signals import handled_by
 
 if TYPE_CHECKING:

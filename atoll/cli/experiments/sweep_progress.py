@@ -7,8 +7,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from atoll.aggregation.printable import count_of
 from atoll.cli.printing import seconds
+from atoll.ground.printable import count_of
 from atoll.simulations.experiments.grid import Grid
 from atoll.simulations.experiments.sweep import Progress as Sweep
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from atoll.aggregation.printable import count_of
 from atoll.cli.printing import note
 from atoll.cli.runs.following import note_trouble
 from atoll.exports.folders import SITES_MAX, identity, safe
 from atoll.exports.rows import About, Row, State, numbers
+from atoll.ground.printable import count_of
 from atoll.operations import following
 from atoll.operations.views import read_view
 from atoll.protocol.json_values import flat

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.printing import as_json, note, say
+from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import count_of, instead_of, printable, printable_size
 from atoll.cli import options
 from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, note, say, table
 from atoll.cli.waiting import waiting_for
+from atoll.ground.printable import count_of, instead_of, printable, printable_size
 from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE, is_elsewhere
 
@@ -173,7 +173,7 @@ def as_archived(folder: Path, out: Path, writer: str, *, json: bool) -> None:
     Raises:
         CommandError: there is no log, or the archive cannot be written.
     """
-    from atoll.aggregation.folders import in_words
+    from atoll.ground.folders import in_words
     from atoll.operations.local_audit import os_user
     from atoll.protocol.audit.files import AuditFiles, log_files
 

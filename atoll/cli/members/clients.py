@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import instead_of
 from atoll.cli import completion, options
 from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, table
+from atoll.ground.printable import instead_of
 from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE, is_elsewhere
 from atoll.operations.views import read_view

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import instead_of
 from atoll.cli import options
 from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, clock, note, say, table
 from atoll.cli.waiting import waiting_for
+from atoll.ground.printable import instead_of
 from atoll.operations.faults import CommandError
 from atoll.protocol.run_names import RunNotNamed, only_named
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from atoll.aggregation.printable import count_of
 from atoll.cli.printing import as_json_line, clock, note, say
+from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
 from atoll.operations.following import TERMINAL, Document, items
 from atoll.operations.views import read_view

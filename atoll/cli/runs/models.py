@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import printable_size
 from atoll.cli import options
 from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, clock, metrics_text, say, table
+from atoll.ground.printable import printable_size
 from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE
 from atoll.operations.views import read_view

@@ -4,10 +4,10 @@ from typing import Any
 
 import typer
 
-from atoll.aggregation.printable import printable_size
 from atoll.cli import options
 from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, note, table
+from atoll.ground.printable import printable_size
 from atoll.operations.place import STATE
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="List the aggregation ranks.")

@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import printable_size
 from atoll.cli import options
 from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, say, seconds, table
 from atoll.cli.runs.sites import say_sites
+from atoll.ground.printable import printable_size
 from atoll.operations.place import STATE
 from atoll.operations.views import read_view
 

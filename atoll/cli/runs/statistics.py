@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.printing import as_json, clock, say, shortened, table
+from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE
 from atoll.operations.runs import collect

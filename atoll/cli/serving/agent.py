@@ -9,7 +9,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.printing import note, say_settings
 from atoll.cli.stopping import if_stopped
-from atoll.parallel.task.flower_app import with_app
+from atoll.flower.app import with_app
 
 if TYPE_CHECKING:
     from atoll.client.config import AgentConfig
@@ -175,7 +175,7 @@ def _faults_of_policy(path: Path | None) -> Sequence[str]:
 
 
 def _faults_of_python(python: Path | None) -> list[str]:
-    from atoll.parallel.worker.interpreter import fault_of_interpreter
+    from atoll.training.worker.interpreter import fault_of_interpreter
 
     return [f"python: {fault}"] if python is not None and (fault := fault_of_interpreter(python)) else []
 

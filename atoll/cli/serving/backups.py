@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import printable_size
 from atoll.cli import options
 from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, clock, note, say
 from atoll.cli.waiting import waiting_for
+from atoll.ground.printable import printable_size
 from atoll.operations.faults import CommandError
 
 if TYPE_CHECKING:

@@ -13,16 +13,16 @@ from atoll.cli.printing import note, say_settings
 from atoll.cli.shutdown_deadline import end_in_time
 from atoll.cli.stopping import if_stopped
 from atoll.cli.waiting import waiting_for
+from atoll.flower.app import is_app
+from atoll.ground.process.loading import loading
 from atoll.operations.faults import CommandError, without_frames
-from atoll.parallel.loading import loading
-from atoll.parallel.task.flower_app import is_app
 
 if TYPE_CHECKING:
-    from atoll.parallel.task.array_task import ArrayTask
     from atoll.server.config.process import HostFile
     from atoll.server.config.run import RunFile
     from atoll.server.hosting.coordinator import Coordinator
     from atoll.server.ports import Ports
+    from atoll.task.array_task import ArrayTask
 
 What = Annotated[
     str | None,
@@ -159,9 +159,9 @@ def _check_task(file: "RunFile") -> None:
         CommandError: all faults: of the task, of its overrides, of the sampler and of the rule.
     """
     from atoll.operations.load import load_user_task
-    from atoll.parallel.task.overrides import OverridesRefused
-    from atoll.parallel.task.task import Task
     from atoll.protocol.settings import ConfigError
+    from atoll.task.overrides import OverridesRefused
+    from atoll.task.task import Task
 
     def check(task: "Task | ArrayTask") -> None:
         if isinstance(task, Task):

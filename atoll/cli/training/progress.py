@@ -6,8 +6,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from atoll.aggregation.printable import printable_size
 from atoll.cli.printing import seconds
+from atoll.ground.printable import printable_size
 from atoll.parallel.trainer.logs import Event, Report
 
 EVERY_S = 1.0

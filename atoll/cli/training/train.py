@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.printing import as_json, complain, note, say, seconds
 from atoll.cli.requested import requested
 from atoll.cli.stopping import INTERRUPTED, if_stopped
+from atoll.ground.printable import count_of
+from atoll.ground.process.loading import loading
 from atoll.operations.faults import CommandError
 from atoll.operations.requests import TrainRequest
-from atoll.parallel.loading import loading
 from atoll.protocol.signals import handled_by, interrupting
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def train_in_process(job: "Job", request: TrainRequest) -> "Result":
     """
     with loading():
         from atoll.cli.training.progress import progress
+        from atoll.ground.process.heap import keep_freed_blocks
         from atoll.operations.training.process import crash_of, train_here
-        from atoll.parallel.heap import keep_freed_blocks
 
     keep_freed_blocks()
     try:

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from atoll.aggregation.printable import count_of
 from atoll.exports.tools import parsed
+from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
 from atoll.operations.load import load_user_task, missing_file, overriding
 from atoll.operations.reporter import note
@@ -16,13 +16,13 @@ from atoll.operations.starts import with_start_file
 from atoll.operations.task_failures import failure_of_the_task
 from atoll.operations.training.folder import LOCK
 from atoll.parallel.engine.plan import AUTO, Plan, given_plan, possible_plans
-from atoll.parallel.local_training.parameters import model_on_meta
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.task import Task, task_name
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import Job, JobRefused, check_job
 from atoll.parallel.world import ranks_here, read_world
+from atoll.task.array_task import ArrayTask
+from atoll.task.local import Local
+from atoll.task.task import Task, task_name
+from atoll.training.local.parameters import model_on_meta
 
 SECTIONS = ("local", "train", "plan", "task", "sites")
 """The first parts of the keys that --set takes."""

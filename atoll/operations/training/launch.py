@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError, RunCrashed, RunFailed
 from atoll.operations.requests import TrainRequest
 from atoll.operations.training.folder import folder_lock

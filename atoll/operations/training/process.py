@@ -20,12 +20,12 @@ from atoll.parallel.engine.borrowed import NotGathered
 from atoll.parallel.engine.inplace import CopiesDiffer
 from atoll.parallel.engine.passes import ReadyTwice
 from atoll.parallel.engine.repetition import NotRepeatable
-from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.trainer.job import Job, JobRefused
 from atoll.parallel.trainer.logs import Report, json_log, to_all
 from atoll.parallel.trainer.run import LOG, Result, Surroundings, train
 from atoll.parallel.trainer.saver import RunDiffers
 from atoll.parallel.world import is_lost_peer, read_world
+from atoll.task.errors import NotFinite, TaskBroken
 
 REFUSED = (
     JobRefused,

@@ -5,15 +5,15 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from atoll.ground.process.heap import keep_freed_blocks
+from atoll.ground.process.loading import keep_modules
 from atoll.operations.faults import CommandError, RunCrashed
 from atoll.operations.requests import TrainRequest
 from atoll.operations.training.job import job_of
 from atoll.operations.training.launch import CRASH
 from atoll.operations.training.process import crash_of, failures_of, train_job
-from atoll.parallel.heap import keep_freed_blocks
 from atoll.parallel.launch.line import Line, dial
 from atoll.parallel.launch.rank_fault import RankFault
-from atoll.parallel.loading import keep_modules
 from atoll.parallel.trainer.logs import Report
 from atoll.parallel.world import is_lost_peer, read_world
 

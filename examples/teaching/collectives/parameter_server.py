@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import torch
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from examples.teaching.collectives.wire import Wire, wait_all
 
 SERVER = 0

@@ -20,14 +20,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.adapters.kept_lines import BASES
-from atoll.parallel.crew.supervisor.interval import NEVER, Interval
-from atoll.parallel.crew.supervisor.round_folder import prepare
-from atoll.parallel.crew.supervisor.terms import Terms
+from atoll.ground.printable import count_of
 from atoll.parallel.launch.line import Json, Line, Listener
 from atoll.parallel.launch.rank_fault import RankFault, cause, take_faults
-from atoll.parallel.worker.process import LOAD_TIMEOUT_S, RunTerms, WorkerCrashed, WorkerError, WorkerHung
+from atoll.parallel.mesh_client.supervisor.interval import NEVER, Interval
+from atoll.parallel.mesh_client.supervisor.round_folder import prepare
+from atoll.parallel.mesh_client.supervisor.terms import Terms
+from atoll.training.base.kept_lines import BASES
+from atoll.training.worker.process import LOAD_TIMEOUT_S, RunTerms, WorkerCrashed, WorkerError, WorkerHung
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.world import World
+from atoll.task.errors import TaskBroken
 
 SEEN_S = 60.0
 """Longest wait for a file of another machine [s]; NFS shows a new name after up to a minute."""

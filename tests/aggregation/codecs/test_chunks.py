@@ -8,12 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.codecs.chunks import chunk_bounds, decode_range, encode_chunks, encoded_bytes
-from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
+from atoll.tensors import safetensors_file
+from atoll.tensors.codecs.chunks import chunk_bounds, decode_range, encode_chunks, encoded_bytes
+from atoll.tensors.codecs.codec import CHUNK_ELEMENTS
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.layout import Tensor
+from atoll.tensors.updates.reader import StoredUpdate, UpdateReader
 
 NAMES = ["bf16", "fp16", "qsgd8", "sign", "topk:0.01"]
 SIZES = [0, 1, 511, CHUNK_ELEMENTS - 1, CHUNK_ELEMENTS, CHUNK_ELEMENTS + 1, 3 * CHUNK_ELEMENTS + 77]

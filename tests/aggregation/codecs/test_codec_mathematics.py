@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.codecs.quantization import BUCKET_ELEMENTS, stochastic_levels
+from atoll.tensors.codecs.codec import CHUNK_ELEMENTS
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.codecs.quantization import BUCKET_ELEMENTS, stochastic_levels
 
 GOLDEN = np.array([0.9, -0.1, 0.05, -0.4, 0.3, -0.02, 0.7, -0.6], np.float32)
 

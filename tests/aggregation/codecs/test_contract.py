@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.aggregation.codecs.codec import CodecBroken
-from atoll.aggregation.codecs.contract import codec_faults, faults_without_options
-from atoll.aggregation.codecs.error_feedback import encode_with_feedback
-from atoll.aggregation.codecs.names import FAMILIES, codec_name, parse_codec
-from atoll.aggregation.codecs.own_codec import CHUNK_BYTES_MAX, OwnCodec
+from atoll.tensors.codecs.codec import CodecBroken
+from atoll.tensors.codecs.contract import codec_faults, faults_without_options
+from atoll.tensors.codecs.error_feedback import encode_with_feedback
+from atoll.tensors.codecs.names import FAMILIES, codec_name, parse_codec
+from atoll.tensors.codecs.own_codec import CHUNK_BYTES_MAX, OwnCodec
 from tests.protocol.packages import CODEC
 
 MODULE: dict[str, Any] = {}

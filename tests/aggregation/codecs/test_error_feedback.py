@@ -4,13 +4,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from atoll.aggregation.codecs.chunks import decode_range, encode_chunks
-from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
-from atoll.aggregation.codecs.error_feedback import encode_with_feedback, feed
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Tensor, in_order
-from atoll.aggregation.tensors.safetensors_file import TensorFileWriter
+from atoll.tensors import safetensors_file
+from atoll.tensors.codecs.chunks import decode_range, encode_chunks
+from atoll.tensors.codecs.codec import CHUNK_ELEMENTS
+from atoll.tensors.codecs.error_feedback import encode_with_feedback, feed
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.layout import Tensor, in_order
+from atoll.tensors.safetensors_file import TensorFileWriter
 
 NAMES = ["bf16", "fp16", "qsgd8", "sign", "topk:0.01", "topk:0.25", "topk:1"]
 LAYOUT = in_order(

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.codecs import quantization, sparsification
-from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
-from atoll.aggregation.codecs.kernels import compiled
-from atoll.aggregation.codecs.names import parse_codec
+from atoll.tensors.codecs import quantization, sparsification
+from atoll.tensors.codecs.codec import CHUNK_ELEMENTS
+from atoll.tensors.codecs.kernels import compiled
+from atoll.tensors.codecs.names import parse_codec
 
 pytest.importorskip("numba")
 

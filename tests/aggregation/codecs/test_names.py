@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
-from atoll.aggregation.codecs.names import parse_codec
+from atoll.tensors.codecs.codec import CHUNK_ELEMENTS
+from atoll.tensors.codecs.names import parse_codec
 
 NAMES = ["bf16", "fp16", "qsgd8", "sign", "topk:0.01", "topk:0.25", "topk:1"]
 EDGES = [1, 2, 7, 8, 9, 511, 512, 513, 1024, CHUNK_ELEMENTS - 1, CHUNK_ELEMENTS]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from atoll.aggregation.noise.generator import BLOCK_BYTES, MT_WORDS, KeyedBits, SecretGenerator
+from atoll.ground.noise.generator import BLOCK_BYTES, MT_WORDS, KeyedBits, SecretGenerator
 
 KEY = bytes(range(32))
 COUNT = 200_000

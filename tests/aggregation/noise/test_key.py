@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from atoll.aggregation.noise.key import key_of
+from atoll.ground.noise.key import key_of
 
 SECRET = bytes(range(32))
 

@@ -14,9 +14,9 @@ from atoll.aggregation.rules.combine import combine, mixing_for
 from atoll.aggregation.rules.coordinate import Median, TrimmedMean
 from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
 from atoll.aggregation.rules.rule import RuleFailed
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.aggregation.updates.reader import UpdateReader
-from atoll.aggregation.updates.sources import Scaled, Zeros
+from atoll.tensors.layout import Tensor
+from atoll.tensors.updates.reader import UpdateReader
+from atoll.tensors.updates.sources import Scaled, Zeros
 from tests.aggregation.models import random_cuts, store
 from tests.aggregation.reference_rules import applied
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from atoll.aggregation.place import Place
 from atoll.aggregation.rules.combine import checked_mixing, combine
 from atoll.aggregation.rules.rule import RuleFailed
-from atoll.aggregation.tensors.layout import Tensor
+from atoll.tensors.layout import Tensor
 
 PLACE = Place(round_id=7, version=5, key="a digest")
 TENSOR = Tensor("w", "F32", (300,))

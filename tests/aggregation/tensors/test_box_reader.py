@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.tensors.box_reader import BoxReader
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.tensors.pieces import cut_layout
-from atoll.aggregation.tensors.safetensors_file import parse_header, write
+from atoll.tensors.box_reader import BoxReader
+from atoll.tensors.layout import Piece
+from atoll.tensors.pieces import cut_layout
+from atoll.tensors.safetensors_file import parse_header, write
 
 SHAPES = {"a": (3, 4, 5), "b": (7,), "c": (), "d": (2, 6), "none": (0, 4), "nothing": (0,), "thin": (3, 0)}
 

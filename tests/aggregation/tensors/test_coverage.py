@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.tensors.coverage import BOXES_MAX, check_cover
-from atoll.aggregation.tensors.layout import Piece, Tensor
+from atoll.tensors.coverage import BOXES_MAX, check_cover
+from atoll.tensors.layout import Piece, Tensor
 from tests.aggregation.models import random_cuts
 
 LAYOUT = (Tensor("w", "BF16", (4, 6)), Tensor("n", "I64", ()), Tensor("none", "F32", (0, 3)))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.aggregation.tensors.layout import ITEM_BYTES, Tensor, pieces_in_order
-from atoll.aggregation.tensors.pieces import (
+from atoll.tensors.layout import ITEM_BYTES, Tensor, pieces_in_order
+from atoll.tensors.pieces import (
     PIECE_BYTES_MIN,
     PIECES_WANTED,
     cut,

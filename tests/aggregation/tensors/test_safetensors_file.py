@@ -14,10 +14,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Piece, Tensor, in_order
-from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, TensorFileWriter
-from atoll.aggregation.tensors.safetensors_header import HEADER_BYTES_MAX, header_bytes
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Piece, Tensor, in_order
+from atoll.tensors.safetensors_file import TensorFileCorrupted, TensorFileWriter
+from atoll.tensors.safetensors_header import HEADER_BYTES_MAX, header_bytes
 
 NUMPY = {"F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
 

@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.codecs.chunks import encoded_bytes
-from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
-from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.rules.coordinate import Median
 from atoll.aggregation.rules.geometric import MultiKrum
 from atoll.aggregation.rules.gram import gram_matrix
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.aggregation.updates.inspection import inspect
-from atoll.aggregation.updates.reader import UpdateReader, read_block
-from tests.aggregation.encoded_by_hand import NAMES, store_encoded
+from atoll.tensors import safetensors_file
+from atoll.tensors.codecs.chunks import encoded_bytes
+from atoll.tensors.codecs.codec import CHUNK_ELEMENTS
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.layout import Tensor
+from atoll.tensors.updates.inspection import inspect
+from atoll.tensors.updates.reader import UpdateReader, read_block
 from tests.aggregation.models import random_cuts, store
+from tests.tensors.encoded_by_hand import NAMES, store_encoded
 
 codecs = st.sampled_from(NAMES)
 

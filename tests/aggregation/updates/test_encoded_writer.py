@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Tensor, pieces_in_order
-from atoll.aggregation.updates.encoded_writer import REPLACES, Feedback, write_encoded
-from atoll.aggregation.updates.inspection import inspect
-from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
-from tests.aggregation.encoded_by_hand import NAMES, decoded, encoded
+from atoll.tensors import safetensors_file
+from atoll.tensors.codecs.codec import CHUNK_ELEMENTS
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.layout import Tensor, pieces_in_order
+from atoll.tensors.updates.encoded_writer import REPLACES, Feedback, write_encoded
+from atoll.tensors.updates.inspection import inspect
+from atoll.tensors.updates.reader import StoredUpdate, UpdateReader
+from tests.tensors.encoded_by_hand import NAMES, decoded, encoded
 
 WIDE = 2 * CHUNK_ELEMENTS + 100
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted
-from atoll.aggregation.updates import inspection
-from atoll.aggregation.updates.inspection import TILE_ELEMENTS, Inspector, inspect
-from atoll.aggregation.updates.tensor_stats import BYTES_MAX
-from tests.aggregation.encoded_by_hand import store_encoded
+from atoll.tensors.safetensors_file import TensorFileCorrupted
+from atoll.tensors.updates import inspection
+from atoll.tensors.updates.inspection import TILE_ELEMENTS, Inspector, inspect
+from atoll.tensors.updates.tensor_stats import BYTES_MAX
 from tests.aggregation.models import random_cuts, store, widened
+from tests.tensors.encoded_by_hand import store_encoded
 
 TILE_BYTES = 4 * TILE_ELEMENTS
 

@@ -15,12 +15,12 @@ from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.rules.coordinate import Median
 from atoll.aggregation.rules.geometric import MultiKrum
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.aggregation.updates.inspection import Merged, inspect
-from atoll.aggregation.updates.reader import UpdateReader, read_block
-from tests.aggregation.encoded_by_hand import store_encoded
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Tensor
+from atoll.tensors.updates.inspection import Merged, inspect
+from atoll.tensors.updates.reader import UpdateReader, read_block
 from tests.aggregation.models import in_parts, random_cuts, store
+from tests.tensors.encoded_by_hand import store_encoded
 
 SHAPES = {"w": (9, 14), "v": (3, 4, 5), "b": (5,)}
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted
-from atoll.aggregation.updates import reader as blocks
-from atoll.aggregation.updates.reader import UpdateReader, read_block
+from atoll.tensors.layout import Tensor
+from atoll.tensors.safetensors_file import TensorFileCorrupted
+from atoll.tensors.updates import reader as blocks
+from atoll.tensors.updates.reader import UpdateReader, read_block
 from tests.aggregation.models import DTYPES, random_cuts, store, widened
 
 shapes = st.lists(st.integers(1, 9), max_size=4).map(tuple)

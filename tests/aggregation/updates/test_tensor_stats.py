@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atoll.aggregation.numba_support import has_compiler
-from atoll.aggregation.updates import tensor_stats
-from atoll.aggregation.updates.tensor_stats import BYTES_MAX, LANES, Tally, compiled, look, look_by_numpy
+from atoll.tensors.numba_support import has_compiler
+from atoll.tensors.updates import tensor_stats
+from atoll.tensors.updates.tensor_stats import BYTES_MAX, LANES, Tally, compiled, look, look_by_numpy
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([LANES - 1, LANES, LANES + 1, 3 * LANES, 5 * LANES + 7]))
 

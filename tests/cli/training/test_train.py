@@ -15,7 +15,7 @@ import pytest
 
 from atoll.operations.training.folder import folder_lock
 from atoll.parallel.engine.forked import run_ranks
-from atoll.parallel.task import metrics
+from atoll.task import metrics
 from tests.cli import failing_tasks
 from tests.cli.invoking import invoke, refused, shown
 from tests.parallel.trainer import tasks

@@ -7,7 +7,6 @@ import grpc
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.ownership import owned_pieces
 from atoll.client.wire import ranks as ranks_module
 from atoll.client.wire.ranks import PATIENCE_S, Ranks
 from atoll.protocol import atoll_pb2 as pb
@@ -16,6 +15,7 @@ from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.wire import channel as limits
 from atoll.protocol.wire.channel import server_options
 from atoll.protocol.wire.stream import StreamBroken
+from atoll.tensors.ownership import owned_pieces
 from tests.client.fake_coordinator import MIB, Instant, Lagoon, Version, agent, lagoon, live, model, until
 
 SIZES = {"large": 3 * MIB, "small": 5}

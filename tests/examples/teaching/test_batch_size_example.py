@@ -7,7 +7,7 @@ import sys
 import pytest
 from torch import nn
 
-from atoll.parallel.optimizers.options import OPTIONS
+from atoll.training.optimizers.options import OPTIONS
 from examples import batch_size, digits
 from examples.batch_size import LIKELY, Row, Sweep
 

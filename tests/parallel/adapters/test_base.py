@@ -13,14 +13,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from atoll import Base, Deadline, Task
-from atoll.parallel.adapters import base_files
-from atoll.parallel.adapters.base_files import BaseRefused, Stored, stored_in
-from atoll.parallel.local_training.frozen import frozen_digest
-from atoll.parallel.local_training.parameters import build_model, initial_parameters
-from atoll.parallel.task.base import base_name
-from atoll.parallel.worker.bench import Received
-from atoll.parallel.worker.model_bench import ModelBench
-from tests.parallel.tasks import make_task
+from atoll.task.base import base_name
+from atoll.training.base import base_files
+from atoll.training.base.base_files import BaseRefused, Stored, stored_in
+from atoll.training.local.frozen import frozen_digest
+from atoll.training.local.parameters import build_model, initial_parameters
+from atoll.training.worker.bench import Received
+from atoll.training.worker.model_bench import ModelBench
+from tests.training.tasks import make_task
 
 TENSORS = {
     "0.weight": torch.arange(36.0).reshape(6, 6).bfloat16() / 36,
@@ -253,7 +253,7 @@ def test_unchanged_files_are_not_read_again_and_changed_ones_are(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     read, cache = counted(monkeypatch), tmp_path / "bases.json"
-    monkeypatch.setattr("atoll.parallel.adapters.kept_lines.SETTLED_NS", 0)
+    monkeypatch.setattr("atoll.training.base.kept_lines.SETTLED_NS", 0)
     folder = divided(tmp_path / "shards", parts_of("0"), parts_of("1"))
     task = task_of(Base(folder))
     digest = frozen_digest(build_model(task, 0), cache)

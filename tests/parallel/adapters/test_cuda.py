@@ -9,10 +9,10 @@ import torch
 from peft import get_peft_model
 
 from atoll import Base, Deadline
-from atoll.parallel.worker.bench import Received
-from atoll.parallel.worker.model_bench import ModelBench
-from tests.parallel.adapters.test_peft import base as base  # a fixture
-from tests.parallel.adapters.test_peft import llama, lora, task_of
+from atoll.training.worker.bench import Received
+from atoll.training.worker.model_bench import ModelBench
+from tests.training.base.test_peft import base as base  # a fixture
+from tests.training.base.test_peft import llama, lora, task_of
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make test-cuda"),

@@ -18,14 +18,14 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from atoll import Base, Deadline, Local, Task, freeze_a
-from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.adapters.peft_files import Adapter, NoAdapter, write_adapter
-from atoll.parallel.local_training.frozen import frozen_of
-from atoll.parallel.local_training.parameters import build_model, initial_parameters, load_parameters
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.worker.bench import Received
-from atoll.parallel.worker.model_bench import ModelBench
-from atoll.parallel.worker.model_files import write_initial
+from atoll.task.errors import TaskBroken
+from atoll.tensors import safetensors_file
+from atoll.training.base.peft_files import Adapter, NoAdapter, write_adapter
+from atoll.training.local.frozen import frozen_of
+from atoll.training.local.parameters import build_model, initial_parameters, load_parameters
+from atoll.training.worker.bench import Received
+from atoll.training.worker.model_bench import ModelBench
+from atoll.training.worker.model_files import write_initial
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")]
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD
 
-from atoll.aggregation.file_digest import SUMS, read_sums, sha256_of_file, sums_text
+from atoll.ground.file_digest import SUMS, read_sums, sha256_of_file, sums_text
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
 from atoll.parallel.checkpoint.store import read_about

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.aggregation.file_digest import SUMS, read_sums
+from atoll.ground.file_digest import SUMS, read_sums
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.errors import CheckpointBroken
 from atoll.parallel.checkpoint.export import export_checkpoint

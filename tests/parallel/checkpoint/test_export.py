@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from atoll.aggregation.tensors.safetensors_file import read, read_buffers
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
 from atoll.parallel.checkpoint.export import export_checkpoint, export_model, import_model
 from atoll.parallel.engine.forked import run_ranks
-from atoll.parallel.local_training.parameters import buffers_of, parameters_of
+from atoll.tensors.safetensors_file import read, read_buffers
+from atoll.training.local.parameters import buffers_of, parameters_of
 from tests.parallel.checkpoint.runs import TIED, TIED_NAMES, Tiny, build, everything, save_after, step
 
 LAYOUTS = [("plain", 1, True), ("fsdp", 2, False), ("tp", 2, False), ("stages", 4, True)]

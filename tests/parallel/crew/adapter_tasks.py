@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from atoll import Base, Local
-from atoll.parallel.adapters.peft_models import freeze_a
-from tests.parallel.crew.tasks import LENGTH, VOCAB, decoder, loss, task
+from atoll.training.base.peft_models import freeze_a
+from tests.parallel.mesh_client.tasks import LENGTH, VOCAB, decoder, loss, task
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

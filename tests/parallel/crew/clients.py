@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codecs.chunks import decode_range
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.tensors.pieces import part_name
-from atoll.parallel.crew.bench import MeshBench
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.worker.operations import Operations
+from atoll.parallel.mesh_client.bench import MeshBench
 from atoll.parallel.world import read_world
-from tests.parallel.crew import adapter_tasks, hook_tasks, tasks
+from atoll.task.deadline import Deadline
+from atoll.tensors import safetensors_file
+from atoll.tensors.codecs.chunks import decode_range
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.layout import Piece
+from atoll.tensors.pieces import part_name
+from atoll.training.worker.operations import Operations
+from tests.parallel.mesh_client import adapter_tasks, hook_tasks, tasks
 
 Arrays = dict[str, NDArray[Any]]
 Json = dict[str, Any]

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from atoll.parallel.crew.main import work
-from atoll.parallel.task.errors import TaskMismatch
+from atoll.parallel.mesh_client.main import work
+from atoll.task.errors import TaskMismatch
 
 PAUSE_S = 0.01
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from atoll import Algorithm, Task
-from tests.parallel.crew import tasks
+from tests.parallel.mesh_client import tasks
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "algorithms"
 

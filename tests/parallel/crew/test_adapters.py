@@ -7,13 +7,21 @@ from typing import Any
 
 import pytest
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.crew.bench import MeshBench
 from atoll.parallel.engine.forked import RankFailed
-from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.mesh_client.bench import MeshBench
 from atoll.parallel.world import World
-from tests.parallel.crew import adapter_tasks
-from tests.parallel.crew.clients import Json, distance, in_one_process, on_a_mesh, plan_of, request_of, write_version
+from atoll.task.errors import TaskBroken
+from atoll.tensors import safetensors_file
+from tests.parallel.mesh_client import adapter_tasks
+from tests.parallel.mesh_client.clients import (
+    Json,
+    distance,
+    in_one_process,
+    on_a_mesh,
+    plan_of,
+    request_of,
+    write_version,
+)
 
 LAYOUTS: dict[str, Json] = {
     "ddp": {"dp_replicate": 2},

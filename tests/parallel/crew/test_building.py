@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.crew.building import Here, build
 from atoll.parallel.engine.plan import Plan
-from tests.parallel.crew import tasks
-from tests.parallel.crew.clients import write_version
+from atoll.parallel.mesh_client.building import Here, build
+from tests.parallel.mesh_client import tasks
+from tests.parallel.mesh_client.clients import write_version
 
 
 def test_a_job_finds_the_flags_of_parameters_as_they_were_built(tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.parallel.crew import choice
-from atoll.parallel.crew.choice import choice_for, plan_for
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.plan import given_plan
+from atoll.parallel.mesh_client import choice
+from atoll.parallel.mesh_client.choice import choice_for, plan_for
 from atoll.parallel.planner.choice import need_of
 from atoll.parallel.planner.rank_memory import Machine
-from atoll.parallel.task.errors import TaskBroken
-from tests.parallel.crew import tasks
+from atoll.task.errors import TaskBroken
+from tests.parallel.mesh_client import tasks
 
 AUTO = {"plan": {"mesh": "auto", "precision": "bf16"}, "device": "cpu", "site": "here"}
 

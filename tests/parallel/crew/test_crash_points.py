@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from atoll.parallel.crew.crash_points import STEPS, VARIABLE, PlannedEnd, reached
+from atoll.parallel.mesh_client.crash_points import STEPS, VARIABLE, PlannedEnd, reached
 
 PROGRAM = """
-from atoll.parallel.crew.crash_points import reached
+from atoll.parallel.mesh_client.crash_points import reached
 for index in range(4):
     print(index, flush=True)
     reached("crew.filled")

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.crew.needs import needs_of_ranks
+from atoll.parallel.mesh_client.needs import needs_of_ranks
 from atoll.parallel.world import World, process_group
-from tests.parallel.crew import tasks
-from tests.parallel.crew.clients import (
+from atoll.tensors import safetensors_file
+from tests.parallel.mesh_client import tasks
+from tests.parallel.mesh_client.clients import (
     Arrays,
     Json,
     distance,
@@ -20,7 +20,7 @@ from tests.parallel.crew.clients import (
     update_in,
     write_version,
 )
-from tests.parallel.crew.test_training import ALGORITHMS
+from tests.parallel.mesh_client.test_training import ALGORITHMS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make test-cuda")
 

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from atoll import Algorithm, Base, Local
-from atoll.parallel.crew.bench import MeshBench
-from atoll.parallel.crew.faults import faults_of_mesh
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.mesh_client.bench import MeshBench
+from atoll.parallel.mesh_client.faults import faults_of_mesh
 from atoll.parallel.world import World
-from tests.parallel.crew import tasks
+from atoll.task.errors import TaskBroken
+from tests.parallel.mesh_client import tasks
 
 SHARDS = Plan(mesh=Mesh(dp_shard=2))
 

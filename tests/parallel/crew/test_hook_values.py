@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.parallel.crew.hook_values import Form, NoForm, Reader, Writer
+from atoll.parallel.mesh_client.hook_values import Form, NoForm, Reader, Writer
 
 CPU = torch.device("cpu")
 

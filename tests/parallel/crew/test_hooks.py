@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from atoll import Algorithm
-from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.crew.bench import MeshBench
-from atoll.parallel.crew.faults import faults_of_mesh
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.mesh_client.bench import MeshBench
+from atoll.parallel.mesh_client.faults import faults_of_mesh
 from atoll.parallel.world import read_world
-from tests.parallel.crew import hook_tasks
-from tests.parallel.crew.clients import (
+from atoll.task.errors import TaskBroken
+from atoll.tensors import safetensors_file
+from tests.parallel.mesh_client import hook_tasks
+from tests.parallel.mesh_client.clients import (
     Json,
     distance,
     in_one_process,

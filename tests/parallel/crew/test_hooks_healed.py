@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from atoll.aggregation.tensors import safetensors_file
 from atoll.parallel.engine.forked import RankFailed, run_ranks
-from tests.parallel.crew.clients import (
+from atoll.tensors import safetensors_file
+from tests.parallel.mesh_client.clients import (
     Arrays,
     Json,
     counted_on_a_rank,
@@ -19,7 +19,7 @@ from tests.parallel.crew.clients import (
     update_in,
     write_version,
 )
-from tests.parallel.crew.test_hooks import LAYOUTS, SHORT
+from tests.parallel.mesh_client.test_hooks import LAYOUTS, SHORT
 
 pytestmark = pytest.mark.real
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from atoll.parallel.crew.main import _device
-from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.mesh_client.main import _device
 from atoll.parallel.world import World
+from atoll.task.errors import TaskBroken
 
 
 def test_auto_is_a_gpu_where_there_are_enough_for_all_ranks_of_the_machine():

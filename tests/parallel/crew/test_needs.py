@@ -5,12 +5,12 @@ import torch
 import torch.distributed as dist
 
 from atoll import Local
-from atoll.aggregation.tensors.pieces import part_name
-from atoll.parallel.crew.needs import moments_of, needs_of_ranks
 from atoll.parallel.engine.plan import given_plan
-from atoll.parallel.local_training.parameters import model_on_meta
-from tests.parallel.crew import tasks
-from tests.parallel.crew.clients import on_a_mesh, plan_of, write_version
+from atoll.parallel.mesh_client.needs import moments_of, needs_of_ranks
+from atoll.tensors.pieces import part_name
+from atoll.training.local.parameters import model_on_meta
+from tests.parallel.mesh_client import tasks
+from tests.parallel.mesh_client.clients import on_a_mesh, plan_of, write_version
 
 BYTES = sum(4 * parameter.numel() for parameter in model_on_meta(tasks.task).parameters())
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from atoll.parallel.engine.forked import RankFailed, run_ranks
-from tests.parallel.crew.clients import (
+from tests.parallel.mesh_client.clients import (
     Json,
     distance,
     evaluated_in_one_process,

@@ -3,8 +3,8 @@
 import pytest
 import torch.distributed as dist
 
-from atoll.parallel.crew.orders import Orders
 from atoll.parallel.launch.rank_fault import RankFault
+from atoll.parallel.mesh_client.orders import Orders
 
 FAULT = RankFault(rank=1, kind="task_broken", detail="odd data")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from atoll.aggregation.tensors import safetensors_file
-from tests.parallel.crew.clients import Arrays, Json, distance, in_one_process, on_a_mesh, write_version
+from atoll.tensors import safetensors_file
+from tests.parallel.mesh_client.clients import Arrays, Json, distance, in_one_process, on_a_mesh, write_version
 
 LOCALS: dict[str, Json] = {
     "adamw": {"local": {"optimizer": "adamw", "lr": 0.01, "keep_optimizer": True}},

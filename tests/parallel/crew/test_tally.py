@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.crew.tally import Tally
 from atoll.parallel.data.batch import Batch
 from atoll.parallel.engine.microbatches import split
 from atoll.parallel.engine.passes import share_of_loss
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.local_training.units import units_of
-from tests.parallel.crew import tasks
+from atoll.parallel.mesh_client.tally import Tally
+from atoll.training.local.units import units_of
+from tests.parallel.mesh_client import tasks
 
 BOXES = [torch.ones(3, 2), torch.ones(1, 2), torch.ones(2, 2)]
 

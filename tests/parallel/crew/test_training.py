@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset
 
-from atoll.aggregation.tensors import safetensors_file
-from tests.parallel.crew import tasks
-from tests.parallel.crew.clients import Arrays, Json, distance, in_one_process, on_a_mesh, write_version
+from atoll.tensors import safetensors_file
+from tests.parallel.mesh_client import tasks
+from tests.parallel.mesh_client.clients import Arrays, Json, distance, in_one_process, on_a_mesh, write_version
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {"dp_replicate": 2},

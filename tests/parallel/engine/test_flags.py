@@ -11,8 +11,8 @@ from atoll import Local, Task
 from atoll.parallel.engine.forked import RankFailed, run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.trainer.config import TrainConfig
+from atoll.task.errors import TaskBroken
 from tests.parallel.trainer.tasks import losses
 from tests.parallel.trainer.training import run
 

@@ -11,15 +11,15 @@ from flwr.serverapp.strategy import Strategy, fedavg
 from safetensors.numpy import load_file
 
 import atoll
-from atoll.parallel.exported import client
-from atoll.parallel.exported.client import Client
-from atoll.parallel.exported.run_values import RunValues
-from atoll.parallel.task.errors import TaskBroken, TaskMismatch
-from atoll.parallel.task.flower_app import flattened, read_app, with_app
-from atoll.parallel.task.randomness import training_seed
+from atoll.flower.app import flattened, read_app, with_app
+from atoll.flower.exported import client
+from atoll.flower.exported.client import Client
+from atoll.flower.exported.run_values import RunValues
+from atoll.task.errors import TaskBroken, TaskMismatch
+from atoll.task.randomness import training_seed
 from tests.cli.invoking import invoke
-from tests.parallel.exported.tasks import TASKS
-from tests.parallel.flower.flowers_own import result_of
+from tests.flower.exported.tasks import TASKS
+from tests.flower.flowers_own import result_of
 
 ROUNDS, TOLERANCE = 6, 1e-6
 FLOWERS = "atoll.parallel.flower"

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.parallel.exported.run_values import RunValues
-from atoll.parallel.task.flower_app import flattened
+from atoll.flower.app import flattened
+from atoll.flower.exported.run_values import RunValues
 
 NAMES = st.from_regex(r"[a-z][a-z_]{0,8}", fullmatch=True)
 PLAIN = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())

@@ -6,8 +6,8 @@ from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from atoll.parallel.flower.client_host import ClientHost, Envelope
-from atoll.parallel.flower.records import from_content, to_content
+from atoll.flower.client_host import ClientHost, Envelope
+from atoll.flower.records import from_content, to_content
 
 
 class GridHere(Grid):

@@ -1,6 +1,6 @@
 """Flower's own tests of its strategies, with each aggregation played again natively: `make flower-strategy-tests`.
 
-python -m tests.parallel.flower.flowers_tests [CHECKOUT]
+python -m tests.flower.flowers_tests [CHECKOUT]
 
 CHECKOUT is a folder with Flower's sources, of the release that is installed here; its wheel has no tests. Nothing is
 fetched, and nothing in it is changed: the tests are copied, and their relative imports name the installed package.
@@ -38,7 +38,7 @@ def main(arguments):
         if not run:
             return 2
         files = [str(Path(folder) / f"{name}.py") for name in run]
-        options = ["-q", "-p", "tests.parallel.flower.replaying", "-p", "no:cacheprovider", "--rootdir", folder]
+        options = ["-q", "-p", "tests.flower.replaying", "-p", "no:cacheprovider", "--rootdir", folder]
         return int(pytest.main([*options, "-c", "/dev/null", "-o", "python_files=*_test.py", *files]))
 
 

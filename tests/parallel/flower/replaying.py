@@ -1,6 +1,6 @@
 """Replies that are given to a strategy of Flower's, played again by the nodes of a simulated native run.
 
-As a plugin of pytest (`-p tests.parallel.flower.replaying`), each `aggregate_train` of a strategy with a native
+As a plugin of pytest (`-p tests.flower.replaying`), each `aggregate_train` of a strategy with a native
 counterpart is compared with such a run; the test gets what Flower's own code returns.
 """
 
@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from flwr.serverapp import strategy as flower
 
-from atoll.parallel.flower.server_host import ServerHost
-from atoll.parallel.flower.strategies import native
-from atoll.parallel.task.flower_app import read_app, with_app
-from atoll.parallel.worker.flower_task import FlowerTask
+from atoll.flower.app import read_app, with_app
+from atoll.flower.native.strategies import native
+from atoll.flower.server_host import ServerHost
+from atoll.flower.task import FlowerTask
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.run import opened
 

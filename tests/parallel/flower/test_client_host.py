@@ -8,9 +8,9 @@ pytest.importorskip("flwr", reason="flwr is not installed: `make setup` installs
 
 from flwr.app import MetricRecord, RecordDict
 
-from atoll.parallel.flower.client_host import ClientHost, Envelope
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.flower_app import FlowerApp
+from atoll.flower.app import FlowerApp
+from atoll.flower.client_host import ClientHost, Envelope
+from atoll.task.errors import TaskBroken
 
 SOURCE = """
 from flwr.app import Message, MetricRecord, RecordDict

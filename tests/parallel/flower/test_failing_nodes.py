@@ -9,10 +9,10 @@ pytest.importorskip("flwr", reason="flwr is not installed: `make setup` installs
 
 import numpy as np
 
-from atoll.parallel.flower.server_host import ServerHost
-from atoll.parallel.flower.strategies import native
-from atoll.parallel.task.flower_app import read_app, with_app
-from atoll.parallel.worker.flower_task import FlowerTask
+from atoll.flower.app import read_app, with_app
+from atoll.flower.native.strategies import native
+from atoll.flower.server_host import ServerHost
+from atoll.flower.task import FlowerTask
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.run import opened
 

@@ -9,7 +9,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: `make setup` installs
 import numpy as np
 from flwr.app import MetricRecord
 
-from atoll.parallel.flower.measured import Measured
+from atoll.flower.measured import Measured
 
 METRICS = {"loss": 0.1, "seen": 2**60 + 1, "hist": [1, 2], "curve": [0.5, 1.0], "none": [], "bad": math.nan, "": -0.0}
 

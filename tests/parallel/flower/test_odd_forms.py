@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.parallel.flower.server_host import ServerHost
-from atoll.parallel.flower.strategies import native
-from atoll.parallel.task.flower_app import read_app, with_app
-from atoll.parallel.worker.flower_task import FlowerTask
+from atoll.flower.app import read_app, with_app
+from atoll.flower.native.strategies import native
+from atoll.flower.server_host import ServerHost
+from atoll.flower.task import FlowerTask
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.run import opened
 from atoll.simulations.messages.run import opened as opened_messages
-from tests.parallel.flower.flowers_own import result_of
+from tests.flower.flowers_own import result_of
 
 APP = Path(__file__).parent / "apps" / "odd_forms"
 REFERENCE = f"{APP}/pyproject.toml:app"
@@ -135,9 +135,9 @@ def test_a_run_config_of_nested_tables_takes_a_value_of_each_type(app, tmp_path)
 
 
 def test_an_integer_that_moves_further_than_its_dtype_reaches_is_refused_by_name(app):
-    from atoll.parallel.task.errors import TaskBroken
-    from atoll.parallel.worker.flower_bench import ClientBench
-    from tests.parallel.flower.test_records import record
+    from atoll.flower.bench import ClientBench
+    from atoll.task.errors import TaskBroken
+    from tests.flower.test_records import record
 
     bench = ClientBench(app, {"site": "node-0"})
     version = {"n": np.array([-(2**31), 5], np.int32)}

@@ -12,19 +12,19 @@ pytest.importorskip("flwr", reason="flwr is not installed: `make setup` installs
 
 from flwr.app import Context, RecordDict
 
-from atoll.parallel.flower.server_host import ServerHost
-from atoll.parallel.flower.strategies import native
-from atoll.parallel.programs.flower_grid import as_program
-from atoll.parallel.programs.grid import Grid
-from atoll.parallel.task.flower_app import read_app, with_app
-from atoll.parallel.task.json_text import to_json
-from atoll.parallel.worker.flower_bench import metric_record, numbers_of
-from atoll.parallel.worker.flower_task import FlowerTask
+from atoll.flower.app import read_app, with_app
+from atoll.flower.bench import metric_record, numbers_of
+from atoll.flower.hosted.grid import as_program
+from atoll.flower.native.strategies import native
+from atoll.flower.server_host import ServerHost
+from atoll.flower.task import FlowerTask
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.run import opened
+from atoll.task.json_text import to_json
+from atoll.task.programs.grid import Grid
+from tests.flower.flowers_own import GridHere, result_of
 from tests.messages.strategies.hosted_here import LinkHere
-from tests.parallel.flower.flowers_own import GridHere, result_of
 
 APP = with_app(str(Path(__file__).parent / "apps" / "odd_shapes"))
 SITES = ("node-0", "node-1")

@@ -12,20 +12,20 @@ pytest.importorskip("flwr", reason="flwr is not installed: `make setup` installs
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg, Result
 
-from atoll.parallel.flower.server_host import NotNative, ServerHost, server_app_of
-from atoll.parallel.flower.strategies import native
-from atoll.parallel.programs.flower_fitting import only_fitting
-from atoll.parallel.programs.flower_grid import as_program
-from atoll.parallel.programs.grid import Grid
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.flower_app import read_app, with_app
-from atoll.parallel.worker.bench import Received
-from atoll.parallel.worker.flower_bench import MainBench
-from atoll.parallel.worker.flower_task import FlowerTask
+from atoll.flower.app import read_app, with_app
+from atoll.flower.bench import MainBench
+from atoll.flower.hosted.fitting import only_fitting
+from atoll.flower.hosted.grid import as_program
+from atoll.flower.native.strategies import native
+from atoll.flower.server_host import NotNative, ServerHost, server_app_of
+from atoll.flower.task import FlowerTask
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.run import opened
+from atoll.task.errors import TaskBroken
+from atoll.task.programs.grid import Grid
+from atoll.training.worker.bench import Received
+from tests.flower.flowers_own import result_of
 from tests.messages.strategies.hosted_here import LinkHere
-from tests.parallel.flower.flowers_own import result_of
 
 APP = with_app(str(Path(__file__).parent / "apps" / "own_code"))
 SITES = ("node-0", "node-1")

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from atoll.parallel.flower.records import arrays_of, casts_of, from_content, record_of, to_content
-from atoll.parallel.task.content import Content, from_tensors, to_tensors
-from atoll.parallel.task.errors import TaskBroken
+from atoll.flower.records import arrays_of, casts_of, from_content, record_of, to_content
+from atoll.task.content import Content, from_tensors, to_tensors
+from atoll.task.errors import TaskBroken
 
 
 def record(**arrays):

@@ -13,8 +13,8 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 from flwr.supercore.task_identity import TaskIdentity
 
-from tests.parallel.flower.flowers_tests import NONE, absolute, main
-from tests.parallel.flower.replaying import NATIVE, differing, natively
+from tests.flower.flowers_tests import NONE, absolute, main
+from tests.flower.replaying import NATIVE, differing, natively
 
 OPTIONS = {
     "FedAvgM": {"server_learning_rate": 0.5, "server_momentum": 0.9},
@@ -115,7 +115,7 @@ def test_tests_of_a_checkout_run_with_each_aggregation_played_again(tmp_path):
     (place / "fedmedian_test.py").write_text(TEST)
     (place / "replies_test.py").write_text(REPLIES)
     (place / "fednext_test.py").write_text("from .fednext import FedNext\n")
-    command = [sys.executable, "-m", "tests.parallel.flower.flowers_tests", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.flower.flowers_tests", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "left out: fednext_test: No module named 'flwr.serverapp.strategy.fednext'" in done.stdout

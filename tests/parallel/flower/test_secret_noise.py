@@ -13,11 +13,11 @@ import flwr
 from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.serverapp import strategy as flower
 
-from atoll.aggregation.noise.generator import SecretGenerator
-from atoll.parallel.flower.records import from_content, to_content
-from atoll.parallel.flower.secret_noise import DRAWING, flower_noise
-from atoll.parallel.task.flower_app import FlowerApp
-from atoll.parallel.worker.flower_bench import ClientBench
+from atoll.flower.app import FlowerApp
+from atoll.flower.bench import ClientBench
+from atoll.flower.records import from_content, to_content
+from atoll.flower.secret_noise import DRAWING, flower_noise
+from atoll.ground.noise.generator import SecretGenerator
 
 SOURCE = """
 import numpy as np
@@ -70,7 +70,7 @@ def test_a_local_mod_draws_from_the_key_of_its_job(bench) -> None:
 
 def test_a_simulation_draws_as_flower_does_and_says_so(bench, monkeypatch) -> None:
     said = []
-    monkeypatch.setattr("atoll.parallel.task.noise.Noise.on_public", staticmethod(lambda: said.append("public")))
+    monkeypatch.setattr("atoll.task.noise.Noise.on_public", staticmethod(lambda: said.append("public")))
     noise, _ = asked(bench)
     np.random.seed(42)
     assert noise == pytest.approx(np.random.normal(0, np.sqrt(2 * np.log(1.25e5)), 5), rel=1e-12)

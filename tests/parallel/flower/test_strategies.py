@@ -10,15 +10,15 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 
-from atoll.parallel.flower import rules
-from atoll.parallel.flower.server_host import ServerHost, Started
-from atoll.parallel.flower.strategies import WAITS_S, native
-from atoll.parallel.task.flower_app import read_app, with_app
-from atoll.parallel.worker.flower_bench import numbers_of
-from atoll.parallel.worker.flower_task import FlowerTask
+from atoll.flower.app import read_app, with_app
+from atoll.flower.bench import numbers_of
+from atoll.flower.native import rules
+from atoll.flower.native.strategies import WAITS_S, native
+from atoll.flower.server_host import ServerHost, Started
+from atoll.flower.task import FlowerTask
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.run import opened
-from tests.parallel.flower.flowers_own import result_of
+from tests.flower.flowers_own import result_of
 
 APPS = Path(__file__).parent / "apps"
 NATIVE = (

@@ -2,8 +2,8 @@
 
 import pytest
 
-from atoll.parallel.flower.terms import Terms, by_name, order_to_send
-from atoll.parallel.task.given import Given
+from atoll.flower.native.terms import Terms, by_name, order_to_send
+from atoll.task.given import Given
 
 FULL = Terms(
     {"lr": 0.1, "layers": [1, 2]}, {"batch": 64}, ("w", "b"), {"w": "float64"}, "weights", "settings", "num_examples"

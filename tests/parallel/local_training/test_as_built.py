@@ -14,7 +14,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.utils import parametrizations, prune
 
-from atoll.parallel.local_training.as_built import AsBuilt
+from atoll.training.local.as_built import AsBuilt
 
 CALLS = {"count": 0}
 

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from atoll import Algorithm, Deadline, Local, Task
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.errors import NotFinite, TaskBroken, TaskMismatch
-from atoll.parallel.worker.bench import Outcome, Received
-from atoll.parallel.worker.model_bench import ModelBench
 from atoll.simulations.engines.engine import Job, Training
 from atoll.simulations.engines.sequential import Sequential
-from tests.parallel.tasks import linear, make_task
+from atoll.task.arrays import Arrays
+from atoll.task.errors import NotFinite, TaskBroken, TaskMismatch
+from atoll.training.worker.bench import Outcome, Received
+from atoll.training.worker.model_bench import ModelBench
+from tests.training.tasks import linear, make_task
 
 Json = dict[str, Any]
 Tensors = dict[str, torch.Tensor]

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from atoll.parallel.local_training.batches import fetcher
-from atoll.parallel.local_training.training import evaluate, train_locally
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.data import data_of_sites, pooled
+from atoll.task.errors import TaskBroken
+from atoll.task.task import Task
+from atoll.training.local.batches import fetcher
+from atoll.training.local.training import evaluate, train_locally
 
 ROWS = [{"x": [float(number)] * (1 + number % 3), "y": number % 2} for number in range(12)]
 

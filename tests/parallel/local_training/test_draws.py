@@ -11,13 +11,13 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from atoll import Local, Task
-from atoll.aggregation.noise.generator import SecretGenerator
-from atoll.parallel.local_training.draws import Drew, Steady, drawing, unseeded
-from atoll.parallel.local_training.row_forms import kind_of
-from atoll.parallel.local_training.training import evaluate, train_locally
-from atoll.parallel.task.collated import Collated
+from atoll.ground.noise.generator import SecretGenerator
+from atoll.task.collated import Collated
+from atoll.training.local.draws import Drew, Steady, drawing, unseeded
+from atoll.training.local.row_forms import kind_of
+from atoll.training.local.training import evaluate, train_locally
 from tests.parallel import drawing as odd
-from tests.parallel.drawing import Noisy, Residual, Together, expected
+from tests.training.drawing import Noisy, Residual, Together, expected
 
 
 def rows(fetched: Any) -> list[list[float]]:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from atoll import Deadline, Local
 from atoll.aggregation.fold import weights
-from atoll.parallel.local_training import fednova
-from atoll.parallel.local_training.fednova import Normalizer
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.worker.bench import Received
-from atoll.parallel.worker.model_bench import ModelBench
+from atoll.task.errors import TaskBroken
+from atoll.training.local import fednova
+from atoll.training.local.fednova import Normalizer
+from atoll.training.worker.bench import Received
+from atoll.training.worker.model_bench import ModelBench
 from tests.federation.quadratics_task import task as quadratics
-from tests.parallel.tasks import make_task
+from tests.training.tasks import make_task
 
 
 def after(num_steps: int, **local: float) -> Normalizer:

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from atoll import Deadline, Task
-from atoll.parallel.adapters.digests import digest_of, line_of
-from atoll.parallel.local_training.frozen import (
+from atoll.task.errors import TaskBroken, TaskMismatch
+from atoll.training.base.digests import digest_of, line_of
+from atoll.training.local.frozen import (
     Unchanged,
     frozen_digest,
     frozen_of,
@@ -17,11 +18,10 @@ from atoll.parallel.local_training.frozen import (
     keep_frozen,
     trained_names,
 )
-from atoll.parallel.local_training.parameters import build_model, initial_parameters
-from atoll.parallel.task.errors import TaskBroken, TaskMismatch
-from atoll.parallel.worker.bench import Outcome, Received
-from atoll.parallel.worker.model_bench import ModelBench
-from tests.parallel.tasks import make_task
+from atoll.training.local.parameters import build_model, initial_parameters
+from atoll.training.worker.bench import Outcome, Received
+from atoll.training.worker.model_bench import ModelBench
+from tests.training.tasks import make_task
 
 
 class Counted(nn.Module):

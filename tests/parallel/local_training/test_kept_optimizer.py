@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from atoll import Algorithm, Local, Task
-from atoll.parallel.local_training.algorithms import check_training
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import TaskBroken, TaskMismatch
-from atoll.parallel.worker.bench import Outcome, Received
-from atoll.parallel.worker.model_bench import ModelBench
-from tests.parallel.crew import tasks
+from atoll.task.arrays import Arrays
+from atoll.task.deadline import Deadline
+from atoll.task.errors import TaskBroken, TaskMismatch
+from atoll.training.local.algorithms import check_training
+from atoll.training.worker.bench import Outcome, Received
+from atoll.training.worker.model_bench import ModelBench
+from tests.parallel.mesh_client import tasks
 
 LOCALS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw", "lr": 0.01},

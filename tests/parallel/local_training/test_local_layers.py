@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from atoll import Deadline, Task
-from atoll.parallel.local_training.local_layers import names_that_stay
-from atoll.parallel.local_training.parameters import initial_parameters
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.errors import NotFinite, TaskBroken, TaskMismatch
-from atoll.parallel.worker.bench import Outcome, Received
-from atoll.parallel.worker.model_bench import ModelBench
-from tests.parallel.tasks import make_task
+from atoll.task.arrays import Arrays
+from atoll.task.errors import NotFinite, TaskBroken, TaskMismatch
+from atoll.training.local.local_layers import names_that_stay
+from atoll.training.local.parameters import initial_parameters
+from atoll.training.worker.bench import Outcome, Received
+from atoll.training.worker.model_bench import ModelBench
+from tests.training.tasks import make_task
 
 FEDBN = {"keep": "batchnorm", "batch_size": None, "epochs": 3, "lr": 0.2}
 BN = {f"1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}

@@ -9,18 +9,18 @@ import torch
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
-from atoll.parallel.local_training.algorithms import check_training
-from atoll.parallel.local_training.own_optimizer import is_elementwise
-from atoll.parallel.local_training.training import make_optimizer, train_locally
-from atoll.parallel.optimizers.lamb import LAMB
-from atoll.parallel.task.context import context_of, within
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.overrides import OverridesRefused
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.recipe import make_recipe
-from atoll.parallel.worker.model_bench import ModelBench
-from atoll.parallel.worker.operations import Operations
+from atoll.task.context import context_of, within
+from atoll.task.deadline import Deadline
+from atoll.task.errors import TaskBroken
+from atoll.task.overrides import OverridesRefused
+from atoll.training.local.algorithms import check_training
+from atoll.training.local.own_optimizer import is_elementwise
+from atoll.training.local.training import make_optimizer, train_locally
+from atoll.training.optimizers.lamb import LAMB
+from atoll.training.worker.model_bench import ModelBench
+from atoll.training.worker.operations import Operations
 from tests.protocol.packages import LION, install
 
 MODULE: dict[str, Any] = {}

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from atoll import Task
-from atoll.parallel.local_training.parameters import (
+from atoll.task.arrays import Arrays, layout_of
+from atoll.task.errors import NotFinite, TaskBroken, TaskMismatch
+from atoll.training.local.parameters import (
     buffers_of,
     initial_parameters,
     load_parameters,
@@ -17,9 +19,7 @@ from atoll.parallel.local_training.parameters import (
     parameters_of,
     update_of,
 )
-from atoll.parallel.task.arrays import Arrays, layout_of
-from atoll.parallel.task.errors import NotFinite, TaskBroken, TaskMismatch
-from tests.parallel.tasks import linear, make_task
+from tests.training.tasks import linear, make_task
 
 
 class Buffers(nn.Module):

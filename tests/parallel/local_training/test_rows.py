@@ -8,7 +8,7 @@ import torch
 
 from atoll.parallel.data.batch import Batch
 from atoll.parallel.engine.microbatches import split
-from atoll.parallel.local_training.rows import Division, Forms, Undivided, num_rows
+from atoll.training.local.rows import Division, Forms, Undivided, num_rows
 
 BOXES = [torch.full((2 + number, 4), float(number)) for number in range(4)]
 """Of four images; those of the third are as many as the images."""

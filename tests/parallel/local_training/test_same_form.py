@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.parallel.local_training.passing_state import PassingState
-from atoll.parallel.local_training.same_form import SameForm
-from atoll.parallel.task.errors import TaskBroken
+from atoll.task.errors import TaskBroken
+from atoll.training.local.passing_state import PassingState
+from atoll.training.local.same_form import SameForm
 
 
 class Model(nn.Module):

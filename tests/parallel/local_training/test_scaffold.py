@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from atoll import Deadline, Local, Task
-from atoll.aggregation.tensors.layout import CONTROL
-from atoll.parallel.local_training.scaffold import ControlVariates, split
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.errors import NotFinite, TaskBroken, TaskMismatch
-from atoll.parallel.worker.bench import Outcome, Received
-from atoll.parallel.worker.model_bench import ModelBench
+from atoll.task.arrays import Arrays
+from atoll.task.errors import NotFinite, TaskBroken, TaskMismatch
+from atoll.tensors.layout import CONTROL
+from atoll.training.local.scaffold import ControlVariates, split
+from atoll.training.worker.bench import Outcome, Received
+from atoll.training.worker.model_bench import ModelBench
 from tests.federation.quadratics_task import task as quadratics
-from tests.parallel.tasks import linear, make_task
+from tests.training.tasks import linear, make_task
 
 SCAFFOLD = {"algorithm": "scaffold"}
 Json = dict[str, Any]

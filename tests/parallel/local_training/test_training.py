@@ -10,14 +10,14 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from atoll import Deadline, Local, Metric, Task
-from atoll.parallel.local_training.batches import batch_sizes, fetcher, to_device
-from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, parameters_of, update_of
-from atoll.parallel.local_training.training import Work, evaluate, train_locally
-from atoll.parallel.task import metrics
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.errors import OutOfTime, TaskBroken
+from atoll.task import metrics
+from atoll.task.arrays import Arrays
+from atoll.task.errors import OutOfTime, TaskBroken
+from atoll.training.local.batches import batch_sizes, fetcher, to_device
+from atoll.training.local.parameters import initial_parameters, load_parameters, parameters_of, update_of
+from atoll.training.local.training import Work, evaluate, train_locally
 from tests.federation.quadratics_task import task as quadratics
-from tests.parallel.tasks import accuracy, data, linear, make_task
+from tests.training.tasks import accuracy, data, linear, make_task
 from tests.waiting import BOUND_S
 
 FULL_BATCH = Local(batch_size=None, lr=0.3)
@@ -115,9 +115,9 @@ def test_a_metric_named_loss_replaces_the_default() -> None:
 DIGEST = """
 import hashlib, torch
 from atoll import Local
-from atoll.parallel.local_training.parameters import initial_parameters
-from tests.parallel.tasks import make_task
-from tests.parallel.local_training.test_training import trained
+from atoll.training.local.parameters import initial_parameters
+from tests.training.tasks import make_task
+from tests.training.local.test_training import trained
 from torch import nn
 torch.set_num_threads(1)
 task = make_task(lambda: nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 3)))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.parallel.local_training.trees import map_tensors, tensors
+from atoll.training.local.trees import map_tensors, tensors
 
 Pair = namedtuple("Pair", ["logits", "hidden"])
 

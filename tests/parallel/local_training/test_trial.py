@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from atoll import Local, Metric, Task
-from atoll.parallel.local_training.row_forms import form_of, kind_of
-from atoll.parallel.local_training.trial import Rows, first_of_kinds, sites_by_kind, try_batches
-from atoll.parallel.task.context import Context
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.randomness import states_of_generators
+from atoll.task.context import Context
+from atoll.task.errors import TaskBroken
+from atoll.task.randomness import states_of_generators
+from atoll.training.local.row_forms import form_of, kind_of
+from atoll.training.local.trial import Rows, first_of_kinds, sites_by_kind, try_batches
 
 INPUTS = torch.linspace(-1, 1, 200).reshape(40, 5)
 CLASSES = torch.arange(40) % 3
@@ -197,7 +197,7 @@ def needs_two_classes(outputs: Any, targets: Any) -> torch.Tensor:
 
 
 def test_a_large_model_is_tried_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.parallel.local_training.trial.SMALL", 10)
+    monkeypatch.setattr("atoll.training.local.trial.SMALL", 10)
     tried(metrics={"odd": lambda o, t: (1 / 0, 1)})  # its outputs are none of the model's
     with pytest.raises(TaskBroken, match=r"metric .odd.: .* it returns 3 numbers"):
         tried(metrics={"odd": lambda o, t: (1, 2, 3)})
@@ -328,7 +328,7 @@ class Mean(nn.Module):
 def test_a_metric_without_a_finite_number_of_drawn_outputs_is_named_and_not_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("atoll.parallel.local_training.trial.SMALL", 0)
+    monkeypatch.setattr("atoll.training.local.trial.SMALL", 0)
     with caplog.at_level(logging.WARNING):
         tried(metrics={"distance": lambda o, t: (float(torch.acosh(o.mean()).sum()), 1)})  # acosh of less than 1
     assert "metric 'distance'" in caplog.text

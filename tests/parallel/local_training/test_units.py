@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from atoll import Local, Task
-from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, parameters_of
-from atoll.parallel.local_training.repeatable import repeatable
-from atoll.parallel.local_training.training import evaluate, train_locally
-from atoll.parallel.local_training.unit_check import UnitCheck, disagreement
-from atoll.parallel.local_training.units import Units, as_units, units_of
-from atoll.parallel.task.context import Context, contextual, within
-from atoll.parallel.task.errors import TaskBroken
+from atoll.task.context import Context, contextual, within
+from atoll.task.errors import TaskBroken
+from atoll.training.local.parameters import initial_parameters, load_parameters, parameters_of
+from atoll.training.local.repeatable import repeatable
+from atoll.training.local.training import evaluate, train_locally
+from atoll.training.local.unit_check import UnitCheck, disagreement
+from atoll.training.local.units import Units, as_units, units_of
 from tests.cli import failing_tasks
-from tests.parallel import weighted
-from tests.parallel.weighted import KINDS, Words, data_of, everything, task_of
+from tests.training import weighted
+from tests.training.weighted import KINDS, Words, data_of, everything, task_of
 
 
 def batch_of(kind: str) -> tuple[Any, Any]:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file, save_model
 
-from atoll.parallel.local_training.parameters import aliases_of, parameters_of
-from atoll.parallel.local_training.warm_start import LENIENT, Start, StartRefused, matched, read, start_model
+from atoll.training.local.parameters import aliases_of, parameters_of
+from atoll.training.worker.warm_start import LENIENT, Start, StartRefused, matched, read, start_model
 
 
 class Tied(torch.nn.Module):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.parallel.optimizers.lamb import LAMB
-from atoll.parallel.optimizers.larc import LARC
-from atoll.parallel.optimizers.lars import LARS
-from atoll.parallel.optimizers.novograd import NovoGrad
+from atoll.training.optimizers.lamb import LAMB
+from atoll.training.optimizers.larc import LARC
+from atoll.training.optimizers.lars import LARS
+from atoll.training.optimizers.novograd import NovoGrad
 
 START = [[1.0, 2.0], [3.0, 4.0]]
 GRADIENTS = [[[0.1, -0.2], [0.3, -0.4]], [[0.2, 0.1], [-0.1, 0.3]], [[-0.3, 0.2], [0.1, 0.1]]]

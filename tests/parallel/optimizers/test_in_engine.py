@@ -11,9 +11,9 @@ from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.optimizers.make import make_optimizer
-from atoll.parallel.optimizers.options import OptimizerConfig
-from atoll.parallel.optimizers.schedule import Schedule
+from atoll.training.optimizers.make import make_optimizer
+from atoll.training.optimizers.options import OptimizerConfig
+from atoll.training.optimizers.schedule import Schedule
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import mine, mlp
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from atoll.parallel.optimizers.lamb import LAMB
-from atoll.parallel.optimizers.larc import LARC
-from atoll.parallel.optimizers.lars import LARS
-from atoll.parallel.optimizers.layerwise import LayerwiseOptimizer
-from atoll.parallel.optimizers.norms import norms
-from atoll.parallel.optimizers.novograd import NovoGrad
+from atoll.training.optimizers.lamb import LAMB
+from atoll.training.optimizers.larc import LARC
+from atoll.training.optimizers.lars import LARS
+from atoll.training.optimizers.layerwise import LayerwiseOptimizer
+from atoll.training.optimizers.norms import norms
+from atoll.training.optimizers.novograd import NovoGrad
 
 KINDS: list[type[LayerwiseOptimizer]] = [LARS, LARC, LAMB, NovoGrad]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.parallel.optimizers.make import ELEMENTWISE, LAYERWISE, make_optimizer
-from atoll.parallel.optimizers.options import OPTIONS, OptimizerConfig
+from atoll.training.optimizers.make import ELEMENTWISE, LAYERWISE, make_optimizer
+from atoll.training.optimizers.options import OPTIONS, OptimizerConfig
 
 
 def model() -> nn.Module:

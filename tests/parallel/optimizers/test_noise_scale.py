@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.parallel.optimizers.noise_scale import Estimate, NoiseScale, estimate
+from atoll.training.optimizers.noise_scale import Estimate, NoiseScale, estimate
 
 
 def test_the_estimate_of_a_known_pair() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
-from atoll.parallel.optimizers.schedule import KINDS, Schedule, scaled_lr
+from atoll.training.optimizers.schedule import KINDS, Schedule, scaled_lr
 
 
 def rates(schedule: Schedule, steps: int) -> list[float]:

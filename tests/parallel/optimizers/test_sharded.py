@@ -26,13 +26,13 @@ from torch.distributed.tensor.parallel import (
 )
 
 from atoll.parallel.engine.forked import RankFailed, run_ranks
-from atoll.parallel.optimizers.lamb import LAMB
-from atoll.parallel.optimizers.larc import LARC
-from atoll.parallel.optimizers.lars import LARS
-from atoll.parallel.optimizers.make import make_optimizer
-from atoll.parallel.optimizers.norms import norms, total_norm
-from atoll.parallel.optimizers.novograd import NovoGrad
-from atoll.parallel.optimizers.options import OptimizerConfig
+from atoll.training.optimizers.lamb import LAMB
+from atoll.training.optimizers.larc import LARC
+from atoll.training.optimizers.lars import LARS
+from atoll.training.optimizers.make import make_optimizer
+from atoll.training.optimizers.norms import norms, total_norm
+from atoll.training.optimizers.novograd import NovoGrad
+from atoll.training.optimizers.options import OptimizerConfig
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -7,10 +7,10 @@ import os
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.programs.grid import MAPPED_MIN, Grid, Outgoing
-from atoll.parallel.programs.main import _conclusion
-from atoll.parallel.task.content import Content, to_tensors
+from atoll.task.content import Content, to_tensors
+from atoll.task.programs.grid import MAPPED_MIN, Grid, Outgoing
+from atoll.task.programs.main import _conclusion
+from atoll.tensors import safetensors_file
 
 
 class Answers:

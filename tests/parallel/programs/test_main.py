@@ -35,7 +35,7 @@ def test_the_end_of_a_program_is_told_once_what_it_registered_for_its_exit_has_r
     order = {"call": 0, "program": f"{tmp_path}/program.py:main", "options": {}, "seed": 1}
     ours, theirs = socket.socketpair()
     with ours, theirs, ours.makefile("rb") as lines:
-        command = [sys.executable, "-m", "atoll.parallel.programs.main", str(theirs.fileno())]
+        command = [sys.executable, "-m", "atoll.task.programs.main", str(theirs.fileno())]
         with subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
             theirs.close()
             ours.settimeout(BOUND_S)

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from atoll.parallel.statistics import of_data
-from atoll.parallel.statistics.of_data import of_split, of_task
-from atoll.parallel.statistics.parts import Histogram, Moments, Numbers, SiteStatistics, merged
-from atoll.parallel.task.array_values import Valued
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import OutOfTime, TaskBroken
-from atoll.parallel.task.statistic import Statistic
-from atoll.parallel.task.task import Task
+from atoll.task.array_values import Valued
+from atoll.task.deadline import Deadline
+from atoll.task.errors import OutOfTime, TaskBroken
+from atoll.task.statistic import Statistic
+from atoll.task.task import Task
+from atoll.training.statistics import of_data
+from atoll.training.statistics.of_data import of_split, of_task
+from atoll.training.statistics.parts import Histogram, Moments, Numbers, SiteStatistics, merged
 
 NEVER = Deadline.never()
 FEATURES = [("train", "features", f"inputs[{k}]") for k in range(3)]
@@ -297,7 +297,7 @@ class Arrays:
 
 
 def test_an_array_task_gives_its_own_numbers_and_sizes() -> None:
-    from atoll.parallel.statistics.own import of_array_task
+    from atoll.training.statistics.own import of_array_task
 
     found = of_array_task(Valued(Arrays(), {"offset": 0.5}), "north").parts
     assert {place: part.shown()["value"] for place, part in found.items()} == {
@@ -310,7 +310,7 @@ def test_an_array_task_gives_its_own_numbers_and_sizes() -> None:
 
 
 def test_an_array_task_without_any_says_so() -> None:
-    from atoll.parallel.statistics.own import of_array_task
+    from atoll.training.statistics.own import of_array_task
 
     class Bare:
         def initial(self, seed: int) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.parallel.statistics.exact import number_of, rounded, text_of
-from atoll.parallel.statistics.sums import ColumnSums
+from atoll.training.statistics.exact import number_of, rounded, text_of
+from atoll.training.statistics.sums import ColumnSums
 
 floats = st.floats(allow_nan=False, allow_infinity=False, width=64)
 dyadic = st.builds(
@@ -29,7 +29,7 @@ def test_sums_and_sums_of_squares_are_exact_however_the_values_are_divided(
 
 
 def test_more_values_than_are_exact_at_once_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.parallel.statistics.sums.ROWS_MAX", 3)
+    monkeypatch.setattr("atoll.training.statistics.sums.ROWS_MAX", 3)
     sums = ColumnSums(1)
     sums.add(np.arange(10.0), np.zeros(10, np.int64))
     assert (sums.totals(), sums.squares()) == ([45], [285])

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from atoll.parallel.task.collated import form_fault
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.randomness import data_of, server_data_of
-from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.data import data_of_sites
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.population import populate
+from atoll.task.collated import form_fault
+from atoll.task.errors import TaskBroken
+from atoll.task.randomness import data_of, server_data_of
+from atoll.task.task import Task
 
 X, Y = torch.ones(4, 2), torch.zeros(4, dtype=torch.int64)
 ROWS = TensorDataset(X, Y)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from atoll.parallel.task.content import Content, from_tensors, to_tensors
-from atoll.parallel.task.errors import TaskBroken
+from atoll.task.content import Content, from_tensors, to_tensors
+from atoll.task.errors import TaskBroken
 
 ARRAYS = {
     "float64": np.linspace(0, 1, 5),

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from atoll import Context, Metric, Task
-from atoll.parallel.task.array_values import tuned
-from atoll.parallel.task.context import context_of, depends_on_context, takes_context, within
-from atoll.parallel.task.overrides import OverridesRefused
-from atoll.parallel.task.randomness import data_of, server_data_of
+from atoll.task.array_values import tuned
+from atoll.task.context import context_of, depends_on_context, takes_context, within
+from atoll.task.overrides import OverridesRefused
+from atoll.task.randomness import data_of, server_data_of
 
 
 def loss(outputs, targets, context):

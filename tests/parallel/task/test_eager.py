@@ -12,7 +12,7 @@ from tests.waiting import BOUND_S
 STEPS = """
 import json, sys
 import torch
-from atoll.parallel.task import eager
+from atoll.task import eager
 
 if sys.argv[1] == "eager":
     eager.step_without_compiler()

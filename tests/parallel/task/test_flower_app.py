@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from atoll.parallel.task.errors import TaskNotFound
-from atoll.parallel.task.flower_app import is_app, read_app, with_app
-from atoll.parallel.task.task import task_name
+from atoll.flower.app import is_app, read_app, with_app
+from atoll.task.errors import TaskNotFound
+from atoll.task.task import task_name
 
 GOOD = """
 [project]

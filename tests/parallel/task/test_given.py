@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from atoll import Deadline, Local, Task, Trained
-from atoll.parallel.task.array_values import tuned
-from atoll.parallel.task.given import Given, with_values
-from atoll.parallel.task.overrides import OverridesRefused
-from atoll.parallel.worker.array_bench import ArrayBench
-from atoll.parallel.worker.bench import Received
+from atoll.task.array_values import tuned
+from atoll.task.given import Given, with_values
+from atoll.task.overrides import OverridesRefused
+from atoll.training.worker.array_bench import ArrayBench
+from atoll.training.worker.bench import Received
 
 TABLE = {
     "epochs": 2,

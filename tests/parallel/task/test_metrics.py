@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll import Metric
-from atoll.parallel.task import metrics
-from atoll.parallel.task.metrics import Statistics
+from atoll.task import metrics
+from atoll.task.metrics import Statistics
 
 whole = st.integers(-(2**40), 2**40).map(float)
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -9,14 +9,14 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Algorithm, Local, Task, Trained
-from atoll.aggregation.noise.generator import SecretGenerator
-from atoll.parallel.task import noise
-from atoll.parallel.task.context import Context
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.noise import Noise, noise_of_job
-from atoll.parallel.task.randomness import seed_everything, seed_from
-from atoll.parallel.worker.bench import Received
-from atoll.parallel.worker.benches import bench_of
+from atoll.ground.noise.generator import SecretGenerator
+from atoll.task import noise
+from atoll.task.context import Context
+from atoll.task.deadline import Deadline
+from atoll.task.noise import Noise, noise_of_job
+from atoll.task.randomness import seed_everything, seed_from
+from atoll.training.worker.bench import Received
+from atoll.training.worker.benches import bench_of
 
 KEY, OTHER = bytes(32).hex(), bytes([1] * 32).hex()
 JOB = {"op": "train", "seed": 7, "round_id": 3, "version": 2}

@@ -15,16 +15,16 @@ from torch import nn
 from torch.utils.data import TensorDataset, random_split
 
 from atoll import Deadline, Instructions, Task, Trained
-from atoll.parallel.local_training.parameters import initial_parameters
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.randomness import data_of, seed_everything, seeded, training_seed
-from atoll.parallel.worker.array_bench import ArrayBench
-from atoll.parallel.worker.bench import Received
-from atoll.parallel.worker.model_bench import ModelBench
 from atoll.simulations.engines.engine import Job, Training
 from atoll.simulations.engines.engine import Trained as Simulated
 from atoll.simulations.engines.sequential import Sequential
-from tests.parallel.tasks import make_task
+from atoll.task.arrays import Arrays
+from atoll.task.randomness import data_of, seed_everything, seeded, training_seed
+from atoll.training.local.parameters import initial_parameters
+from atoll.training.worker.array_bench import ArrayBench
+from atoll.training.worker.bench import Received
+from atoll.training.worker.model_bench import ModelBench
+from tests.training.tasks import make_task
 
 DRAWS: dict[str, Callable[[int], Any]] = {
     "numpy": lambda n: np.random.randn(n),

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.parallel.task.overrides import OverridesRefused
-from atoll.parallel.task.round_schedule import RoundSchedule, read_schedule
+from atoll.task.overrides import OverridesRefused
+from atoll.task.round_schedule import RoundSchedule, read_schedule
 
 ROUNDS = 12
 

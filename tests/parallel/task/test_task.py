@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from atoll import Local, Metric, Task, load_task, task_name
-from atoll.parallel.task.errors import TaskNotFound
+from atoll.task.errors import TaskNotFound
 from tests.waiting import BOUND_S
 
 SOURCE = """

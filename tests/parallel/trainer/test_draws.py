@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from atoll.parallel.engine.forked import run_ranks
-from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.trainer.run import Result
-from tests.parallel import drawing
+from atoll.task.errors import TaskBroken
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import mesh, run
+from tests.training import drawing
 
 pytestmark = pytest.mark.real
 

@@ -11,10 +11,10 @@ from atoll.parallel.checkpoint.store import Store, damage
 from atoll.parallel.engine.forked import RankFailed, run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.trainer import run as trainer_run
 from atoll.parallel.trainer.logs import read_log
 from atoll.parallel.trainer.run import Result
+from atoll.task.errors import NotFinite
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import CONFIG, mesh, model, on_ranks, run
 

@@ -10,13 +10,13 @@ import torch
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import JobRefused
 from atoll.parallel.trainer.run import Result
-from tests.parallel import weighted
+from atoll.task.errors import TaskBroken
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import model, run
+from tests.training import weighted
 
 CONFIG = TrainConfig(batch_size=8, log_every=1, epochs=2)
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.worker.operations import Operations
+from atoll.task.deadline import Deadline
+from atoll.tensors import safetensors_file
+from atoll.training.worker.operations import Operations
 
 TASK = """
 import torch

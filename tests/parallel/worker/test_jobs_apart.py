@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from atoll.parallel.local_training import left_behind
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.task import Task
-from atoll.parallel.task.told import logger
-from atoll.parallel.worker.bench import PROCESS, Received
-from atoll.parallel.worker.model_bench import ModelBench
+from atoll.task.deadline import Deadline
+from atoll.task.local import Local
+from atoll.task.task import Task
+from atoll.task.told import logger
+from atoll.training.worker import left_behind
+from atoll.training.worker.bench import PROCESS, Received
+from atoll.training.worker.model_bench import ModelBench
 
 X = torch.arange(8.0).reshape(8, 1) / 8
 CALLS = {"of the loss": 0}

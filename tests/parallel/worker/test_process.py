@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Piece
-from atoll.parallel.worker.process import Environment, RunTerms, Worker, WorkerCrashed, WorkerError, WorkerHung
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Piece
+from atoll.training.worker.process import Environment, RunTerms, Worker, WorkerCrashed, WorkerError, WorkerHung
 from tests.waiting import BOUND_S
 
 HERE = Path(__file__).parents[1]
@@ -252,7 +252,7 @@ def test_a_full_disk_of_the_log_hides_no_fault_and_ends_no_training(make: Make, 
 
 
 def test_a_long_log_is_put_aside(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.parallel.log_streams.LOG_BYTES_MAX", 10)
+    monkeypatch.setattr("atoll.ground.process.log_streams.LOG_BYTES_MAX", 10)
     (tmp_path / "worker.log").write_text("x" * 11)
     make().start()
     assert (tmp_path / "worker.log.1").read_text() == "x" * 11

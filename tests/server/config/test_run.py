@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from atoll.aggregation.codecs.names import FAMILIES, parse_codec
 from atoll.aggregation.optimizers import OPTIMIZERS
 from atoll.aggregation.rules.coordinate import Median, TrimmedMean
 from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
@@ -26,6 +25,7 @@ from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import SAMPLERS, power_of_choice
+from atoll.tensors.codecs.names import FAMILIES, parse_codec
 
 EXAMPLE = """
 name = "digits-1"

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from atoll.aggregation.tensors.layout import Piece
-from atoll.protocol.durable import DiskFull
+from atoll.ground.durable import DiskFull
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RoundId, RunId
 from atoll.server.clock import MonotoneClock
 from atoll.server.config.run import RunConfig
@@ -29,6 +28,7 @@ from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.programs.contents import Contents
 from atoll.server.rounds.events import ClientFailed, ClientJoined, RunStarted
 from atoll.server.views.message_views import wait_of_program, what_a_program_waits_for
+from atoll.tensors.layout import Piece
 from tests.wire.test_round import live
 
 NORTH, NOBODY = ClientId("north"), ClientId("nobody")

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from atoll.aggregation.codecs import installed
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.tensors.layout import pieces_in_order
-from atoll.aggregation.tensors.safetensors_file import read
 from atoll.server.errors import OperatorError
+from atoll.tensors.codecs import installed
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.layout import pieces_in_order
+from atoll.tensors.safetensors_file import read
 from tests.protocol.packages import CODEC, install
 from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_bad_input import refused

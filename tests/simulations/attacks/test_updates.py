@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import norm
 
-from atoll.parallel.task.arrays import Arrays
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.attacks.updates import little_is_enough_z, moments
+from atoll.task.arrays import Arrays
 
 HONEST = {
     "a": {"w": np.array([1.0, 2.0], np.float32), "n": np.array(3)},

@@ -5,13 +5,13 @@ import sys
 import numpy as np
 import pytest
 
-from atoll.aggregation.codecs import installed
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.worker.model_files import write_update
 from atoll.protocol.settings import ConfigError
 from atoll.server.errors import StoreCorrupted
 from atoll.simulations.federation.updates import Updates
+from atoll.task.errors import TaskBroken
+from atoll.tensors.codecs import installed
+from atoll.tensors.codecs.names import parse_codec
+from atoll.training.worker.model_files import write_update
 from tests.protocol.packages import CODEC, install
 from tests.simulations.federation.simulating import simulate
 

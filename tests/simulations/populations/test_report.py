@@ -11,12 +11,12 @@ from scipy import stats
 from scipy.spatial.distance import cityblock
 from torch.utils.data import TensorDataset
 
-from atoll.parallel.task.task import Task
 from atoll.simulations.populations import plot as drawing
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.plot import NoPlots, plot
 from atoll.simulations.populations.population import populate
 from atoll.simulations.populations.report import Report, report
+from atoll.task.task import Task
 from examples.datasets.folder import data_folder
 from examples.datasets.idx import read_idx
 from tests.public_data import needs_data

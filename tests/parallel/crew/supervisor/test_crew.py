@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from atoll.parallel.crew.supervisor.crew import PING_S, Crew, CrewTerms, RanksLost
-from atoll.parallel.crew.supervisor.interval import Interval
-from atoll.parallel.crew.supervisor.terms import Terms
 from atoll.parallel.engine.plan import given_plan
 from atoll.parallel.launch.launcher import Launcher, elastic
 from atoll.parallel.launch.spec import Spec
-from atoll.parallel.worker.process import WorkerError, WorkerHung
+from atoll.parallel.mesh_client.supervisor.crew import PING_S, Crew, CrewTerms, RanksLost
+from atoll.parallel.mesh_client.supervisor.interval import Interval
+from atoll.parallel.mesh_client.supervisor.terms import Terms
+from atoll.training.worker.process import WorkerError, WorkerHung
 from tests.process_table import is_running
 from tests.waiting import BOUND_S
 
@@ -38,19 +38,19 @@ def crew(folder, *, size=2, timeout=60.0, **changes):
 
     def start(on_end):
         spec = Spec(
-            entry="tests.parallel.crew.counting:rank",
+            entry="tests.parallel.mesh_client.counting:rank",
             args=(str(folder),),
             nproc=size,
             max_restarts=10**6,
             folder=str(folder),
-            preload=("atoll.parallel.crew.main",),
+            preload=("atoll.parallel.mesh_client.main",),
             is_bound=True,
         )
         command, environment = elastic(spec)
         with (folder / "launcher.log").open("ab") as log:
             return Launcher(command, {**environment, "PYTHONPATH": str(ROOT)}, log=log, on_end=on_end)
 
-    it = Crew(str(ROOT / "tests/parallel/crew/a_task.py") + ":task", replace(terms, **changes), start, site="a")
+    it = Crew(str(ROOT / "tests/parallel/mesh_client/a_task.py") + ":task", replace(terms, **changes), start, site="a")
     try:
         yield it
     finally:

@@ -5,10 +5,10 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from atoll.parallel.crew.supervisor.round_folder import prepare
-from atoll.parallel.crew.supervisor.shared_folder import check_shared
-from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.mesh_client.supervisor.round_folder import prepare
+from atoll.parallel.mesh_client.supervisor.shared_folder import check_shared
 from atoll.parallel.world import World
+from atoll.task.errors import TaskBroken
 
 
 def faults(folders, timeout_s):

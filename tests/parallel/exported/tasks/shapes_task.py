@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from atoll import Local, Metric, Task, Trained
-from atoll.parallel.task.algorithm import Algorithm
+from atoll.task.algorithm import Algorithm
 
 
 def accuracy(outputs, targets):

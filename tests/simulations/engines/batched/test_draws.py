@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.aggregation.numba_support import COMPILED_FROM, has_compiler
-from atoll.parallel.task.randomness import seed_everything
 from atoll.simulations.engines.batched import draws
+from atoll.task.randomness import seed_everything
+from atoll.tensors.numba_support import COMPILED_FROM, has_compiler
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="needs numba: make setup installs it")
 
