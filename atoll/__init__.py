@@ -32,6 +32,8 @@ Everything that a project of yours imports is here:
 
 from typing import TYPE_CHECKING, Any
 
+from atoll.task.apps import register
+
 if TYPE_CHECKING:
     from atoll.interface.comparisons import Comparison, compare
     from atoll.interface.deployed import DeployedRound, DeployedRun, Federation, connect
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
     from atoll.training.base.peft_models import freeze_a
 
 __version__ = "0.1.0"
+
+register("atoll.flower.framework")
 
 _PLACES = {
     "atoll.tensors.codecs.contract": ("codec_faults",),

@@ -16,7 +16,6 @@ from atoll.client.policy.gate import Gate
 from atoll.client.work.crew import crews_of
 from atoll.client.work.runner import Runner
 from atoll.client.work.worker import WorkerRunner, workers_of
-from atoll.flower.app import is_app
 from atoll.parallel.mesh_client.supervisor.crew import Crew
 from atoll.protocol import service_manager
 from atoll.protocol.identity.membership import Membership, unless_stopped
@@ -25,6 +24,7 @@ from atoll.protocol.identity.proxy import through_proxy
 from atoll.protocol.notices.life import Life
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.signals import call_at_end
+from atoll.task.apps import is_app
 from atoll.task.task import TaskNotFound, task_name
 from atoll.training.worker.process import Environment, Worker
 

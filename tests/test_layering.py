@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.house.__main__ import HOUSE
-from tests.house.floors import APART, GROUND, MAY_IMPORT
+from tests.house.floors import APART, MAY_IMPORT, WITHOUT_SHELL
 from tests.house.imports import Edge, edges, folder_circles, imported_names, module_circles
 from tests.house.purity import Purity, absent_places, impure_imports
 from tests.house.tree import AROUND, ROOMS, ROOT, TESTS, Module, read
@@ -97,7 +97,7 @@ def faults_of(module: Module) -> list[str]:
     if module.room in BARE:
         faults += [f"{module.path}: the command line is above" for name in names if within(name, {"atoll.cli"})]
         faults += [f"{module.path}: {name} is the root's" for name in names if is_of_the_root(name)]
-    if module.room in GROUND:
+    if module.room in WITHOUT_SHELL:
         used = [*names, *clocks(module.tree)]
         faults += [f"{module.path}: {name} on the ground floor" for name in used if is_shell(name, module.path)]
     return faults

@@ -9,9 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from tests.house.tree import ROOT
+from tests.house.tree import ROOMS, ROOT
 
-ROOMS = ("aggregation", "atoll", "client", "parallel", "protocol", "server", "simulations")
 """All rooms."""
 
 _WORDS = """

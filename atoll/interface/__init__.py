@@ -1,4 +1,1 @@
-"""The Python interface: what the commands do, for scripts and notebooks.
-
-Imports: `operations` and every room; nothing of the command line.
-"""
+"""The Python interface: the operations for scripts and notebooks."""

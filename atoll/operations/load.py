@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from atoll.flower.app import FlowerApp, is_app, with_app
+from atoll.flower.app import FlowerApp
 from atoll.ground.folders import no_file
 from atoll.ground.printable import count_of
 from atoll.ground.process.loading import loading
@@ -24,6 +24,7 @@ from atoll.protocol.signals import Stopped
 from atoll.server.config.model import run_and_version
 from atoll.server.config.process import HostFile
 from atoll.server.config.run import RunFile
+from atoll.task.apps import is_app, with_app
 
 if TYPE_CHECKING:
     from atoll.task.task import ArrayTask, Task

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.flower.app import is_app, with_app
 from atoll.ground.text_files import text_of
 from atoll.operations.faults import CommandError
 from atoll.operations.load import all_faults, load_run, load_user_task, note_unused_settings, overriding, state_of
@@ -20,6 +19,7 @@ from atoll.simulations.federation.federation import Federation
 from atoll.simulations.federation.report import Json
 from atoll.simulations.federation.run import opened
 from atoll.simulations.federation.setting import setting_of
+from atoll.task.apps import is_app, with_app
 from atoll.task.array_task import ArrayTask
 from atoll.task.task import Task
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from atoll.flower.app import is_app
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.reference import Reference
 from atoll.protocol.settings import STRICT, Plain
@@ -25,6 +24,7 @@ from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
 from atoll.server.rounds.run_rules import RunRules, Source, WaitRules
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
+from atoll.task.apps import is_app
 from atoll.task.given import FROZEN, OPTION
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
@@ -247,7 +247,7 @@ class RunConfig(BaseModel):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The values that the run gives to its task, as they travel: see `parallel.task.given`."""
+        """The values that the run gives to its task, as they travel: see `task.given`."""
         schedules = {
             key: schedule.table(self.rounds, self.local.get(key)) for key, schedule in self.schedule.local.items()
         }

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.flower.app import is_app
 from atoll.protocol.threads import begin_on_thread
 from atoll.server.rounds.events import Sums
+from atoll.task.apps import is_app
 from atoll.task.metrics import values
 from atoll.tensors.layout import Piece
 from atoll.training.worker.bench import Measures

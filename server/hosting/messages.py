@@ -35,7 +35,7 @@ class RunTerms:
     grace: float
     """Time after a deadline in which an upload that began before it may end [s]."""
     run_number: int = 0
-    """The number of the run, for apps (`parallel.task.flower_app`)."""
+    """The number of the run, for apps (`atoll.task.apps`)."""
 
     @classmethod
     def of(cls, run_id: RunId, task: str, config: RunConfig, run_number: int = 0) -> "RunTerms":

@@ -6,10 +6,10 @@ from functools import cached_property
 
 from torch.utils.data import TensorDataset
 
-from atoll.flower.task import FlowerTask
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.rows import Form, Rows
+from atoll.task.apps import AppTask
 from atoll.task.arrays import Arrays, layout_of
 from atoll.task.context import context_of, within
 from atoll.task.deadline import Deadline
@@ -92,7 +92,7 @@ class Benches:
         except NotFinite as error:
             return Failed(job.client_id, "not_finite", str(error))
         except (Exception, SystemExit) as error:
-            if not isinstance(task, FlowerTask):
+            if not isinstance(task, AppTask):
                 raise
             return Failed(job.client_id, kind_of(error, "train"), detail_of(error))  # as at an agent: it runs on
         finally:

@@ -30,7 +30,7 @@ class Training:
     task: Task | ArrayTask
 
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """The values of the run for the task: see `parallel.task.given`."""
+    """The values of the run for the task: see `task.given`."""
 
     version: int = 0
     """Version of the model that the clients train from."""

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import torch
 
-from atoll.flower.task import FlowerTask
 from atoll.ground.printable import conclusion
 from atoll.simulations.engines.engine import Job, Training, naming
 from atoll.simulations.engines.examples import Examples, ExamplesOf
 from atoll.simulations.engines.exchange import Exchange
 from atoll.simulations.engines.one_state import OneState
+from atoll.task.apps import AppTask
 from atoll.task.arrays import Arrays
 from atoll.task.context import context_of, depends_on_context, within
 from atoll.task.metrics import Statistics
@@ -165,7 +165,7 @@ class OfBenches:
                 try:
                     found.append(bench.evaluate(Received(self._version, job.own), self._request(job)))
                 except (Exception, SystemExit) as error:
-                    if not isinstance(self._training.task, FlowerTask):
+                    if not isinstance(self._training.task, AppTask):
                         raise
                     found.append(f"{kind_of(error, 'evaluate')}: {detail_of(error)}")  # as at an agent: it runs on
                     self._say(f"note: the evaluation of {job.client_id} failed: {conclusion(detail_of(error))}")

@@ -22,7 +22,7 @@ class Efforts:
 
     Args:
         task: the task of the run.
-        overrides: the values of the run for the task (`parallel.task.given`).
+        overrides: the values of the run for the task (`task.given`).
         num_examples: the number of training examples of each client.
     """
 

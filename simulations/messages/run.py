@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
 
-from atoll.flower.task import FlowerTask
-from atoll.ground.durable import write_atomically
+from atoll.protocol.durable import write_atomically
 from atoll.protocol.settings import ConfigError, effective, or_faults
 from atoll.server.journal.holder import lock_directory
 from atoll.simulations.federation.config import SimulationFile
@@ -17,6 +16,7 @@ from atoll.simulations.federation.run import check_place, differing
 from atoll.simulations.federation.seal import unseal
 from atoll.simulations.federation.setting import as_given, populated
 from atoll.simulations.messages.federation import EXCHANGES, REPLIES, TEMPORARY, MessageFederation, MessageSetting
+from atoll.task.apps import AppTask
 from atoll.task.array_task import ArrayTask
 from atoll.task.task import Task
 
@@ -108,7 +108,7 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> MessageSetting:
 
 
 def _faults_of(file: SimulationFile, task: Task | ArrayTask) -> Iterator[str]:
-    if isinstance(task, Task) or not (isinstance(task, FlowerTask) or hasattr(task, "message")):
+    if isinstance(task, Task) or not (isinstance(task, AppTask) or hasattr(task, "message")):
         yield f"{file.task}: answers no messages: program.main needs a Flower app, or an ArrayTask with `message`"
     if file.simulation.engine not in ("auto", "sequential", "processes"):
         what = f'simulation.engine: got "{file.simulation.engine}", which trains models'

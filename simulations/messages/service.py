@@ -4,7 +4,6 @@ import json
 from typing import Protocol
 
 from atoll.client.session import events as client
-from atoll.flower.app import simulated_number
 from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RejectReason, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
@@ -38,6 +37,7 @@ from atoll.server.rounds.events import (
 )
 from atoll.simulations.federation.host import Client
 from atoll.simulations.federation.timeline import EPOCH, DeadlineTimer, Timeline
+from atoll.task.apps import simulated_number
 from atoll.task.randomness import training_seed
 from atoll.task.task import task_name
 

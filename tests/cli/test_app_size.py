@@ -8,7 +8,7 @@ from atoll.operations import load as files
 from atoll.operations.reporter import Reporter, reporting_to
 from atoll.server.config.run import RunFile
 
-APP = f"{Path(__file__).parents[1]}/parallel/flower/apps/own_code/pyproject.toml:app"
+APP = f"{Path(__file__).parents[1]}/flower/apps/own_code/pyproject.toml:app"
 TEXT = f'name = "own"\ntask = "{APP}"\nrounds = 2\n[round]\ncohort_size = 2\nquorum = 1\ndeadline = 60.0\n'
 
 

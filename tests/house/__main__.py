@@ -24,7 +24,7 @@ from tests.house.upward import House, missing_places, upward_imports
 STYLE_SHOWN = 5
 """Breaks of the style that the report lists of each kind; `--words` lists all."""
 
-HOUSE = House(floors.FLOORS, floors.MAY_IMPORT, floors.SHARED, floors.TESTS_ELSEWHERE)
+HOUSE = House(floors.FLOORS, floors.MAY_IMPORT, floors.TESTS_ELSEWHERE)
 
 
 @dataclass(frozen=True)

@@ -7,38 +7,27 @@ folder or a root file that is missing in the table is a violation, so that a new
 `python -m tests.house --propose ROOM` prints the lowest floors that the imports of a room allow.
 """
 
-GROUND = {"aggregation", "parallel"}
+LOWEST = {"ground", "tensors"}
+TRAINING = LOWEST | {"task", "training"}
+WITHOUT_SHELL = TRAINING | {"flower", "parallel", "aggregation"}
+"""Mathematics and training: no gRPC, no asyncio, no wall clock."""
+BOTH_SIDES = WITHOUT_SHELL | {"protocol"}
 
 MAY_IMPORT = {
-    "aggregation": {"aggregation"},
-    "parallel": {"parallel"},
-    "protocol": {"protocol"} | GROUND,
-    "server": {"server", "protocol"} | GROUND,
-    "client": {"client", "protocol"} | GROUND,
-    "simulations": {"simulations", "server", "client", "protocol"} | GROUND,
-    "atoll": {"atoll", "simulations", "server", "client", "protocol"} | GROUND,
+    "ground": {"ground"},
+    "tensors": LOWEST,
+    "aggregation": LOWEST | {"aggregation"},
+    "task": LOWEST | {"task"},
+    "training": TRAINING,
+    "flower": TRAINING | {"flower"},
+    "parallel": TRAINING | {"parallel"},
+    "protocol": BOTH_SIDES,
+    "server": BOTH_SIDES | {"server"},
+    "client": BOTH_SIDES | {"client"},
+    "simulations": BOTH_SIDES | {"server", "client", "simulations"},
+    "atoll": BOTH_SIDES | {"server", "client", "simulations", "atoll"},
 }
 """The rooms that each room may import."""
-
-SHARED: dict[str, tuple[str, ...]] = {
-    "parallel": (
-        "tensors/codecs/chunks.py",
-        "tensors/codecs/codec.py",
-        "tensors/codecs/error_feedback.py",
-        "tensors/codecs/names.py",
-        "ground/entry_points.py",
-        "ground/file_digest.py",
-        "ground/folders.py",
-        "ground/noise",
-        "ground/printable.py",
-        "tensors",
-        "ground/text_files.py",
-        "tensors/updates/encoded_writer.py",
-        "tensors/updates/weight.py",
-    ),
-}
-"""Places of other rooms that a room may import all the same: on the ground, the layout of tensors, their file and how
-they are encoded there, the weight that an update claims, and the text that a person writes or reads."""
 
 TESTS_ELSEWHERE = {
     "atoll/cli/flower": "tests/federation/flower",
@@ -52,48 +41,61 @@ APART = {"atoll/cli", "atoll/interface"}
 """Folders with all below them that do not import each other on any floor; both stand on `atoll/operations`."""
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "aggregation": (
+    "flower": (
+        ("app.py", "measured.py", "records.py", "secret_noise.py"),
+        ("client_host.py", "exported", "server_host.py"),
+        ("hosted", "native"),
+        ("bench.py",),
+        ("framework.py", "task.py"),
+    ),
+    "training": (
+        ("base", "optimizers"),
+        ("local",),
+        ("statistics",),
+        ("worker",),
+    ),
+    "task": (
         (
-            "entry_points.py",
-            "folders.py",
-            "noise",
-            "numba_support.py",
-            "ordered_map.py",
-            "place.py",
-            "printable.py",
-            "text_files.py",
-            "weight.py",
+            "children.py",
+            "deadline.py",
+            "eager.py",
+            "errors.py",
+            "json_text.py",
+            "noise.py",
+            "overrides.py",
+            "statistic.py",
+            "told.py",
         ),
-        ("file_digest.py", "optimizers.py"),
-        ("own_optimizer.py",),
-        ("tensors",),
-        ("codecs",),
+        ("arrays.py", "collated.py", "context.py", "local.py", "metrics.py", "reference.py", "round_schedule.py"),
+        ("algorithm.py", "apps.py", "array_task.py", "base.py", "content.py", "given.py"),
+        ("task.py",),
+        ("array_values.py", "randomness.py"),
+        ("programs",),
+    ),
+    "ground": (
+        ("entry_points.py", "folders.py", "noise", "printable.py", "text_files.py"),
+        ("file_digest.py", "process"),
+    ),
+    "tensors": (
+        ("layout.py", "numba_support.py"),
+        ("coverage.py", "pieces.py", "runs.py", "safetensors_header.py"),
+        ("box_reader.py", "ownership.py", "safetensors_file.py"),
+        ("codecs", "shared_file.py"),
         ("updates",),
-        ("rules",),
+    ),
+    "aggregation": (
+        ("ordered_map.py", "place.py"),
+        ("optimizers.py", "rules"),
+        ("own_optimizer.py",),
         ("fold",),
         ("stacked",),
     ),
     "parallel": (
-        (
-            "compiled.py",
-            "dtensor.py",
-            "exit_functions.py",
-            "forking.py",
-            "frozen.py",
-            "heap.py",
-            "loading.py",
-            "log_streams.py",
-        ),
-        ("checkpoint", "optimizers", "task", "world.py"),
-        ("adapters",),
-        ("communication", "flower", "local_training"),
-        ("statistics",),
-        ("data", "programs", "worker"),
+        ("checkpoint", "communication", "data", "huggingface", "world.py"),
         ("engine",),
-        ("exchange", "exported"),
-        ("launch", "models", "trainer"),
-        ("crew/supervisor", "planner"),
-        ("crew",),
+        ("exchange", "launch", "models"),
+        ("mesh_client/supervisor", "planner", "trainer"),
+        ("mesh_client",),
     ),
     "protocol": (
         (

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from atoll.flower.app import with_app
 from atoll.operations.faults import CommandError
 from atoll.operations.flower_plan import run_of_app
 from atoll.operations.load import load_run
 from atoll.operations.reporter import Reporter, reporting_to
 from atoll.protocol.settings import ConfigError
+from atoll.task.apps import with_app
 
-APP = Path(__file__).parents[1] / "parallel" / "flower" / "apps" / "every_strategy"
+APP = Path(__file__).parents[1] / "flower" / "apps" / "every_strategy"
 MORE = """
 names = ["a", "b"]
 seed = 0x10000000000000000

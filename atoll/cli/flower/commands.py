@@ -12,8 +12,8 @@ from atoll.cli.command import Commands
 from atoll.cli.flower.export import export
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.stopping import if_stopped
-from atoll.flower.app import with_app
 from atoll.operations.faults import CommandError
+from atoll.task.apps import with_app
 
 if TYPE_CHECKING:
     from atoll.operations.flower_plan import AppPlan

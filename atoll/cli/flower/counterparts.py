@@ -6,7 +6,7 @@
     rule median, trimmed_mean         FedMedian, FedTrimmedAvg
     Flower's own rules (rules)        MultiKrum, Bulyan
 
-It is the inverse of `parallel.flower.strategies`. A setting that changes when a round ends, and not what it computes,
+It is the inverse of `flower.native.strategies`. A setting that changes when a round ends, and not what it computes,
 is left out: Flower waits for all replies, or for the timeout.
 """
 

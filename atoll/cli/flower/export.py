@@ -9,10 +9,10 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.printing import as_json, note, say
-from atoll.flower.app import is_app, with_app
 from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
 from atoll.operations.task_failures import task_failures_in_one_line
+from atoll.task.apps import is_app, with_app
 
 if TYPE_CHECKING:
     from atoll.cli.flower.app_files import Fitted

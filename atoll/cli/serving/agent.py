@@ -9,7 +9,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.printing import note, say_settings
 from atoll.cli.stopping import if_stopped
-from atoll.flower.app import with_app
+from atoll.task.apps import with_app
 
 if TYPE_CHECKING:
     from atoll.client.config import AgentConfig

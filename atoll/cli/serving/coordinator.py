@@ -13,9 +13,9 @@ from atoll.cli.printing import note, say_settings
 from atoll.cli.shutdown_deadline import end_in_time
 from atoll.cli.stopping import if_stopped
 from atoll.cli.waiting import waiting_for
-from atoll.flower.app import is_app
 from atoll.ground.process.loading import loading
 from atoll.operations.faults import CommandError, without_frames
+from atoll.task.apps import is_app
 
 if TYPE_CHECKING:
     from atoll.server.config.process import HostFile

@@ -17,7 +17,7 @@ from atoll.protocol.settings import ConfigError
 from atoll.tensors.safetensors_file import read, write
 from tests.client.fake_coordinator import live, until
 
-TROUBLE = str(Path(__file__).parents[2] / "parallel" / "troublesome_task.py") + ":task"
+TROUBLE = str(Path(__file__).parents[2] / "training" / "troublesome_task.py") + ":task"
 
 
 @asynccontextmanager
@@ -188,7 +188,7 @@ def test_data_that_are_missing_may_come_back_so_the_agent_is_started_again(tmp_p
     [
         ("nowhere.py:task", "there is no file"),
         (str(Path(__file__).parents[1] / "fake_coordinator.py") + ":model", "is a function"),
-        (str(Path(__file__).parents[2] / "parallel" / "troublesome_task.py") + ":half", "float64"),
+        (str(Path(__file__).parents[2] / "training" / "troublesome_task.py") + ":half", "float64"),
     ],
 )
 def test_task_that_does_not_load_is_the_operators_mistake(tmp_path, reference, words):

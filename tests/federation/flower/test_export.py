@@ -10,8 +10,9 @@ from safetensors.numpy import load_file
 
 import atoll
 from atoll.cli.flower.sources import sources_of
-from atoll.flower.app import read_app, with_app
+from atoll.flower.app import read_app
 from atoll.flower.exported.run_values import RunValues
+from atoll.task.apps import with_app
 from tests.cli.invoking import invoke, refused
 from tests.federation.flower.stock import run_by_flower
 from tests.federation.flower.test_flower_apps import EXAMPLES
