@@ -18,6 +18,10 @@ EXIT_BUG, EXIT_PIPE = 70, 141
 reports SIGPIPE."""
 
 
+TERMINAL = Reporter(note, waiting_for)
+"""The reporter of a command's operations: lines on standard error, or in the log of a service."""
+
+
 class Commands(TyperGroup):
     """A group of commands that turns an expected error into lines and an exit code; its help fits the terminal."""
 
@@ -31,7 +35,7 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command, and turn an expected error into lines on standard error and an exit code."""
         try:
-            with reporting_to(Reporter(note, waiting_for)):
+            with reporting_to(TERMINAL):
                 return super().invoke(ctx)
         except typer.BadParameter as error:
             raise _with_value(error) from error
