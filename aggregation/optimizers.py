@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.place import NOWHERE, Place
+from atoll.plugins.place import NOWHERE, Place
 
 Block = NDArray[np.float64]
 """(n) elements of one tensor."""

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.optimizers import Block, State
-from atoll.aggregation.place import NOWHERE, Place, takes_place
 from atoll.ground.printable import count_of
+from atoll.plugins.place import NOWHERE, Place, takes_place
 
 CHECKED_VALUES = 64
 """Largest number of elements of a call that are computed a second time, to find an `apply` that is no function of

@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import ValidationInfo
 
-from atoll.ground.entry_points import NAME, Declared, all_declared, declared
-from atoll.protocol.reference import check_reference, resolve
+from atoll.plugins.entry_points import NAME, Declared, all_declared, declared
+from atoll.plugins.reference import check_reference, resolve
 from atoll.protocol.settings import ConfigError
 
 AS_RECORDED: Mapping[str, Any] = MappingProxyType({"are_recorded": True})

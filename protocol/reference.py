@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from atoll.plugins.reference import ReferenceNotFound, load_module, split
 from atoll.protocol.settings import ConfigError
-from atoll.task.reference import ReferenceNotFound, load_module, split
 
 
 def resolve(reference: str) -> object:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.ground.entry_points import NAME, declared
+from atoll.plugins.entry_points import NAME, declared
 from atoll.task.overrides import overridden, type_faults
 
 OPTIMIZERS = ("sgd", "adam", "adamw")

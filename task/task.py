@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from atoll.ground.process.loading import loading
+from atoll.plugins.reference import ReferenceNotFound, is_file, load_module, split
 from atoll.task.algorithm import Algorithm, algorithm_faults
 from atoll.task.apps import framework, is_app
 from atoll.task.array_task import ArrayTask, Instructions, Trained
@@ -19,7 +20,6 @@ from atoll.task.given import Plain, value_faults, with_tables, with_values
 from atoll.task.local import Local
 from atoll.task.metrics import METRICS_MAX, Metric, is_name, name_fault
 from atoll.task.overrides import OverridesRefused
-from atoll.task.reference import ReferenceNotFound, is_file, load_module, split
 
 if TYPE_CHECKING:
     import torch

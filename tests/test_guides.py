@@ -18,6 +18,7 @@ from sklearn.metrics import roc_auc_score
 
 from atoll import ArrayTask, Deadline, Instructions, Local, Task, codec_faults, load_task
 from atoll.aggregation.rules.rule import check_count
+from atoll.plugins.reference import load_module
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.config.aggregation import OptimizerConfig
 from atoll.server.config.extensions import load_rule, load_sampler
@@ -27,12 +28,11 @@ from atoll.simulations.devices.config import DeviceConfig
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.population import populate
 from atoll.task.metrics import merge, values
-from atoll.task.reference import load_module
 from atoll.tensors import safetensors_file
 from atoll.training.local.training import train_locally
 from atoll.training.worker.bench import Received
 from atoll.training.worker.model_bench import ModelBench
-from tests.protocol.packages import install
+from tests.plugins.packages import install
 from tests.simulations.federation.simulating import simulate
 
 ROOT = Path(__file__).parents[1]

@@ -32,8 +32,8 @@ _CONSTANT = re.compile(r"[A-Z_0-9 */]+")
 ALLOWED = {
     "tensors/codecs/installed.py: len(name)": "more than NAME_MAX",
     "aggregation/fold/prepared.py: ', '.join(cut[:5])": "names of tensors",
-    "aggregation/own_optimizer.py: master.shape": "a shape",
-    "aggregation/place.py: self.tensor": "the name of a tensor, in the seed of a generator",
+    "aggregation/custom_optimizer.py: master.shape": "a shape",
+    "plugins/place.py: self.tensor": "the name of a tensor, in the seed of a generator",
     "tensors/coverage.py: len(lengths)": "one of two numbers",
     "parallel/huggingface/pipeline_trial.py: kind": "a name, before a verb",
     "parallel/mesh_client/faults.py: local.optimizer_name": "a name, before a verb",

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.custom_optimizer import OwnOptimizer
 from atoll.aggregation.fold.exchange import Exchange, from_all
 from atoll.aggregation.fold.step import Step
-from atoll.aggregation.own_optimizer import OwnOptimizer
 from atoll.tensors.layout import Layout
 
 Gram = Callable[[Layout], NDArray[np.float64]]

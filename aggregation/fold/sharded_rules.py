@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from atoll.aggregation.fold.exchange import Bytes, Exchange, from_all, swapped
 from atoll.aggregation.fold.means import Term
 from atoll.aggregation.ordered_map import computed_ahead
-from atoll.aggregation.place import NOWHERE, Place
 from atoll.aggregation.rules.combine import checked_mixing, combine
 from atoll.aggregation.rules.gram import Tile, float_tiles, products
 from atoll.aggregation.rules.rule import GeometricRule, Rule, check_count, takes_centre
 from atoll.ground.printable import count_of
+from atoll.plugins.place import NOWHERE, Place
 from atoll.tensors.layout import FLOATS, Layout, Tensor
 from atoll.tensors.ownership import owned_segments, segments_of
 from atoll.tensors.updates.sources import Scaled, Source

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.optimizers import FedAvg, Optimizer
-from atoll.aggregation.place import NOWHERE, Place
 from atoll.aggregation.rules.rule import Rule, takes_centre
+from atoll.plugins.place import NOWHERE, Place
 from atoll.tensors.layout import CONTROL, FLOATS, Layout, Piece, Tensor
 from atoll.tensors.safetensors_file import TensorFileWriter
 from atoll.tensors.updates.reader import UpdateReader, stored_shard

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.place import NOWHERE, Place
 from atoll.aggregation.rules.gram import gram_matrix
 from atoll.aggregation.rules.rule import (
     GeometricRule,
@@ -27,6 +26,7 @@ from atoll.aggregation.rules.rule import (
     takes_centre,
 )
 from atoll.ground.printable import count_of
+from atoll.plugins.place import NOWHERE, Place
 from atoll.tensors.layout import Layout, Tensor
 from atoll.tensors.updates.sources import Source
 

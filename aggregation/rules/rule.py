@@ -25,8 +25,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.place import NOWHERE, Place, takes_place
 from atoll.ground.printable import count_of
+from atoll.plugins.place import NOWHERE, Place, takes_place
 
 
 class Rule(Protocol):

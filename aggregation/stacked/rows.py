@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.custom_optimizer import OwnOptimizer
 from atoll.aggregation.fold.grid import grid_exponent, mean_from_grid
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.tiles import rounded_to_float32
-from atoll.aggregation.own_optimizer import OwnOptimizer
 from atoll.aggregation.stacked.passes import Doubles, Passes, Values, passes_over
 from atoll.tensors.layout import Layout, Tensor
 

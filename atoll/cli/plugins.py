@@ -9,14 +9,14 @@ def plugins(json: options.Json = False) -> None:
 
     A package declares them in its entry points. A setting takes the name of one as it takes a built-in name.
     """
-    from atoll.protocol.plugins import ExtensionKind, listed
+    from atoll.plugins.kind import ExtensionKind, listed
     from atoll.server.config.extensions import (
         CODEC_EXTENSION,
         OPTIMIZER_EXTENSION,
         RULE_EXTENSION,
         SAMPLER_EXTENSION,
     )
-    from atoll.simulations.devices.own_model import DEVICE_EXTENSION
+    from atoll.simulations.devices.custom_model import DEVICE_EXTENSION
     from atoll.simulations.populations.kinds import POPULATION_EXTENSION
     from atoll.task.local import LOCAL_OPTIMIZERS, OPTIMIZERS
 

@@ -7,8 +7,8 @@ from types import ModuleType
 from typing import Any
 
 from atoll.interface.errors import AtollError
+from atoll.plugins.reference import loaded_now
 from atoll.task.array_task import ArrayTask
-from atoll.task.reference import loaded_now
 from atoll.task.task import Task, is_task
 
 OF_A_FILE = "_atoll_user_"

@@ -94,7 +94,7 @@ def _from_elsewhere(run: str, after: int | None, ending: Ending) -> Iterator[Doc
     Raises:
         CommandError: the coordinator refuses.
     """
-    from atoll.protocol.backoff import delay
+    from atoll.ground.backoff import delay
 
     rng, attempt, has_begun, has_ended, why = random.Random(), 0, False, False, ""
     while True:

@@ -17,7 +17,7 @@ from atoll.operations.faults import CommandError
 from atoll.operations.flower_plan import app_of, run_of_app
 from atoll.operations.place import STATE
 from atoll.operations.reporter import note, waiting_for
-from atoll.protocol.plugins import AS_RECORDED
+from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load, load_text, quoted, value_of
 from atoll.protocol.signals import Stopped

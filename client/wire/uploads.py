@@ -18,9 +18,9 @@ from atoll.client.wire.rotating_channel import RotatingChannel
 from atoll.client.wire.transfer_log import told
 from atoll.client.wire.upload import Pace, upload
 from atoll.ground.printable import printable_size
+from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol import crash_points
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.log_fields import about
 from atoll.protocol.vocabulary import Digest, FailureReason, RoundId

@@ -20,9 +20,9 @@ from atoll.task.errors import TaskBroken
 from atoll.task.local import Local
 from atoll.task.task import Task
 from atoll.training.base.peft_models import adapter_faults
+from atoll.training.local.custom_optimizer import is_elementwise, own_optimizer
 from atoll.training.local.frozen import keep_frozen
 from atoll.training.local.local_layers import names_that_stay
-from atoll.training.local.own_optimizer import is_elementwise, own_optimizer
 from atoll.training.local.parameters import built_on_meta, travel_faults
 
 RANKS_MAX = 1024

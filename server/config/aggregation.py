@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from atoll.ground.printable import count_of
-from atoll.protocol.plugins import AS_RECORDED
+from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.settings import STRICT, ConfigError, Plain
 from atoll.server.config.extensions import (
     CODEC_EXTENSION,

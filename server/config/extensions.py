@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from atoll.protocol.plugins import ExtensionKind
+from atoll.plugins.kind import ExtensionKind
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.kinds import CODECS, COHORT_SAMPLERS, RULES, SERVER_OPTIMIZERS
 from atoll.server.selection.sampling import Sampler
@@ -11,7 +11,7 @@ from atoll.tensors.codecs.installed import GROUP, open_for
 from atoll.tensors.codecs.own_object import is_codec
 
 if TYPE_CHECKING:
-    from atoll.aggregation.own_optimizer import OwnOptimizer
+    from atoll.aggregation.custom_optimizer import OwnOptimizer
     from atoll.aggregation.rules.rule import Rule
 
 
@@ -97,7 +97,7 @@ def load_optimizer(name: str, options: Mapping[str, Any]) -> "OwnOptimizer":
     Raises:
         ConfigError: there is no such object, it refuses the options, or it makes no server optimizer.
     """
-    from atoll.aggregation.own_optimizer import OwnOptimizer
+    from atoll.aggregation.custom_optimizer import OwnOptimizer
 
     found: Any = OPTIMIZER_EXTENSION.load(name)
     is_made = isinstance(found, type) or not callable(getattr(found, "apply", None))

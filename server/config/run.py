@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
+from atoll.plugins.reference import Reference
 from atoll.protocol.notices.settings import NotifyConfig
-from atoll.protocol.reference import Reference
 from atoll.protocol.settings import STRICT, Plain
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.config.extensions import SAMPLER_EXTENSION, load_sampler

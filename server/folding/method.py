@@ -7,11 +7,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.custom_optimizer import OwnOptimizer
 from atoll.aggregation.fold.device import Device
 from atoll.aggregation.fold.step import slots_of
 from atoll.aggregation.fold.weights import Normalized, Share, integer_weights, normalized
 from atoll.aggregation.optimizers import Optimizer, State
-from atoll.aggregation.own_optimizer import OwnOptimizer
 from atoll.aggregation.rules.coordinate import clip_factors
 from atoll.aggregation.rules.rule import Rule
 from atoll.protocol.settings import ConfigError

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from atoll.ground.durable import DiskFull
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit.files import audit_folder
-from atoll.protocol.durable import DiskFull
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of

@@ -10,7 +10,7 @@ import math
 from functools import partial
 
 from atoll.ground.printable import count_of
-from atoll.protocol import crash_points
+from atoll.ground.process import crash_points
 from atoll.protocol.atoll_pb2 import Invite, ServerMessage
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.threads import on_thread

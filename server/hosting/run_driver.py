@@ -6,9 +6,9 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from atoll.protocol import crash_points
+from atoll.ground.durable import DiskFull
+from atoll.ground.process import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
-from atoll.protocol.durable import DiskFull
 from atoll.protocol.log_fields import about
 from atoll.protocol.threads import on_daemon_thread, on_thread
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RoundId, RunState, Version

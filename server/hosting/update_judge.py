@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from atoll.ground.printable import count_of
+from atoll.ground.strict_json import INT64_MAX
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
 from atoll.protocol.part_manifest import PartManifest, check_part, check_parts
-from atoll.protocol.strict_json import INT64_MAX
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, Fate, RejectReason
 from atoll.protocol.wire.mesh_use import MeshUse

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import grpc
 
+from atoll.ground.backoff import delay
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.backoff import delay
 from atoll.protocol.displaced import Displaced
 from atoll.protocol.identity.certificates import (
     CertificateError,

@@ -6,10 +6,10 @@ from typing import NoReturn
 
 import grpc
 
+from atoll.ground.durable import DiskFull, told_outside
 from atoll.ground.printable import count_of, printable
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.durable import DiskFull, told_outside
 from atoll.protocol.identity.certificates import CertificateError, server_name
 from atoll.protocol.identity.names import Identity, Role, Wanted
 from atoll.server.identity.authority import AuthorityAway, NotSigned

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from atoll.ground.durable import naming_full_disk
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.durable import naming_full_disk
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import Digest, RunId, Version

@@ -9,14 +9,14 @@ from functools import partial
 
 import grpc
 
+from atoll.ground.durable import told_outside
 from atoll.ground.printable import count_of
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.durable import told_outside
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.part_manifest import part_of
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId
 from atoll.protocol.wire.channel import CHUNK_BYTES, PROTOCOL

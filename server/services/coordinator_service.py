@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 
+from atoll.ground.durable import DiskFull, told_outside
 from atoll.ground.printable import count_of, printable
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.disclosure import Disclosure
-from atoll.protocol.durable import DiskFull, told_outside
 from atoll.protocol.identity.names import Role
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version

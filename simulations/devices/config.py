@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from atoll.protocol.settings import STRICT, ConfigError, Plain, or_faults
-from atoll.simulations.devices.own_model import DEVICE_EXTENSION, replaced
+from atoll.simulations.devices.custom_model import DEVICE_EXTENSION, replaced
 from atoll.simulations.devices.spread import Lognormal, Spread, Uniform, quantiles
 
 if TYPE_CHECKING:

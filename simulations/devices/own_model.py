@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from atoll.protocol.plugins import ExtensionKind
+from atoll.plugins.kind import ExtensionKind
 from atoll.protocol.settings import ConfigError, Plain
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from atoll.protocol.plugins import ExtensionKind
+from atoll.plugins.kind import ExtensionKind
 from atoll.protocol.variants import Choice, Variant
 
 

@@ -13,11 +13,11 @@ from atoll.ground.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.populations import partitions
 from atoll.simulations.populations.config import PopulationConfig
+from atoll.simulations.populations.custom_population import Examples, dealt, labels_if_any
 from atoll.simulations.populations.empty_clients import dropping, faults_of_sizes
 from atoll.simulations.populations.facts import LabelCounts, OwnSites, ReadFacts, checked, facts_of_sites, name_of
 from atoll.simulations.populations.features import STRENGTH, FeatureSkew, NotChangeable
 from atoll.simulations.populations.kinds import NEED_LABELS, POPULATIONS
-from atoll.simulations.populations.own_kind import Examples, dealt, labels_if_any
 from atoll.simulations.populations.partitions import Impossible, Ints, stream
 from atoll.simulations.populations.pool import NoLabels, Pool, reading
 from atoll.task.randomness import data_of

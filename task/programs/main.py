@@ -20,12 +20,12 @@ from typing import Any
 from atoll.ground.process.exit_functions import run_exit_functions
 from atoll.ground.process.heap import keep_freed_blocks
 from atoll.ground.process.log_streams import write_to_log
+from atoll.plugins.reference import load_module, split
 from atoll.task.apps import framework, is_app
 from atoll.task.noise import Noise
 from atoll.task.programs.grid import Grid
 from atoll.task.programs.link import Link
 from atoll.task.randomness import seed_everything
-from atoll.task.reference import load_module, split
 
 DETAIL_MAX = 2000
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from atoll.ground.printable import count_of
 from atoll.tensors.codecs.codec import CHUNK_ELEMENTS, Codec, CodecBroken, Values
-from atoll.tensors.codecs.own_codec import OwnCodec
+from atoll.tensors.codecs.custom_codec import OwnCodec
 from atoll.tensors.codecs.own_object import is_codec, made
 
 LENGTHS = (1, 2, 3, 7, 64, 511, 512, 513, 1000, CHUNK_ELEMENTS - 1, CHUNK_ELEMENTS)

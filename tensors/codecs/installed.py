@@ -16,11 +16,11 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from atoll.ground.entry_points import NAME, Declared, declared, source_digest
+from atoll.plugins.entry_points import NAME, Declared, declared, source_digest
 from atoll.tensors.codecs.own_object import made
 
 if TYPE_CHECKING:
-    from atoll.tensors.codecs.own_codec import OwnCodec
+    from atoll.tensors.codecs.custom_codec import OwnCodec
 
 GROUP = "atoll.codecs"
 
@@ -107,7 +107,7 @@ def open_named(name: str) -> "OwnCodec":
 
 
 def _open(family: str, loaded: Any, options: Mapping[str, Any]) -> "OwnCodec":
-    from atoll.tensors.codecs.own_codec import OwnCodec  # with numpy, which names alone do without
+    from atoll.tensors.codecs.custom_codec import OwnCodec  # with numpy, which names alone do without
 
     name = f"{family}:{_as_json(options)}" if options else family
     if len(name) > NAME_MAX:

@@ -5,14 +5,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from atoll.aggregation.custom_optimizer import OptimizerFailed, OwnOptimizer
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.prepared import check_whole
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import fold
-from atoll.aggregation.own_optimizer import OptimizerFailed, OwnOptimizer
-from atoll.aggregation.place import Place
 from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
+from atoll.plugins.place import Place
 from atoll.tensors import safetensors_file
 from atoll.tensors.layout import Tensor, in_order
 from tests.aggregation.models import store

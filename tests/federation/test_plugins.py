@@ -10,7 +10,7 @@ from atoll.tensors.codecs import installed
 from tests.cli.invoking import faults_in
 from tests.federation.processes import ATOLL, ended_after, federation
 from tests.federation.test_ranks import SITES, Ranked, is_finished
-from tests.protocol.packages import CODEC, LION, RULE, SAMPLER, install
+from tests.plugins.packages import CODEC, LION, RULE, SAMPLER, install
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import TASK
 

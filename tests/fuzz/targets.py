@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from atoll.client.config import AgentConfig
 from atoll.client.policy.config import SitePolicy
 from atoll.client.wire.messages import BadMessage, event_of, hello
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit import chain
 from atoll.protocol.identity.certificates import CertificateError, certified_key, check_issued, read_leaf, read_request
@@ -26,7 +27,6 @@ from atoll.protocol.identity.statement import NotTrusted, check_publisher, check
 from atoll.protocol.manifest import parse_update, parse_version
 from atoll.protocol.part_manifest import check_parts, parse_part, part_of
 from atoll.protocol.settings import ConfigError, load_text
-from atoll.protocol.strict_json import ManifestError
 from atoll.server.backup.contents import BackupFailed, Contents, Part, parse_contents
 from atoll.server.config.process import AggregatorConfig, HostFile
 from atoll.server.config.run import RunFile

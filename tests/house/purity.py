@@ -26,7 +26,7 @@ PURE: dict[str, frozenset[str]] = {
     "training/statistics/parts.py": NOTHING,
     "task/errors.py": NOTHING,
     "task/metrics.py": frozenset({"atoll.task.told"}),  # logs what a metric is left out for
-    "protocol/backoff.py": NOTHING,
+    "ground/backoff.py": NOTHING,
     "protocol/disclosure.py": NOTHING,
     "protocol/displaced.py": NOTHING,
     "client/policy/content.py": frozenset({"json"}),
@@ -53,7 +53,7 @@ PURE: dict[str, frozenset[str]] = {
     "server/backup/contents.py": frozenset({"pydantic", "re"}),
     "server/exchanges": NOTHING,
     "server/identity/rules.py": NOTHING,
-    "server/names/conflicts.py": frozenset({"atoll.protocol.bounded_mapping"}),
+    "server/names/conflicts.py": frozenset({"atoll.ground.bounded_mapping"}),
     "server/rounds": NOTHING,
     "server/rounds/policy.py": frozenset({"pydantic"}),
     "server/rounds/waiting.py": frozenset({"datetime"}),  # writes the instants that it is handed

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from atoll.ground.entry_points import Declared, declared
-from atoll.protocol.plugins import AS_RECORDED, ExtensionKind, listed
+from atoll.plugins.entry_points import Declared, declared
+from atoll.plugins.kind import AS_RECORDED, ExtensionKind, listed
 from atoll.protocol.settings import ConfigError
-from tests.protocol.packages import install
+from tests.plugins.packages import install
 
 THINGS = ExtensionKind(
     name="thing",

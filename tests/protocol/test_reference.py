@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.protocol.reference import check_reference, resolve
+from atoll.plugins.reference import check_reference, resolve
 from atoll.protocol.settings import ConfigError
 
 

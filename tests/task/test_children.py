@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.task.children import own_folder
-from atoll.task.reference import load_module
+from atoll.plugins.reference import load_module, own_folder
 
 FILE = """
 from pathlib import Path
@@ -22,7 +21,7 @@ LOADER = """
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from atoll.task.reference import load_module
+from atoll.plugins.reference import load_module
 if __name__ == "__main__":
     rows = load_module(sys.argv[1]).Rows()
     with ProcessPoolExecutor(2, get_context(sys.argv[2])) as pool:
@@ -33,7 +32,7 @@ if __name__ == "__main__":
 JOBLIB = """
 import sys
 from joblib import Parallel, delayed
-from atoll.task.reference import load_module
+from atoll.plugins.reference import load_module
 if __name__ == "__main__":
     rows = load_module(sys.argv[1]).Rows()
     print(Parallel(2, backend=sys.argv[2])(delayed(rows)(number) for number in (1, 2)))

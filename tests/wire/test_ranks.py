@@ -12,9 +12,9 @@ import grpc
 import numpy as np
 import pytest
 
+from atoll.ground.durable import DiskFull
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.durable import DiskFull
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import COORDINATOR

@@ -37,7 +37,7 @@ def check_training(task: Task, algorithm: str, local: Local) -> None:
     """
     check_algorithm(algorithm, local, has_fit=task.fit is not None, has_own=task.algorithm is not None)
     if local.has_own_optimizer:
-        from atoll.training.local.own_optimizer import loaded  # torch, which a coordinator never imports
+        from atoll.training.local.custom_optimizer import loaded  # torch, which a coordinator never imports
 
         loaded(local)
 

@@ -16,13 +16,13 @@ from atoll.task.randomness import seed_everything, seeded
 from atoll.task.task import Task
 from atoll.training.local.batches import to_device
 from atoll.training.local.client import TrainingClient
+from atoll.training.local.custom_optimizer import own_optimizer
 from atoll.training.local.draws import Fetch, drawing, held_by, seed_held
 from atoll.training.local.fednova import Normalizer
 from atoll.training.local.kept_optimizer import KeptOptimizer
 from atoll.training.local.local_order import draw_order
 from atoll.training.local.lone_row import lone_row_refused
 from atoll.training.local.one_loss import one_loss
-from atoll.training.local.own_optimizer import own_optimizer
 from atoll.training.local.parameters import initial_parameters, load_parameters, trained_by_name, update_of
 from atoll.training.local.same_form import SameForm
 from atoll.training.local.scaffold import ControlVariates

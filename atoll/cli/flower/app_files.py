@@ -14,7 +14,7 @@ from atoll.cli.flower import templates
 from atoll.cli.flower.counterparts import A_NUMBER, Counterpart
 from atoll.cli.flower.sources import Sources
 from atoll.flower.exported.run_values import RunValues
-from atoll.task.reference import is_file, split
+from atoll.plugins.reference import is_file, split
 from atoll.task.task import task_name
 
 

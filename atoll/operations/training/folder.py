@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from atoll.ground.file_lock import OWNER_BYTES_MAX, Locked, lock_file
 from atoll.operations.faults import CommandError, RunFailed, temporary_cause
 from atoll.operations.temporary import START_BYTES, TryAgain, disk_fault
 from atoll.parallel.trainer.loop import BEST, MODEL
 from atoll.parallel.trainer.results_folder import TRAINING, faults_of_place
 from atoll.parallel.trainer.run import LOG, RESULT
 from atoll.parallel.world import TIMEOUT_S, World, process_group
-from atoll.protocol.file_lock import OWNER_BYTES_MAX, Locked, lock_file
 
 LOCK = "lock"
 """The file in the folder of a training that its process locks; it stays when the process ends."""

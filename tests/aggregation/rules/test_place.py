@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.aggregation.place import Place
 from atoll.aggregation.rules.combine import checked_mixing, combine
 from atoll.aggregation.rules.rule import RuleFailed
+from atoll.plugins.place import Place
 from atoll.tensors.layout import Tensor
 
 PLACE = Place(round_id=7, version=5, key="a digest")

@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.protocol.plugins import AS_RECORDED
+from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.config.aggregation import AggregationConfig
 from atoll.server.config.extensions import RULE_EXTENSION, SAMPLER_EXTENSION
 from atoll.server.config.kinds import COHORT_SAMPLERS, RULES
 from atoll.server.config.run import RunConfig, RunFile
 from atoll.server.config.run_changes import changed
-from tests.protocol.packages import RULE, SAMPLER, install
+from tests.plugins.packages import RULE, SAMPLER, install
 
 RUN = "task = 'm:t'\naggregation.rule = 'loudest'\ncohort.sampler = 'last'\n"
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.protocol.plugins import AS_RECORDED
+from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.config.extensions import OPTIMIZER_EXTENSION
 from atoll.server.config.kinds import SERVER_OPTIMIZERS
 from atoll.server.config.run import RunConfig
 from atoll.server.folding.method import Method
-from tests.protocol.packages import install
+from tests.plugins.packages import install
 
 CODE = '''
 class Scaled:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from atoll.protocol.durable import DiskFull
+from atoll.ground.durable import DiskFull
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RoundId, RunId
 from atoll.server.clock import MonotoneClock
 from atoll.server.config.run import RunConfig

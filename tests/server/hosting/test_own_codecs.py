@@ -13,7 +13,7 @@ from atoll.tensors.codecs import installed
 from atoll.tensors.codecs.names import parse_codec
 from atoll.tensors.layout import pieces_in_order
 from atoll.tensors.safetensors_file import read
-from tests.protocol.packages import CODEC, install
+from tests.plugins.packages import CODEC, install
 from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_bad_input import refused
 from tests.wire.test_round import committed, live, report

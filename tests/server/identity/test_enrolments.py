@@ -11,9 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from atoll.ground.durable import DiskFull
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.durable import DiskFull
 from atoll.protocol.identity import enrolling
 from atoll.protocol.identity.certificates import consent, make_request, new_key, server_name
 from atoll.protocol.identity.credential import Credential

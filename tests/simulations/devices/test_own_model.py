@@ -8,7 +8,7 @@ import pytest
 
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.simulations.devices.config import DeviceConfig
-from tests.protocol.packages import install
+from tests.plugins.packages import install
 
 MODEL = """
 def phone(client, rng, median=100.0):

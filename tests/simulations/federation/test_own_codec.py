@@ -12,7 +12,7 @@ from atoll.task.errors import TaskBroken
 from atoll.tensors.codecs import installed
 from atoll.tensors.codecs.names import parse_codec
 from atoll.training.worker.model_files import write_update
-from tests.protocol.packages import CODEC, install
+from tests.plugins.packages import CODEC, install
 from tests.simulations.federation.simulating import simulate
 
 MOODY = '''

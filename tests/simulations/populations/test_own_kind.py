@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.population import Population, populate
-from tests.protocol.packages import install
+from tests.plugins.packages import install
 from tests.simulations.populations.tasks import labelled, task_of
 
 KIND = """

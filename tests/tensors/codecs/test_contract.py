@@ -8,10 +8,10 @@ import pytest
 
 from atoll.tensors.codecs.codec import CodecBroken
 from atoll.tensors.codecs.contract import codec_faults, faults_without_options
+from atoll.tensors.codecs.custom_codec import CHUNK_BYTES_MAX, OwnCodec
 from atoll.tensors.codecs.error_feedback import encode_with_feedback
 from atoll.tensors.codecs.names import FAMILIES, codec_name, parse_codec
-from atoll.tensors.codecs.own_codec import CHUNK_BYTES_MAX, OwnCodec
-from tests.protocol.packages import CODEC
+from tests.plugins.packages import CODEC
 
 MODULE: dict[str, Any] = {}
 exec(CODEC, MODULE)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.ground.entry_points import source_digest
+from atoll.plugins.entry_points import source_digest
 from atoll.tensors.codecs import installed
 from atoll.tensors.codecs.names import FAMILIES, family_of, known_codecs, open_codec, parse_codec, supported
-from tests.protocol.packages import CODEC, install
+from tests.plugins.packages import CODEC, install
 
 Packages = Callable[..., Path]
 

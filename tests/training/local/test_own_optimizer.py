@@ -16,12 +16,12 @@ from atoll.task.deadline import Deadline
 from atoll.task.errors import TaskBroken
 from atoll.task.overrides import OverridesRefused
 from atoll.training.local.algorithms import check_training
-from atoll.training.local.own_optimizer import is_elementwise
+from atoll.training.local.custom_optimizer import is_elementwise
 from atoll.training.local.training import make_optimizer, train_locally
 from atoll.training.optimizers.lamb import LAMB
 from atoll.training.worker.model_bench import ModelBench
 from atoll.training.worker.operations import Operations
-from tests.protocol.packages import LION, install
+from tests.plugins.packages import LION, install
 
 MODULE: dict[str, Any] = {}
 exec(LION, MODULE)

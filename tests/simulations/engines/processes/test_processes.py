@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from atoll import Algorithm
+from atoll.plugins.reference import load_module
 from atoll.simulations.engines.batched.batched import Batched
 from atoll.simulations.engines.engine import ClientFailed, Job, Trained, Training
 from atoll.simulations.engines.processes.processes import Processes, WorkerDied
 from atoll.simulations.engines.sequential import Sequential
-from atoll.task.reference import load_module
 from tests.process_table import is_running
 from tests.simulations.engines.batched.test_hooks import (
     ByBatch,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from atoll.plugins import reference as children
+from atoll.plugins.reference import load_module
 from atoll.simulations.engines.processes.user_files import let_import, sources
-from atoll.task import children
-from atoll.task.reference import load_module
 
 FILES = {
     "task.py": "import near_the_task\nfrom box_of_mine.inside import WIDTH\n\ntask = near_the_task.late\n",
