@@ -82,9 +82,9 @@ def short(value: object) -> str:
 class ConfigError(ValueError):
     """All mistakes of the operator, a line each in `faults`."""
 
-    def __init__(self, faults: Sequence[str]) -> None:
-        super().__init__("\n".join(faults))
-        self.faults = tuple(faults)
+    def __init__(self, faults: str | Sequence[str]) -> None:
+        self.faults = (faults,) if isinstance(faults, str) else tuple(faults)
+        super().__init__("\n".join(self.faults))
 
 
 def or_faults(build: Callable[[], Built], faults: list[str]) -> Built | None:

@@ -5,14 +5,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.plugins.entry_points import NAME, declared
+from atoll.plugins.kind import Kind
+from atoll.task.errors import TaskBroken
 from atoll.task.overrides import overridden, type_faults
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 
-LOCAL_OPTIMIZERS = "atoll.local_optimizers"
-"""The entry points of installed packages that give names to local optimizers. A run may name one; it sends no reference
-to code."""
+
+def _broken(fault: str) -> TaskBroken:
+    return TaskBroken(fault.replace("; ", ", "))  # one fault
+
+
+LOCAL_OPTIMIZER = Kind(
+    name="local optimizer",
+    group="atoll.local_optimizers",
+    setting="local.optimizer",
+    allowed="a class or function of (parameters, lr)",
+    failed=_broken,
+    built_in=OPTIMIZERS,
+)
+"""The local optimizers of installed packages. A run may name one; it sends no reference to code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +85,7 @@ class Local:
             raise ValueError("; ".join(faults))
 
     @property
-    def has_own_optimizer(self) -> bool:
+    def has_custom_optimizer(self) -> bool:
         """The answer whether the optimizer is the task's own or a package's."""
         return callable(self.optimizer) or self.optimizer not in OPTIMIZERS
 
@@ -94,9 +106,10 @@ class Local:
 
 def _range_faults(local: Local) -> list[str]:
     """List the values out of their ranges, given that the types are right."""
-    sgd_only = local.momentum == 0 or local.optimizer == "sgd" or local.has_own_optimizer
+    sgd_only = local.momentum == 0 or local.optimizer == "sgd" or local.has_custom_optimizer
     has_state = local.optimizer in ("adam", "adamw") or (local.optimizer == "sgd" and local.momentum > 0)
-    is_known = not local.has_own_optimizer or callable(local.optimizer) or is_declared(local.optimizer)
+    optimizer = local.optimizer
+    is_known = not local.has_custom_optimizer or callable(optimizer) or not LOCAL_OPTIMIZER.fault_of_name(optimizer)
     known = f"must be one of {', '.join(OPTIMIZERS)}, or a name that one installed package declares (`atoll plugins`)"
     rules = [
         (local.epochs >= 1, "epochs", "must be at least 1"),
@@ -107,7 +120,7 @@ def _range_faults(local: Local) -> list[str]:
         (sgd_only, "momentum", f"belongs to sgd, not to {local.optimizer}"),
         (0 <= local.weight_decay < math.inf, "weight_decay", "must be finite and not negative"),
         (
-            local.decay_vectors or not local.has_own_optimizer,
+            local.decay_vectors or not local.has_custom_optimizer,
             "decay_vectors",
             f"belongs to {', '.join(OPTIMIZERS)}, not to {local.optimizer_name}",
         ),
@@ -132,18 +145,10 @@ def _range_faults(local: Local) -> list[str]:
     return [f"local.{name}: {rule}, got {getattr(local, name)!r}" for is_met, name, rule in rules if not is_met]
 
 
-def is_declared(name: str) -> bool:
-    """Return whether exactly one installed package declares a local optimizer of this name. Imports no code."""
-    return NAME.fullmatch(name) is not None and len(declared(LOCAL_OPTIMIZERS).get(name, ())) == 1
-
-
-def load_local_optimizer(name: str) -> object:
-    """Import a package's local optimizer.
+def optimizer_factory(local: Local) -> Any:
+    """Return the class or function that makes a custom optimizer, imported if a package has it.
 
     Raises:
-        LookupError: not exactly one installed package declares the name.
-        Exception: any error of the package's code.
+        TaskBroken: it does not load.
     """
-    if not is_declared(name):
-        raise LookupError(f"no installed package, or more than one, declares {name!r} in {LOCAL_OPTIMIZERS}")
-    return declared(LOCAL_OPTIMIZERS)[name][0].load()
+    return local.optimizer if callable(local.optimizer) else LOCAL_OPTIMIZER.load(local.optimizer)

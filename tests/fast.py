@@ -81,7 +81,7 @@ REAL = (
     "protocol/wire/test_stream.py",
     "server/following/test_stream.py",
     "server/hosting/test_message_driver.py",
-    "server/hosting/test_own_codecs.py",
+    "server/hosting/test_custom_codecs.py",
     "server/identity/test_enrolments.py",
     "server/identity/test_guard.py",
     "server/identity/test_setup.py",

@@ -163,7 +163,7 @@ def test_the_table_of_rooms_is_that_of_the_floors() -> None:
 
 def test_the_table_of_folders_is_that_of_the_floors() -> None:
     shown = {
-        room.strip("`"): [re.findall(r"`([^`]+)`", floor) for floor in floors.split(" < ")]
+        room.strip("`"): [found for floor in floors.split(" < ") if (found := re.findall(r"`([^`]+)`", floor))]
         for room, floors in rows(ARCHITECTURE, "floors")
     }
     for room, floors in FLOORS.items():

@@ -23,7 +23,7 @@ from atoll.protocol import crash_points, vocabulary
 from atoll.protocol.settings import load_text
 from atoll.server import process
 from atoll.server.audit.actions import Action
-from atoll.server.config.extensions import load_rule
+from atoll.server.config.extensions import CUSTOM_RULE
 from atoll.server.config.run import RunFile
 from atoll.server.rounds import events as server_events
 from atoll.server.rounds.events import (
@@ -239,7 +239,7 @@ def test_the_example_of_an_aggregation_is_a_run_s_and_its_own_rule_is_taken(tmp_
     assert isinstance(run.aggregation.build(), TrimmedMean)
     (code,) = blocks_of("python")
     (tmp_path / "task.py").write_text(code)
-    least = load_rule(f"{tmp_path}/task.py:least").reduce(np.array([[3.0, 1.0], [2.0, 5.0]], np.float32))
+    least = CUSTOM_RULE.load(f"{tmp_path}/task.py:least").reduce(np.array([[3.0, 1.0], [2.0, 5.0]], np.float32))
     assert least.tolist() == [2.0, 1.0]
 
 

@@ -21,7 +21,7 @@ from atoll.aggregation.rules.rule import check_count
 from atoll.plugins.reference import load_module
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.config.aggregation import OptimizerConfig
-from atoll.server.config.extensions import load_rule, load_sampler
+from atoll.server.config.extensions import CUSTOM_RULE, CUSTOM_SAMPLER
 from atoll.server.rounds.events import Candidate
 from atoll.server.selection.sampling import draw
 from atoll.simulations.devices.config import DeviceConfig
@@ -191,7 +191,7 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 1 << 30), count=st.integers(3, 20))
 def test_the_rule_of_the_page_is_scipys_winsorized_mean(extensions: Path, seed: int, count: int) -> None:
-    rule = load_rule(f"{extensions}:winsorized")
+    rule = CUSTOM_RULE.load(f"{extensions}:winsorized")
     rows = np.random.default_rng(seed).standard_normal((count, 7)).astype(np.float32)
     expected = winsorize(rows.astype(np.float64), limits=(1 / count, 1 / count), axis=0).mean(axis=0)
     np.testing.assert_allclose(rule.reduce(rows.copy()), expected, rtol=1e-12, atol=1e-12)
@@ -201,7 +201,7 @@ def test_the_rule_of_the_page_is_scipys_winsorized_mean(extensions: Path, seed: 
 
 
 def test_the_sampler_of_the_page_chooses_everyone_equally_often(extensions: Path) -> None:
-    sampler = load_sampler(f"{extensions}:least_often")
+    sampler = CUSTOM_SAMPLER.load(f"{extensions}:least_often")
     chosen = {ClientId(f"c{k}"): 0 for k in range(7)}
     first_draws = set()
     for number in range(1, 30):

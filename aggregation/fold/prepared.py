@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.custom_optimizer import OwnOptimizer
+from atoll.aggregation.custom_optimizer import CustomOptimizer
 from atoll.aggregation.fold.exchange import Exchange, from_all
 from atoll.aggregation.fold.step import Step
 from atoll.tensors.layout import Layout
@@ -29,7 +29,7 @@ def prepared(step: Step, layout: Layout, gram: Gram, exchange: Exchange | None =
         ExchangeBroken: another rank is gone.
     """
     optimizer = step.optimizer
-    if not (isinstance(optimizer, OwnOptimizer) and optimizer.has_prepare):
+    if not (isinstance(optimizer, CustomOptimizer) and optimizer.has_prepare):
         return step
     products = gram(tuple(tensor for tensor in layout if step.is_trained(tensor)))
     found = optimizer.prepare(products, step.place)
@@ -40,7 +40,7 @@ def prepared(step: Step, layout: Layout, gram: Gram, exchange: Exchange | None =
 
 def whole_tensors(step: Step) -> bool:
     """Return whether the optimizer needs all elements of a tensor at once."""
-    return isinstance(step.optimizer, OwnOptimizer) and step.optimizer.is_whole
+    return isinstance(step.optimizer, CustomOptimizer) and step.optimizer.is_whole
 
 
 def check_whole(step: Step, layout: Layout, num_pieces: Mapping[str, int]) -> None:

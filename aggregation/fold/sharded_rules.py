@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from atoll.aggregation.fold.exchange import Bytes, Exchange, from_all, swapped
 from atoll.aggregation.fold.means import Term
 from atoll.aggregation.ordered_map import computed_ahead
-from atoll.aggregation.rules.combine import checked_mixing, combine
+from atoll.aggregation.rules.combine import combine
 from atoll.aggregation.rules.gram import Tile, float_tiles, products
 from atoll.aggregation.rules.rule import GeometricRule, Rule, check_count, takes_centre
 from atoll.ground.printable import count_of
@@ -136,7 +136,7 @@ def mixing_of_ranks(
         return None
     with_centre = centre if takes_centre(rule) else None
     gram = gram_of_ranks(layout, terms, places, exchange, threads=threads, centre=with_centre)
-    mixing = checked_mixing(rule, gram, place) if exchange.rank == 0 else np.zeros((0, len(gram)))
+    mixing = rule.mixing(gram, place) if exchange.rank == 0 else np.zeros((0, len(gram)))
     return from_all(exchange, mixing)[0].view(np.float64).reshape(-1, len(gram))
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from atoll.aggregation.rules.order_statistics import middle_mean
 from atoll.aggregation.rules.rule import num_malicious
 from atoll.ground.printable import count_of
+from atoll.plugins.place import NOWHERE, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Median:
     definition 1.
     """
 
-    def reduce(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    def reduce(self, rows: NDArray[np.float32], place: Place = NOWHERE) -> NDArray[np.float64]:
         """Return the median of each element, for any R >= 1; see `rule.Rule.reduce`."""
         return middle_mean(rows, (len(rows) - 1) // 2, len(rows) // 2 + 1)
 
@@ -55,7 +56,7 @@ class TrimmedMean:
                 f"needs at least {2 * f + 1}"
             )
 
-    def reduce(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    def reduce(self, rows: NDArray[np.float32], place: Place = NOWHERE) -> NDArray[np.float64]:
         """Return the trimmed mean of each element; see `rule.Rule.reduce`."""
         self.check(len(rows))
         f = num_malicious(self.malicious, len(rows))

@@ -20,7 +20,7 @@ from atoll.task.errors import TaskBroken
 from atoll.task.local import Local
 from atoll.task.task import Task
 from atoll.training.base.peft_models import adapter_faults
-from atoll.training.local.custom_optimizer import is_elementwise, own_optimizer
+from atoll.training.local.custom_optimizer import custom_optimizer, is_elementwise
 from atoll.training.local.frozen import keep_frozen
 from atoll.training.local.local_layers import names_that_stay
 from atoll.training.local.parameters import built_on_meta, travel_faults
@@ -49,7 +49,7 @@ def faults_of_mesh(task: Task, local: Local, algorithm: str, plan: Plan) -> list
 
 def _faults_of_model(task: Task, local: Local, plan: Plan, model: nn.Module) -> list[str]:
     faults: list[str] = []
-    if local.has_own_optimizer and is_divided(plan):
+    if local.has_custom_optimizer and is_divided(plan):
         faults += _faults_of_identity(local, plan, model)
     of_tensors = [*travel_faults(model), *adapter_faults(model)]
     checks: list[Callable[[], object]] = [
@@ -143,7 +143,7 @@ def _faults_of_hooks(task: Task, local: Local, plan: Plan, model: nn.Module) -> 
 def _faults_of_plan(local: Local, algorithm: str, plan: Plan) -> Iterator[str]:
     if plan.mesh.size > RANKS_MAX:
         yield f"mesh: an update has at most {RANKS_MAX} parts, got {plan.mesh.size} ranks"
-    if local.has_own_optimizer and is_divided(plan):
+    if local.has_custom_optimizer and is_divided(plan):
         yield from _faults_of_optimizer(local, plan)
     if plan.compression != "none":
         yield f"plan.compression: must be none in a federation, got {plan.compression!r}; use the run's codec"
@@ -190,7 +190,7 @@ def _faults_of_identity(local: Local, plan: Plan, model: nn.Module) -> Iterator[
 def _groups(local: Local, parameters: list[nn.Parameter]) -> list[tuple[list[int], str]]:
     """Return the parameters of each group of an own optimizer, as numbers, and its settings."""
     number = {id(parameter): index for index, parameter in enumerate(parameters)}
-    groups = own_optimizer(local, parameters).param_groups
+    groups = custom_optimizer(local, parameters).param_groups
     return [
         ([number[id(parameter)] for parameter in group["params"]], repr({**group, "params": None})) for group in groups
     ]

@@ -59,7 +59,7 @@ class RankNeeds:
 
 def moments_of(local: Local) -> int | None:
     """Return the numbers of state that the local optimizer keeps for each parameter; None: not known."""
-    if local.has_own_optimizer:
+    if local.has_custom_optimizer:
         return None
     return {"sgd": int(local.momentum > 0), "adam": 2, "adamw": 2}[local.optimizer_name]
 

@@ -21,7 +21,7 @@ from atoll.task.collated import collate_of
 from atoll.task.errors import OutOfTime, TaskBroken
 from atoll.task.local import Local
 from atoll.task.task import Task
-from atoll.training.local.custom_optimizer import own_optimizer
+from atoll.training.local.custom_optimizer import custom_optimizer
 from atoll.training.local.draws import drawing, is_fixed
 from atoll.training.local.fednova import Normalizer
 from atoll.training.local.local_order import LocalOrder
@@ -125,8 +125,8 @@ def optimizer_of(local: Local) -> MakeOptimizer:
     """Return the constructor of the local optimizer, the same method as `training.make_optimizer`."""
 
     def make(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        if local.has_own_optimizer:
-            return own_optimizer(local, [parameter for _, parameter in named])
+        if local.has_custom_optimizer:
+            return custom_optimizer(local, [parameter for _, parameter in named])
         momentum = local.momentum if local.optimizer == "sgd" else None
         config = OptimizerConfig(
             name=local.optimizer_name,

@@ -9,11 +9,9 @@ from atoll.ground.printable import count_of
 from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.settings import STRICT, ConfigError, Plain
 from atoll.server.config.extensions import (
-    CODEC_EXTENSION,
-    OPTIMIZER_EXTENSION,
-    RULE_EXTENSION,
-    load_optimizer,
-    load_rule,
+    CUSTOM_CODEC,
+    CUSTOM_OPTIMIZER,
+    CUSTOM_RULE,
     open_codec,
 )
 from atoll.server.config.kinds import (
@@ -121,12 +119,12 @@ class AggregationConfig(BaseModel):
     @field_validator("codec")
     @classmethod
     def _known_or_installed(cls, codec: str, info: ValidationInfo) -> str:
-        return CODEC_EXTENSION.check(codec, info)
+        return CUSTOM_CODEC.check(codec, info)
 
     @field_validator("rule")
     @classmethod
     def _known_or_own(cls, rule: str, info: ValidationInfo) -> str:
-        return RULE_EXTENSION.check(rule, info)
+        return CUSTOM_RULE.check(rule, info)
 
     @model_validator(mode="after")
     def _algorithm_has_what_it_needs(self) -> "AggregationConfig":
@@ -266,10 +264,10 @@ class AggregationConfig(BaseModel):
         """Return the rule of these settings; None: the exact weighted mean.
 
         Raises:
-            ConfigError: the user's own rule does not exist, or has no method `reduce`.
+            ConfigError: the custom rule does not exist, or has no method `reduce`.
         """
         kind = self._rule_kind()
-        rule = load_rule(self.rule) if kind is None else kind.build()
+        rule = CUSTOM_RULE.load(self.rule) if kind is None else kind.build()
         return None if rule is None else self._mixed(rule)
 
     def open_device(self) -> "Device | None":
@@ -341,7 +339,7 @@ class OptimizerConfig(BaseModel):
     @field_validator("name")
     @classmethod
     def _known_or_own(cls, name: str, info: ValidationInfo) -> str:
-        return OPTIMIZER_EXTENSION.check(name, info)
+        return CUSTOM_OPTIMIZER.check(name, info)
 
     @model_validator(mode="after")
     def _only_what_it_has(self) -> "OptimizerConfig":
@@ -383,7 +381,7 @@ class OptimizerConfig(BaseModel):
         """Return the optimizer of these settings.
 
         Raises:
-            ConfigError: the user's own does not exist, or refuses its options.
+            ConfigError: the custom one does not exist, or refuses its options.
         """
         kind = self._kind()
-        return load_optimizer(self.name, self.options) if kind is None else kind.build()
+        return CUSTOM_OPTIMIZER.load(self.name, self.options) if kind is None else kind.build()

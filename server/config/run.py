@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from atoll.plugins.reference import Reference
+from atoll.plugins.reference import check_reference
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import STRICT, Plain
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
-from atoll.server.config.extensions import SAMPLER_EXTENSION, load_sampler
+from atoll.server.config.extensions import CUSTOM_SAMPLER
 from atoll.server.config.kinds import COHORT_SAMPLERS, SamplerKind
 from atoll.server.config.model import ModelConfig, StopConfig, faults_of_watching
 from atoll.server.config.process import CoordinatorConfig
@@ -26,6 +26,9 @@ from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
 from atoll.task.apps import is_app
 from atoll.task.given import FROZEN, OPTION
+
+Reference = Annotated[str, AfterValidator(check_reference)]
+"""A reference to code, which `plugins.reference` resolves."""
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 
@@ -77,7 +80,7 @@ class CohortConfig(BaseModel):
     @field_validator("sampler")
     @classmethod
     def _known_or_own(cls, sampler: str, info: ValidationInfo) -> str:
-        return SAMPLER_EXTENSION.check(sampler, info)
+        return CUSTOM_SAMPLER.check(sampler, info)
 
     @model_validator(mode="after")
     def _only_what_the_sampler_has(self) -> "CohortConfig":
@@ -109,10 +112,10 @@ class CohortConfig(BaseModel):
         """Return the sampler of these settings.
 
         Raises:
-            ConfigError: there is no such sampler of the user's own.
+            ConfigError: there is no such custom sampler.
         """
         kind = self._kind()
-        return load_sampler(self.sampler) if kind is None else kind.build()
+        return CUSTOM_SAMPLER.load(self.sampler) if kind is None else kind.build()
 
 
 class EvaluationConfig(BaseModel):

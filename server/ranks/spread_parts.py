@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class JudgingSpread(Protocol):
-    """The judge of an update in parts; `hosting.update_judge.Judge` is one."""
+    """The judge of an update in parts; `hosting.update_judge.UpdateJudge` is one."""
 
     @property
     def manifest(self) -> UpdateManifest:

@@ -48,7 +48,7 @@ PIECES_AT_ONCE = 100
 
 
 class Judging(Protocol):
-    """The judge of one update; `hosting.update_judge.Judge` is one."""
+    """The judge of one update; `hosting.judge.Judge` is one."""
 
     async def before_bytes(self) -> pb.Verdict | None:
         """Return the verdict that is possible before the bytes come; None: the bytes are wanted."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from atoll.protocol.settings import STRICT, ConfigError, Plain, or_faults
-from atoll.simulations.devices.custom_model import DEVICE_EXTENSION, replaced
+from atoll.simulations.devices.custom_model import CUSTOM_DEVICE, replaced
 from atoll.simulations.devices.spread import Lognormal, Spread, Uniform, quantiles
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class DeviceConfig(BaseModel):
     @field_validator("model")
     @classmethod
     def _known_or_own(cls, model: str | None, info: ValidationInfo) -> str | None:
-        return None if model is None else DEVICE_EXTENSION.check(model, info)
+        return None if model is None else CUSTOM_DEVICE.check(model, info)
 
     @model_validator(mode="after")
     def _fits_together(self) -> "DeviceConfig":

@@ -60,7 +60,7 @@ class Loop:
     def _follow(self, training: Training) -> None:
         """Train with the settings of a round."""
         self._training, self._local = training, training.local
-        self._has_context = depends_on_context(self._task) or self._local.has_own_optimizer
+        self._has_context = depends_on_context(self._task) or self._local.has_custom_optimizer
         with within(context_of(self._task)):
             self._steps = Steps(self._local, [p for p in self.model.parameters() if p.requires_grad])
         self.exchange.lr = self._local.lr

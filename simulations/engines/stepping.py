@@ -35,7 +35,7 @@ class Steps:
             corrections: SCAFFOLD's c - c_i of each parameter, None for a parameter without one; empty: no SCAFFOLD.
         """
         self._momenta.clear()
-        if self._local.has_own_optimizer:  # its state may be anywhere
+        if self._local.has_custom_optimizer:  # its state may be anywhere
             self._optimizer = make_optimizer(self._local, self._parameters)
         elif self._optimizer is not None:
             self._optimizer.state.clear()

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from atoll.protocol.settings import STRICT, Plain
-from atoll.simulations.populations.kinds import POPULATION_EXTENSION, POPULATIONS
+from atoll.simulations.populations.kinds import CUSTOM_POPULATION, POPULATIONS
 
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 
@@ -79,7 +79,7 @@ class PopulationConfig(BaseModel):
     @field_validator("kind")
     @classmethod
     def _known_or_own(cls, kind: str, info: ValidationInfo) -> str:
-        return POPULATION_EXTENSION.check(kind, info)
+        return CUSTOM_POPULATION.check(kind, info)
 
     @property
     def is_ours(self) -> bool:

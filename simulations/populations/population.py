@@ -240,7 +240,7 @@ def _deal(
         (train_labels, test_labels), num_labels = _codes(config, [train, test])
         owner, counts, clients = _owners(config, train_labels, num_labels, seed)
     else:
-        owner, clients = _owners_of_own_kind(config, examples, seed)
+        owner, clients = _custom_owners(config, examples, seed)
         (train_labels, test_labels), num_labels = labels_if_any((train, test))
         counts = partitions.count(train_labels, owner, num_labels, len(clients))
     splits = {"train": Partition(train, owner, len(clients))}
@@ -270,7 +270,7 @@ def _owners(config: PopulationConfig, labels: Ints, num_labels: int, seed: int) 
     return partitions.deal(labels, counts, rng), counts, clients
 
 
-def _owners_of_own_kind(config: PopulationConfig, examples: Examples, seed: int) -> tuple[Ints, list[int]]:
+def _custom_owners(config: PopulationConfig, examples: Examples, seed: int) -> tuple[Ints, list[int]]:
     """Return the owner of each training example (N,), and the clients, by the user's function."""
     owner = dealt(config, examples, stream(seed, OWN, "train"))
     if not config.drop_empty:

@@ -12,8 +12,8 @@ import numpy as np
 
 from atoll.ground.printable import count_of
 from atoll.tensors.codecs.codec import CHUNK_ELEMENTS, Codec, CodecBroken, Values
-from atoll.tensors.codecs.custom_codec import OwnCodec
-from atoll.tensors.codecs.own_object import is_codec, made
+from atoll.tensors.codecs.custom_codec import CustomCodec
+from atoll.tensors.codecs.installed import CODEC
 
 LENGTHS = (1, 2, 3, 7, 64, 511, 512, 513, 1000, CHUNK_ELEMENTS - 1, CHUNK_ELEMENTS)
 """Numbers of elements of the chunks."""
@@ -32,7 +32,8 @@ def codec_faults(codec: Any) -> list[str]:
         codec: an object with `is_biased`, `num_bytes`, `encode` and `decode`.
     """
     try:
-        guarded = codec if isinstance(codec, OwnCodec) else OwnCodec.of(getattr(codec, "name", "codec"), codec)
+        is_guarded = isinstance(codec, CustomCodec)
+        guarded = codec if is_guarded else CustomCodec(getattr(codec, "name", "codec"), CODEC.checked(codec))
         return list(dict.fromkeys(_faults(guarded)))
     except (ValueError, CodecBroken) as fault:
         return [str(fault)]
@@ -40,13 +41,13 @@ def codec_faults(codec: Any) -> list[str]:
 
 def faults_without_options(found: Any) -> list[str]:
     """Return the faults of what an entry point names; of a class or function that needs arguments, none are known."""
-    if not is_codec(found):
+    if not CODEC.is_object(found):
         try:
             inspect.signature(found).bind()
         except (TypeError, ValueError):
             return []
     try:
-        return codec_faults(made(found, {}))
+        return codec_faults(CODEC.made(found, {}))
     except ValueError as fault:
         return [str(fault)]
 

@@ -8,7 +8,7 @@ another version are refused by name, and never decoded.
 
 A name that comes over the wire opens nothing: `opened` finds only what this process has opened for its own settings
 (`open_for`), or after the coordinator has admitted the name (`open_named`). A process has one copy of a package: it
-goes on with the one that it has loaded, although another is installed meanwhile.
+keeps the one that it has loaded, although another is installed meanwhile.
 """
 
 import json
@@ -17,20 +17,29 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from atoll.plugins.entry_points import NAME, Declared, declared, source_digest
-from atoll.tensors.codecs.own_object import made
+from atoll.plugins.kind import Kind
 
 if TYPE_CHECKING:
-    from atoll.tensors.codecs.custom_codec import OwnCodec
+    from atoll.tensors.codecs.custom_codec import CustomCodec
 
-GROUP = "atoll.codecs"
+CODEC = Kind(
+    name="codec",
+    group="atoll.codecs",
+    setting="aggregation.codec",
+    allowed="an object with the methods `num_bytes`, `encode` and `decode`",
+    failed=ValueError,
+    methods=("num_bytes", "encode", "decode"),
+    options="aggregation.codec_options",
+    faults="atoll.tensors.codecs.contract:faults_without_options",
+)
 
 NAME_MAX = 256
 """Largest length of a name on the wire."""
 
 _ON_WIRE = re.compile(r"(?P<family>(?P<name>[A-Za-z0-9_-]{1,64})@[A-Za-z0-9.+!_]{0,40}-[0-9a-f]{8})(:(?P<options>.*))?")
 
-_OPENED: "dict[str, OwnCodec]" = {}  # by the name on the wire
-_BY_SETTING: "dict[tuple[str, str], OwnCodec]" = {}  # by the declared name, and the options as JSON
+_OPENED: "dict[str, CustomCodec]" = {}  # by the name on the wire
+_BY_SETTING: "dict[tuple[str, str], CustomCodec]" = {}  # by the declared name, and the options as JSON
 _LOADED: dict[str, str] = {}  # the family that this process has loaded, by the place of its object
 
 
@@ -50,7 +59,7 @@ def other_version(family: str, of: frozenset[str]) -> str:
     return min((each for each in of if each != family and each.partition("@")[0] == name), default="")
 
 
-def opened(name: str) -> "OwnCodec":
+def opened(name: str) -> "CustomCodec":
     """Return a codec that this process has opened.
 
     Raises:
@@ -67,7 +76,7 @@ def name_for(setting: str, options: Mapping[str, Any]) -> str:
     return setting if codec is None else codec.name
 
 
-def open_for(setting: str, options: Mapping[str, Any]) -> "OwnCodec":
+def open_for(setting: str, options: Mapping[str, Any]) -> "CustomCodec":
     """Open the codec that a setting names.
 
     Args:
@@ -83,7 +92,7 @@ def open_for(setting: str, options: Mapping[str, Any]) -> "OwnCodec":
     return found
 
 
-def open_named(name: str) -> "OwnCodec":
+def open_named(name: str) -> "CustomCodec":
     """Open the codec of a name on the wire, which another process has chosen among `families`.
 
     Raises:
@@ -106,18 +115,17 @@ def open_named(name: str) -> "OwnCodec":
     return _open(family, loaded, options)
 
 
-def _open(family: str, loaded: Any, options: Mapping[str, Any]) -> "OwnCodec":
-    from atoll.tensors.codecs.custom_codec import OwnCodec  # with numpy, which names alone do without
+def _open(family: str, loaded: Any, options: Mapping[str, Any]) -> "CustomCodec":
+    from atoll.tensors.codecs.custom_codec import CustomCodec  # with numpy, which names alone do without
 
     name = f"{family}:{_as_json(options)}" if options else family
     if len(name) > NAME_MAX:
         raise ValueError(f"{name}: has {len(name)} characters with its options; allowed: at most {NAME_MAX}")
-    codec = made(loaded, options)
-    return _OPENED.setdefault(name, OwnCodec.of(name, codec))
+    return _OPENED.setdefault(name, CustomCodec(name, CODEC.made(loaded, options)))
 
 
 def _the(name: str) -> Declared:
-    found = declared(GROUP).get(name, ())
+    found = declared(CODEC.group).get(name, ())
     if len(found) != 1:
         few = "no installed package declares" if not found else f"{' and '.join(each.whose for each in found)} declare"
         raise ValueError(f"{few} a codec {name!r} here: install the package that the other side has, and no other one")
@@ -129,10 +137,10 @@ def _load(each: Declared) -> tuple[str, object]:
     family = _family_of(each)
     if (loaded := _LOADED.setdefault(each.place, family)) != family:
         raise ValueError(f"{family} is installed, and this process has loaded {loaded}: start it again")
-    try:
-        return family, each.load()
-    except (Exception, SystemExit) as error:  # as above
-        raise ValueError(f"{each.whose}: {each.place} cannot be loaded: {type(error).__name__}: {error}") from error
+    found, reason = CODEC.of_package(each)
+    if reason:
+        raise ValueError(reason)
+    return family, found
 
 
 def _family_of(each: Declared) -> str:
@@ -145,7 +153,7 @@ def _family_of(each: Declared) -> str:
 
 def _families_by_name() -> dict[str, str]:
     found = {}
-    for name, alike in declared(GROUP).items():
+    for name, alike in declared(CODEC.group).items():
         if len(alike) == 1 and NAME.fullmatch(name):
             try:
                 found[name] = _family_of(alike[0])

@@ -206,7 +206,7 @@ def test_a_simulation_with_a_codec_of_a_package(tmp_path):
 
     assert "a codec of a package has its name once the package is installed on this machine" in fault(codec="rounde")
     assert '| "rounded" (acme-codecs 1.2)' in fault(codec="acme_codecs:Rounded"), "no code is named by a reference"
-    assert "aggregation.codec: rounded: codec_options: levels: must be in 1..127, got 0" in fault(
+    assert "aggregation.codec: rounded: aggregation.codec_options: levels: must be in 1..127, got 0" in fault(
         codec="rounded", **{"codec_options.levels": 0}
     )
     assert "codec_options are for a codec of your own, and codec is qsgd8" in fault(

@@ -30,7 +30,7 @@ from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.backup.contents import BackupFailed, Contents, Part, parse_contents
 from atoll.server.config.process import AggregatorConfig, HostFile
 from atoll.server.config.run import RunFile
-from atoll.server.hosting.update_judge import Judge
+from atoll.server.hosting.update_judge import UpdateJudge
 from atoll.server.services.coordinator_service import _connection, _fault_of_hello
 from atoll.simulations.experiments.grid import parse_grid
 from atoll.simulations.experiments.sweep import check_cells
@@ -144,7 +144,7 @@ def _opened(data: bytes) -> None:
     opened = pb.UploadOpen.FromString(data)
     manifest = parse_update(opened.manifest)
     part = part_of(manifest, opened.part)
-    Judge.of(None, manifest, opened, part)  # type: ignore[arg-type] # no run is asked yet
+    UpdateJudge.of(None, manifest, opened, part)  # type: ignore[arg-type] # no run is asked yet
 
 
 def _part(data: bytes) -> None:

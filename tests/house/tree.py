@@ -12,6 +12,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 ROOMS = (
     "ground",
+    "plugins",
     "tensors",
     "task",
     "training",

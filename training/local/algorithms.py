@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from atoll.task.errors import TaskBroken
-from atoll.task.local import Local
+from atoll.task.local import Local, optimizer_factory
 from atoll.task.task import Task
 
 CONCATENATE = "concatenate"
@@ -33,13 +33,11 @@ def check_algorithm(algorithm: str, local: Local | None, *, has_fit: bool = Fals
 
 def check_training(task: Task, algorithm: str, local: Local) -> None:
     """Check that the training of a `Task` fits an algorithm, and that its optimizer loads; errors as in
-    `check_algorithm` and `own_optimizer.loaded`.
+    `check_algorithm` and `optimizer_factory`.
     """
     check_algorithm(algorithm, local, has_fit=task.fit is not None, has_own=task.algorithm is not None)
-    if local.has_own_optimizer:
-        from atoll.training.local.custom_optimizer import loaded  # torch, which a coordinator never imports
-
-        loaded(local)
+    if local.has_custom_optimizer:
+        optimizer_factory(local)
 
 
 def _faults(algorithm: str, local: Local | None, has_fit: bool, has_own: bool) -> Iterator[str]:

@@ -16,7 +16,7 @@ from atoll.task.randomness import seed_everything, seeded
 from atoll.task.task import Task
 from atoll.training.local.batches import to_device
 from atoll.training.local.client import TrainingClient
-from atoll.training.local.custom_optimizer import own_optimizer
+from atoll.training.local.custom_optimizer import custom_optimizer
 from atoll.training.local.draws import Fetch, drawing, held_by, seed_held
 from atoll.training.local.fednova import Normalizer
 from atoll.training.local.kept_optimizer import KeptOptimizer
@@ -212,8 +212,8 @@ def make_optimizer(local: Local, parameters: list[torch.nn.Parameter]) -> torch.
     Raises:
         TaskBroken: a user's own does not make one.
     """
-    if local.has_own_optimizer:
-        return own_optimizer(local, parameters)
+    if local.has_custom_optimizer:
+        return custom_optimizer(local, parameters)
     groups = decay_groups(parameters, spares_vectors=not local.decay_vectors)
     if local.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)

@@ -66,7 +66,7 @@ class ModelBench:
         self._new: tuple[Task, int, torch.nn.Module] | None = None
         self._built_for, self._seed, self._digest = task, 0, ""
         local = self._here.local
-        if local.has_own_optimizer:  # its faults are told before a round
+        if local.has_custom_optimizer:  # its faults are told before a round
             with within(context_of(self._here.task)):
                 make_optimizer(local, [p for p in build_model(task, 0).parameters() if p.requires_grad])
         elif self._here.site is not None:  # torch imports a third of itself with the first optimizer: before a round

@@ -87,7 +87,7 @@ class BatchTrainer:
         if training.local.keep_optimizer:
             raise CannotBatch("local.keep_optimizer lets the state of each client's optimizer go on")
         self._training, self._task, self._local = training, training.task, training.local
-        if self._local.has_own_optimizer:
+        if self._local.has_custom_optimizer:
             raise CannotBatch(f"the task's local optimizer, {self._local.optimizer_name}, is no built-in one")
         self._has_context = depends_on_context(training.task)
         self._loop = Loop(training)

@@ -340,7 +340,7 @@ def test_a_rule_of_one_s_own_is_an_object_with_reduce(tmp_path: Path) -> None:
     )
     assert AggregationConfig(rule=f"{path}:least").build().reduce(np.array([[2.0], [1.0]])) == 1.0
     for attribute, fault in (
-        ("none", "is a int; allowed: an object"),
+        ("none", "is of the type int; allowed: an object"),
         ("Least", "is a type"),
         ("gone", "there is no gone"),
     ):

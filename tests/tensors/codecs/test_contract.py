@@ -8,7 +8,7 @@ import pytest
 
 from atoll.tensors.codecs.codec import CodecBroken
 from atoll.tensors.codecs.contract import codec_faults, faults_without_options
-from atoll.tensors.codecs.custom_codec import CHUNK_BYTES_MAX, OwnCodec
+from atoll.tensors.codecs.custom_codec import CHUNK_BYTES_MAX, CustomCodec
 from atoll.tensors.codecs.error_feedback import encode_with_feedback
 from atoll.tensors.codecs.names import FAMILIES, codec_name, parse_codec
 from tests.plugins.packages import CODEC
@@ -66,24 +66,24 @@ def test_a_right_codec_of_ones_own_has_no_fault() -> None:
 @pytest.mark.parametrize(
     ("codec", "told"),
     [
-        (object(), "is of the type object; allowed: an object with the methods num_bytes, encode, decode"),
+        (object(), "is of the type object; allowed: an object with the methods `num_bytes`, `encode` and `decode`"),
         (Plain, "is the class Plain; allowed: an object"),
         (broken(is_biased=None), "is_biased is None; allowed: True or False"),
-        (broken(is_biased=property(raises(KeyError("x")))), "is_biased: KeyError: 'x'"),
-        (broken(num_bytes=lambda self, n: 4.0 * n), "num_bytes(1): TypeError: "),
+        (broken(is_biased=property(raises(KeyError("x")))), "is_biased raised KeyError: 'x'"),
+        (broken(num_bytes=lambda self, n: 4.0 * n), "num_bytes(1) raised TypeError: "),
         (broken(num_bytes=lambda self, n: 0), f"num_bytes(1) is 0; allowed: 1..{CHUNK_BYTES_MAX}"),
-        (broken(num_bytes=lambda self, n: n > 0), f"num_bytes(1) is True; allowed: 1..{CHUNK_BYTES_MAX}"),
+        (broken(num_bytes=lambda self, n: n > 0), "num_bytes(1) raised TypeError: True is no whole number"),
         (broken(num_bytes=lambda self, n: 1 << 40), f"num_bytes(1) is {1 << 40}; allowed"),
         (broken(num_bytes=lambda self, n: 4 * n + 1), "encode returned 4 bytes for 1 element, not 5"),
         (broken(encode=lambda self, values, rng: None), "encode returned an object of the type NoneType, not bytes"),
-        (broken(encode=raises(SystemExit(3))), "encode: SystemExit: 3"),
+        (broken(encode=raises(SystemExit(3))), "encode raised SystemExit: 3"),
         (
             broken(encode=lambda self, values, rng: np.random.rand(len(values)).astype("<f4").tobytes()),
             "are other bytes when they are",
         ),
         (broken(encode=lambda self, values, rng: values.__imul__(2).tobytes()), "read-only"),
-        (broken(decode=raises(KeyError("y"))), "decode: KeyError: 'y'"),
-        (broken(decode=raises(SystemExit(3))), "decode: SystemExit: 3"),
+        (broken(decode=raises(KeyError("y"))), "decode raised KeyError: 'y'"),
+        (broken(decode=raises(SystemExit(3))), "decode raised SystemExit: 3"),
         (
             broken(decode=lambda self, data, n: [0.0] * n),
             "decode returned an object of the type list, not float32 (1,)",
@@ -117,7 +117,7 @@ def test_what_an_entry_point_names_is_checked_as_far_as_it_needs_no_options() ->
     assert faults_without_options(Rounded(levels=2)) == []
     assert faults_without_options(lambda levels: None) == [], "it needs an argument, which no list has"
     assert "is of the type NoneType" in faults_without_options(lambda: None)[0]
-    assert faults_without_options(raises(OSError("no file"))) == ["codec_options: OSError: no file"]
+    assert faults_without_options(raises(OSError("no file"))) == ["aggregation.codec_options: OSError: no file"]
 
 
 def test_the_guard_hands_out_nothing_that_user_code_could_change() -> None:
@@ -128,7 +128,7 @@ def test_the_guard_hands_out_nothing_that_user_code_could_change() -> None:
             kept.append(super().decode(data, n))
             return kept[-1]
 
-    codec, values = OwnCodec.of("keeps", Keeps()), np.ones(3, np.float32)
+    codec, values = CustomCodec("keeps", Keeps()), np.ones(3, np.float32)
     out = np.empty(3, np.float32)
     assert codec.decode(codec.encode(values, np.random.default_rng(0)), 3, out) is out
     kept[0][:] = 7
@@ -141,13 +141,13 @@ def test_the_guard_hands_out_nothing_that_user_code_could_change() -> None:
 
 def test_a_size_is_asked_for_once() -> None:
     sizes = iter((4, 1000))
-    codec = OwnCodec.of("moody", broken(num_bytes=lambda self, n: next(sizes)))
+    codec = CustomCodec("moody", broken(num_bytes=lambda self, n: next(sizes)))
     assert [codec.num_bytes(1), codec.num_bytes(1), codec.num_bytes(0)] == [4, 4, 0]
 
 
 def test_a_codec_that_refuses_its_own_bytes_breaks_the_error_feedback() -> None:
-    codec = OwnCodec.of("moody", broken(is_biased=True, decode=raises(ValueError("never"))))
-    with pytest.raises(CodecBroken, match="moody refuses what it has written: moody: decode: never"):
+    codec = CustomCodec("moody", broken(is_biased=True, decode=raises(ValueError("never"))))
+    with pytest.raises(CodecBroken, match="moody refuses what it has written: moody: decode raised ValueError: never"):
         encode_with_feedback(codec, np.ones(2, np.float32), np.zeros(2, np.float32), np.random.default_rng(0))
 
 

@@ -106,7 +106,7 @@ def test_a_package_that_changes_under_a_process_needs_a_new_one(packages: Packag
 
 def test_a_package_that_does_not_load_names_its_error(packages: Packages) -> None:
     packages("codec_module_six", source="raise SystemExit('no licence')")
-    with pytest.raises(ValueError, match=r"acme-codec_module_six 1.2: .* cannot be loaded: SystemExit: no licence"):
+    with pytest.raises(ValueError, match=r"package acme-codec_module_six 1.2 cannot be loaded: SystemExit: no licence"):
         open_codec(installed.families()[0])
 
 

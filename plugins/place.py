@@ -1,8 +1,6 @@
-"""The place of a call of a user's own rule or server optimizer in its run, with what it may draw."""
+"""The place of a call of a custom rule or server optimizer in its run, with the generators that it may draw from."""
 
 import hashlib
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,11 +71,3 @@ class Place:
 
 NOWHERE = Place(0, 0, "")
 """The place of a call outside of a run."""
-
-
-def takes_place(method: Callable[..., Any]) -> bool:
-    """Return whether a method of a user's own has a parameter `place`."""
-    try:
-        return "place" in inspect.signature(method).parameters
-    except (TypeError, ValueError):  # a builtin without a signature
-        return False

@@ -1,14 +1,14 @@
-"""The kind of population of a user's own: a function that names the client of each training example."""
+"""A custom population: a function that names the client of each training example."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from atoll.ground.printable import count_of
+from atoll.plugins.guard import called
 from atoll.simulations.populations.config import PopulationConfig
-from atoll.simulations.populations.kinds import POPULATION_EXTENSION
+from atoll.simulations.populations.kinds import CUSTOM_POPULATION
 from atoll.simulations.populations.partitioners import is_partitioner, partitioned
 from atoll.simulations.populations.partitions import Impossible, Ints
 from atoll.simulations.populations.pool import NoLabels, Pool
@@ -40,10 +40,6 @@ class Examples:
         return self.pool.labels
 
 
-Deal = Callable[..., Any]
-"""(examples, clients, rng, **options) -> the number of the client of each example, in 0..clients-1."""
-
-
 def dealt(config: PopulationConfig, examples: Examples, rng: np.random.Generator) -> Ints:
     """Return the client of each example (N,) by the user's function, or by a partitioner of flwr-datasets.
 
@@ -51,25 +47,27 @@ def dealt(config: PopulationConfig, examples: Examples, rng: np.random.Generator
         ConfigError: there is no such function.
         Impossible: it raised, or its answer is no client for each example.
     """
-    assert config.clients is not None
-    deal = cast(Deal, POPULATION_EXTENSION.load(config.kind))
-    try:
+    clients = config.clients
+    assert clients is not None
+    deal, name = CUSTOM_POPULATION.load(config.kind), f"kind {config.kind}"
+
+    def owners() -> tuple[Any, Ints]:
         if is_partitioner(deal):
-            return partitioned(deal, examples.pool, examples.site, config.clients, rng, config.options)  # type: ignore[arg-type]
-        answer = deal(examples, config.clients, rng, **config.options)
-        owner = np.asarray(answer)
-    except (NoLabels, Impossible):
-        raise
-    except Exception as error:  # the user's code runs here and may raise anything
-        raise Impossible(f"kind {config.kind} raised {type(error).__name__}: {error}") from error
+            answer = partitioned(deal, examples.pool, examples.site, clients, rng, config.options)
+        else:
+            answer = deal(examples, clients, rng, **config.options)
+        return answer, np.asarray(answer)
+
+    answer, owner = called(name, owners, failed=Impossible, passing=(NoLabels, Impossible))
     every = count_of(len(examples), "example")
-    allowed = f"allowed: a whole number in 0..{config.clients - 1} for each of the {every}, in order"
+    allowed = f"allowed: a whole number in 0..{clients - 1} for each of the {every}, in order"
     if owner.shape != (len(examples),) or owner.dtype.kind not in "iu":
         gave = f"{type(answer).__name__} of shape {owner.shape} and dtype {owner.dtype}"
-        raise Impossible(f"kind {config.kind} gave {gave}; {allowed}")
-    if len(owner) and not (int(owner.min()) >= 0 and int(owner.max()) < config.clients):
-        raise Impossible(f"kind {config.kind} gave numbers in {owner.min()}..{owner.max()}; {allowed}")
-    return owner.astype(np.int64)
+        raise Impossible(f"{name} gave {gave}; {allowed}")
+    if len(owner) and not (int(owner.min()) >= 0 and int(owner.max()) < clients):
+        raise Impossible(f"{name} gave numbers in {owner.min()}..{owner.max()}; {allowed}")
+    found: Ints = owner.astype(np.int64)
+    return found
 
 
 def labels_if_any(pools: tuple[Pool, Pool]) -> tuple[list[Ints], int]:

@@ -1,12 +1,22 @@
-"""The references to operators' own code: resolved by module or by file, with every failure as a ConfigError."""
+"""The references to operators' own code: resolved by module or by file, with every failure told in one sentence."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
+from atoll.plugins.kind import Kind
 from atoll.plugins.reference import check_reference, resolve
 from atoll.protocol.settings import ConfigError
+
+THING = Kind(
+    name="thing",
+    group="atoll.things",
+    setting="table.thing",
+    allowed="a function of (x)",
+    failed=ConfigError,
+    form="function",
+)
 
 
 def test_a_module_s_attribute_is_found() -> None:
@@ -26,7 +36,7 @@ def test_a_file_named_like_a_room_is_found_and_collides_with_nothing(tmp_path: P
 
 @pytest.mark.parametrize("reference", ["json", "json:", ":dumps", "json:dumps()", "json:not an identifier", ""])
 def test_what_is_no_reference_is_refused(reference: str) -> None:
-    with pytest.raises(ConfigError, match="neither module:attribute nor"):
+    with pytest.raises(ValueError, match="neither module:attribute nor"):
         resolve(reference)
     with pytest.raises(ValueError, match="allowed: module:attribute"):
         check_reference(reference)
@@ -37,6 +47,8 @@ def test_what_is_no_reference_is_refused(reference: str) -> None:
     [
         ("1 / 0", "ZeroDivisionError"),
         ("def f(:", "SyntaxError"),
+        ("import sys\nsys.exit(3)", "cannot be loaded: SystemExit: 3"),
+        ("f = 3", r"mine.py:f: is of the type int; allowed: a function of \(x\)"),
         ("other = 1", "there is no f in"),
         (None, "there is no file"),
     ],
@@ -45,9 +57,9 @@ def test_a_file_that_cannot_be_loaded_is_the_operator_s_to_mend(tmp_path: Path, 
     if text is not None:
         (tmp_path / "mine.py").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        resolve(f"{tmp_path}/mine.py:f")
+        THING.load(f"{tmp_path}/mine.py:f")
 
 
 def test_a_module_that_does_not_exist_is_named() -> None:
     with pytest.raises(ConfigError, match="no_such_module_of_ours"):
-        resolve("no_such_module_of_ours:f")
+        THING.load("no_such_module_of_ours:f")

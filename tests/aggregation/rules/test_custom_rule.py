@@ -1,5 +1,6 @@
 """A user's rule in its run: what it is told, what it may draw, and the refusal of state between calls."""
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.aggregation.rules.combine import checked_mixing, combine
-from atoll.aggregation.rules.rule import RuleFailed
+from atoll.aggregation.rules.combine import combine
+from atoll.aggregation.rules.custom_rule import CustomRule, RuleFailed
+from atoll.aggregation.rules.geometric import NearestNeighbourMixing
 from atoll.plugins.place import Place
 from atoll.tensors.layout import Tensor
 
@@ -34,9 +36,10 @@ class Held:
 
 
 def in_pieces(rule: Any, cuts: list[int]) -> Any:
+    guarded = rule if isinstance(rule, NearestNeighbourMixing) else CustomRule(rule)
     borders = [0, *sorted(set(cuts)), 300]
     sources = [Held(row) for row in ROWS]
-    return np.concatenate([combine(TENSOR, a, b, sources, rule, place=PLACE) for a, b in pairwise(borders)])
+    return np.concatenate([combine(TENSOR, a, b, sources, guarded, place=PLACE) for a, b in pairwise(borders)])
 
 
 class Dithered:
@@ -139,6 +142,36 @@ class Changing(Mixing):
 
 def test_a_mixing_that_changes_is_refused_and_one_that_draws_from_its_place_is_not() -> None:
     gram = np.eye(3)
-    np.testing.assert_array_equal(checked_mixing(Mixing(), gram, PLACE), PLACE.of_round().random((1, 3)))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(CustomRule(Mixing()).mixing(gram, PLACE), PLACE.of_round().random((1, 3)))
     with pytest.raises(RuleFailed, match="mixes the same updates in another way"):
-        checked_mixing(Changing(), gram, PLACE)
+        CustomRule(Changing()).mixing(gram, PLACE)
+
+
+def test_a_rule_after_the_mixing_of_neighbours_gets_its_place_and_is_checked_as_well() -> None:
+    np.testing.assert_allclose(
+        in_pieces(NearestNeighbourMixing(0, CustomRule(Dithered())), [100]), in_pieces(Dithered(), [100])
+    )
+    with pytest.raises(RuleFailed, match="to other values when it is called again"):
+        in_pieces(NearestNeighbourMixing(0, CustomRule(Counting())), [100])
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), SystemExit(3), OSError("no file")])
+@pytest.mark.parametrize("method", ["check", "mixing", "reduce"])
+def test_whatever_a_rule_raises_names_the_rule_and_the_method(method: str, error: BaseException) -> None:
+    def raises(*_: Any) -> Any:
+        raise error
+
+    rule = CustomRule(type("Mine", (Mixing,), {"check": lambda self, num_updates: None, method: raises})())
+    arguments = {"check": 3, "mixing": np.eye(3), "reduce": ROWS.copy()}
+    with pytest.raises(
+        RuleFailed, match=rf"^rule Mine: {method} raised {type(error).__name__}: {re.escape(str(error))}$"
+    ):
+        getattr(rule, method)(arguments[method])
+
+
+def test_a_rule_s_own_refusal_is_told_as_it_is() -> None:
+    def check(self: Any, num_updates: int) -> None:
+        raise ValueError(f"{num_updates} are too few")
+
+    with pytest.raises(ValueError, match=r"^3 are too few$"):
+        CustomRule(type("Mine", (Mixing,), {"check": check})()).check(3)

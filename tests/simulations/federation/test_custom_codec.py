@@ -59,7 +59,7 @@ def fresh(tmp_path, monkeypatch):
     ("name", "told"),
     [
         ("tired", r"client \w: the update cannot be encoded: tired@1.2-.* refuses what it has written: .*too tired"),
-        ("unable", r"client \w: the update cannot be encoded: unable@1.2-.*: encode: RuntimeError: no idea"),
+        ("unable", r"client \w: the update cannot be encoded: unable@1.2-.*: encode raised RuntimeError: no idea"),
     ],
 )
 def test_a_codec_that_breaks_ends_the_simulation_by_name(tmp_path, name, told):

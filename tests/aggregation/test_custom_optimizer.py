@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from atoll.aggregation.custom_optimizer import OptimizerFailed, OwnOptimizer
+from atoll.aggregation.custom_optimizer import CustomOptimizer, OptimizerFailed
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.prepared import check_whole
@@ -76,7 +76,7 @@ def folded(folder, own, *, tile_elements=None, threads=1, before=None):
     base, updates = cohort()
     safetensors_file.write(folder / "base", base)
     files = [Weighted(store(folder / f"u{k}", u), w) for k, (u, w) in enumerate(zip(updates, WEIGHTS, strict=True))]
-    optimizer = OwnOptimizer(own)
+    optimizer = CustomOptimizer(own)
     after = {slot: folder / f"out.{slot}" for slot in optimizer.slots}
     step = Step(optimizer, TRAINED, before=before or {}, after=after, place=place())
     fold(folder / "base", files, folder / "out", step=step, execution=Execution(threads, tile_elements=tile_elements))
@@ -132,7 +132,7 @@ def test_rows_in_memory_have_the_bits_of_files(tmp_path):
     base, updates = cohort()
     values = np.stack([np.concatenate([u[t.name].reshape(-1) for t in LAYOUT]) for u in updates])
     for own in (Heavy(), Centred()):
-        step = Step(OwnOptimizer(own), TRAINED, place=place())
+        step = Step(CustomOptimizer(own), TRAINED, place=place())
         assert can_stack(LAYOUT, step)
         slots = {}
         new = fold_rows(base, LAYOUT, Rows(values, WEIGHTS, (1.0,) * 3, (1.0,) * 3), step, slots)
@@ -140,11 +140,11 @@ def test_rows_in_memory_have_the_bits_of_files(tmp_path):
         assert {n: a.tobytes() for n, a in new.items()} == {n: model[n].tobytes() for n in new}
         for slot, tensors in of_files.items():
             assert {n: slots[f"{slot}/{n}"].tobytes() for n in tensors} == {n: a.tobytes() for n, a in tensors.items()}
-    assert not can_stack(LAYOUT, Step(OwnOptimizer(Extrapolated()), TRAINED))
+    assert not can_stack(LAYOUT, Step(CustomOptimizer(Extrapolated()), TRAINED))
 
 
 def test_ranks_may_not_cut_what_is_needed_whole():
-    step = Step(OwnOptimizer(Centred()), TRAINED)
+    step = Step(CustomOptimizer(Centred()), TRAINED)
     check_whole(step, LAYOUT, Counter({"conv": 1, "scale": 2}))
     with pytest.raises(ValueError, match="aggregation ranks cut conv into pieces"):
         check_whole(step, LAYOUT, Counter({"conv": 2}))
@@ -184,13 +184,13 @@ def shortens(self, master, mean, state):
         (draws, "computes other values for the same 18 elements of tensor 'conv'"),
         (remembers, "keeps no state but its slots"),
         (looks_aside, "unless it has `whole = True`"),
-        (fails, "Mine raised KeyError: 'nothing'"),
+        (fails, "optimizer Mine: apply raised KeyError: 'nothing'"),
         (shortens, r"makes \(1,\) of \(35,\) elements of the model"),
     ],
 )
 def test_a_breach_of_the_contract_costs_the_round_by_name(tmp_path, apply, sentence):
     base, _ = cohort()
-    optimizer = OwnOptimizer(own_with(apply=apply))
+    optimizer = CustomOptimizer(own_with(apply=apply))
     with pytest.raises(OptimizerFailed, match=sentence):
         optimizer.apply(base["conv"].reshape(-1).astype(float), np.arange(35.0), {}, place().at("conv", 0, 35))
 
@@ -208,9 +208,9 @@ def test_what_it_draws_from_its_place_is_the_same_everywhere(tmp_path):
     ("prepare", "sentence"),
     [
         (lambda self, gram: float("nan"), "allowed: a finite number, or an array"),
-        (lambda self, gram: "much", "prepares 'much'"),
+        (lambda self, gram: "much", "prepare raised ValueError: could not convert string to float: 'much'"),
         (lambda self, gram: np.random.default_rng().random(), "another number when it is asked again"),
-        (lambda self, gram: gram["x"], "raised IndexError"),
+        (lambda self, gram: gram["x"], "prepare raised IndexError"),
     ],
 )
 def test_what_cannot_be_prepared(tmp_path, prepare, sentence):
@@ -221,7 +221,6 @@ def test_what_cannot_be_prepared(tmp_path, prepare, sentence):
 @pytest.mark.parametrize(
     ("methods", "sentence"),
     [
-        ({}, "Mine has no method `apply`"),
         ({"apply": draws, "slots": ("h",)}, "has slots, and no method `init`"),
         ({"apply": draws, "slots": "h"}, "allowed: a tuple of names"),
         ({"apply": draws, "slots": ("aggregate",), "init": lambda self, slot: 0}, "'aggregate' is no name of a slot"),
@@ -232,4 +231,4 @@ def test_what_cannot_be_prepared(tmp_path, prepare, sentence):
 )
 def test_what_is_no_optimizer(methods, sentence):
     with pytest.raises(ValueError, match=sentence):
-        OwnOptimizer(own_with(**methods))
+        CustomOptimizer(own_with(**methods))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.plugins.reference import load_module, own_folder
+from atoll.plugins.reference import folder_of_notes, load_module
 
 FILE = """
 from pathlib import Path
@@ -71,12 +71,12 @@ def test_the_note_is_in_a_folder_that_its_user_alone_can_write(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "path", list(sys.path))
     module = load_module(f"{task_file}:task")
-    folder = own_folder()
+    folder = folder_of_notes()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert (folder / f"{module.__name__}.py").exists()
     assert str(folder) in sys.path
     folder.chmod(0o777)
-    assert own_folder() != folder, "a folder that others can write is not used"
+    assert folder_of_notes() != folder, "a folder that others can write is not used"
 
 
 def test_a_task_loads_where_no_note_can_be_written(task_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,13 @@
-"""The device model of a user's own: a function that returns the device of one client."""
+"""A custom device model: a function that returns the device of one client."""
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from atoll.plugins.kind import ExtensionKind
+from atoll.plugins.guard import called
+from atoll.plugins.kind import Kind
 from atoll.protocol.settings import ConfigError, Plain
 
 if TYPE_CHECKING:
@@ -15,14 +16,13 @@ if TYPE_CHECKING:
 
     from atoll.simulations.devices.fleet import Speeds
 
-DEVICE_EXTENSION = ExtensionKind(
+CUSTOM_DEVICE = Kind(
     name="device model",
     group="atoll.devices",
     setting="devices.model",
     allowed="a function of (client, rng)",
+    failed=ConfigError,
     form="function",
-    built_in=(),
-    fits=callable,
 )
 
 FIELDS: Mapping[str, str] = {
@@ -33,9 +33,6 @@ FIELDS: Mapping[str, str] = {
     "latency_s": "latency_s",
 }
 """The values that a model may return, with the columns of `Speeds` that they replace."""
-
-DeviceModel = Callable[..., Any]
-"""(client, rng, **options) -> the values of the client's device by their names in `FIELDS`."""
 
 
 def replaced(speeds: "Speeds", model: str, options: Mapping[str, Plain], names: Sequence[str], seed: int) -> "Speeds":
@@ -56,16 +53,14 @@ def replaced(speeds: "Speeds", model: str, options: Mapping[str, Plain], names: 
     """
     import numpy as np
 
-    function = cast(DeviceModel, DEVICE_EXTENSION.load(model))
+    function = CUSTOM_DEVICE.load(model)
     found: list[Mapping[str, float]] = []
     for name in names:
-        try:
-            answer = function(name, _generator(name, seed), **options)
-        except Exception as error:  # the user's code runs here and may raise anything
-            raise _fault(model, name, f"raised {type(error).__name__}: {error}") from error
+        named = f"devices.model: {model} for client {name!r}"
+        answer = called(named, function, name, _generator(name, seed), failed=ConfigError, options=options)
         if found and isinstance(answer, Mapping) and answer.keys() != found[0].keys():
-            raise _fault(model, name, f"gave {_listed(answer)}, and {_listed(found[0])} for client {names[0]!r}")
-        found.append(_checked(answer, model, name))
+            raise ConfigError(f"{named} gave {_listed(answer)}, and {_listed(found[0])} for client {names[0]!r}")
+        found.append(_checked(answer, named))
     columns: dict[str, NDArray[np.float64] | None] = {}
     for key in found[0] if found else ():
         if key == "examples_per_s":
@@ -74,25 +69,21 @@ def replaced(speeds: "Speeds", model: str, options: Mapping[str, Plain], names: 
     return replace(speeds, **cast(Any, columns))
 
 
-def _checked(answer: Any, model: str, name: str) -> Mapping[str, float]:
-    """Return the values of a device; raise ConfigError if they are none."""
+def _checked(answer: Any, named: str) -> Mapping[str, float]:
+    """Return the values of a device; raise ConfigError, with the name of the call, if they are none."""
     import numpy as np
 
     if not isinstance(answer, Mapping) or not answer or not answer.keys() <= FIELDS.keys():
         gave = _listed(answer) if isinstance(answer, Mapping) else type(answer).__name__
-        raise _fault(model, name, f"gave {gave}; allowed: a table with one or more of {', '.join(FIELDS)}")
+        raise ConfigError(f"{named} gave {gave}; allowed: a table with one or more of {', '.join(FIELDS)}")
     if {"examples_per_s", "seconds_per_round"} <= answer.keys():
-        raise _fault(model, name, "gave examples_per_s and seconds_per_round; allowed: one of them")
+        raise ConfigError(f"{named} gave both examples_per_s and seconds_per_round; allowed: one of them")
     for key, value in answer.items():
         is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         least = 0.0 if key == "latency_s" else math.nextafter(0.0, 1.0)
         if not is_number or not least <= value < math.inf:
-            raise _fault(model, name, f"gave {key} = {value!r}; allowed: a number {'>=' if not least else '>'} 0")
-    return cast(Mapping[str, float], answer)
-
-
-def _fault(model: str, name: str, what: str) -> ConfigError:
-    return ConfigError([f"devices.model: {model} for client {name!r} {what}"])
+            raise ConfigError(f"{named} gave {key} = {value!r}; allowed: a number {'>=' if not least else '>'} 0")
+    return answer
 
 
 def _listed(answer: Mapping[str, Any]) -> str:

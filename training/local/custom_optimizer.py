@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from atoll.plugins.guard import RAISED, called
 from atoll.task.context import Context, contextual
 from atoll.task.errors import TaskBroken
-from atoll.task.local import Local, load_local_optimizer
+from atoll.task.local import Local, optimizer_factory
 
 TRIAL_SHAPES = ((6, 4), (6,))
 TRIAL_REPEATS = 50
@@ -55,7 +56,7 @@ def is_elementwise(local: Local) -> bool:
     The process remembers the verdict for other rates of the same optimizer, if its settings are plain values.
 
     Raises:
-        TaskBroken: as `own_optimizer`, or its step fails; with the way out.
+        TaskBroken: as `custom_optimizer`, or its step fails; with the way out.
     """
     kind = _kind_of(local)
     return _has_like_trials(local) if kind is None else _remembered(kind)
@@ -78,13 +79,12 @@ def _has_like_trials(local: Local) -> bool:
 def _kind_of(local: Local) -> _Kind | None:
     """Return the kind of an optimizer; None: it has settings, such as tensors, of which no text says all."""
     with _way_out(local):
-        made = own_optimizer(local, [torch.nn.Parameter(piece.float()) for piece in _drawn(torch.Generator())])
+        made = custom_optimizer(local, [torch.nn.Parameter(piece.float()) for piece in _drawn(torch.Generator())])
     groups = [{**group, "params": len(group["params"])} for group in made.param_groups]
     values = {**vars(made), "param_groups": groups, "momentum": local.momentum, "weight_decay": local.weight_decay}
     if not _is_plain(values):
         return None
-    factory = local.optimizer if callable(local.optimizer) else load_local_optimizer(local.optimizer)
-    return _Kind(id(factory), type(made), repr(_without_rate(values)), local)
+    return _Kind(id(optimizer_factory(local)), type(made), repr(_without_rate(values)), local)
 
 
 def _is_plain(value: Any) -> bool:
@@ -112,13 +112,12 @@ def _way_out(local: Local) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:  # the user's code runs here and may raise anything
-        told = str(error) if isinstance(error, TaskBroken) else f"{type(error).__name__}: {error}"
-        name = "" if isinstance(error, TaskBroken) else f"local.optimizer: {local.optimizer_name}: "
+    except RAISED as error:
+        raised = f"local.optimizer: {local.optimizer_name} raised {type(error).__name__}: {error}"
         raise TaskBroken(
-            f"{name}{told} (in a trial at lr={local.lr:g} on small dense tensors, which tells whether it can step the "
-            "shards of this mesh); allowed: an optimizer that takes them and this rate, a mesh of dp_replicate alone, "
-            "or one process"
+            f"{error if isinstance(error, TaskBroken) else raised} (in a trial at lr={local.lr:g} on small dense "
+            "tensors, which tells whether it can step the shards of this mesh); allowed: an optimizer that takes them "
+            "and this rate, a mesh of dp_replicate alone, or one process"
         ) from error
 
 
@@ -151,7 +150,7 @@ def _trial(local: Local, dtype: torch.dtype, num_places: int, axis: int) -> list
     generator = torch.Generator().manual_seed(0)
     parameters = [[torch.nn.Parameter(piece) for piece in of_place] for of_place in places(_drawn(generator))]
     with _way_out(local):
-        optimizers = [own_optimizer(local, of_place) for of_place in parameters]
+        optimizers = [custom_optimizer(local, of_place) for of_place in parameters]
     paths = [joined()]
     for gradients in _gradients(generator):
         for of_place, optimizer, pieces in zip(parameters, optimizers, places(gradients), strict=True):
@@ -176,20 +175,7 @@ def _drawn(generator: torch.Generator) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in TRIAL_SHAPES]
 
 
-def loaded(local: Local) -> Any:
-    """Return the function that makes the optimizer, imported if a package has it.
-
-    Raises:
-        TaskBroken: it does not load.
-    """
-    try:
-        return local.optimizer if callable(local.optimizer) else load_local_optimizer(local.optimizer)
-    except (Exception, SystemExit) as error:  # the package's code runs here and may raise anything
-        told = f"{type(error).__name__}: {error}".replace("; ", ", ")  # one fault
-        raise TaskBroken(f"local.optimizer: {local.optimizer_name}: {told}") from error
-
-
-def own_optimizer(local: Local, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def custom_optimizer(local: Local, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Make the optimizer: `function(parameters, lr=...)`, with `momentum` and `weight_decay` only if they are not 0.
 
     Raises:
@@ -198,11 +184,8 @@ def own_optimizer(local: Local, parameters: Sequence[torch.nn.Parameter]) -> tor
     name = f"local.optimizer: {local.optimizer_name}"
     given = {"lr": local.lr, "momentum": local.momentum, "weight_decay": local.weight_decay}
     given = {key: value for key, value in given.items() if key == "lr" or value}
-    found = loaded(local)
-    try:
-        made: Any = contextual(found, Context())(list(parameters), **given)
-    except (Exception, SystemExit) as error:  # the user's code runs here and may raise anything
-        raise TaskBroken(f"{name}: {type(error).__name__}: {error}") from error
+    function = contextual(optimizer_factory(local), Context())
+    made: Any = called(name, function, list(parameters), failed=TaskBroken, options=given)
     if not isinstance(made, torch.optim.Optimizer):
         raise TaskBroken(f"{name}: made an object of the type {type(made).__name__}; allowed: a torch.optim.Optimizer")
     ours = set(map(id, parameters))

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from atoll.plugins.entry_points import Declared, declared
-from atoll.plugins.kind import AS_RECORDED, ExtensionKind, listed
+from atoll.plugins.kind import AS_RECORDED, Kind, listed
 from atoll.protocol.settings import ConfigError
 from tests.plugins.packages import install
 
-THINGS = ExtensionKind(
+THINGS = Kind(
     name="thing",
     group="atoll.things",
     setting="table.thing",
     allowed="a function of (x)",
+    failed=ConfigError,
     form="function",
     built_in=("plain", "fancy"),
-    fits=callable,
 )
 STRICT, RECORDED = SimpleNamespace(context=None), SimpleNamespace(context=AS_RECORDED)
 ON_THIS_MACHINE = (

@@ -129,9 +129,7 @@ def test_one_that_looks_at_a_tensor_or_draws_is_known_too(optimizer: Any, lr: fl
 
 
 def test_one_whose_step_fails_in_a_trial_is_told() -> None:
-    told = (
-        r"SparseAdam: RuntimeError: SparseAdam does not support dense gradients.* \(in a trial at lr=0.01 .*allowed: "
-    )
+    told = r"SparseAdam raised RuntimeError: .* dense gradients.* \(in a trial at lr=0.01 .*allowed: "
     with pytest.raises(TaskBroken, match=told):
         is_elementwise(Local(optimizer=torch.optim.SparseAdam, lr=0.01))
 
@@ -158,7 +156,7 @@ class Timid(torch.optim.SGD):
 @pytest.mark.parametrize("when", ["made", "stepped"])
 def test_one_that_refuses_the_rate_of_the_trial_is_told_the_way_out(when: str) -> None:
     optimizer = functools.partial(Timid, when=when)
-    told = r"^local\.optimizer: partial: ValueError: this rate is too large \(in a trial at lr=1 .*dp_replicate alone"
+    told = r"^local\.optimizer: partial raised ValueError: this rate is too large \(in a trial at lr=1 .*dp_replicate"
     with pytest.raises(TaskBroken, match=told):
         is_elementwise(Local(optimizer=optimizer, lr=0.1))
 
@@ -268,14 +266,14 @@ def test_it_may_take_the_context_with_the_options_of_the_run() -> None:
     ("optimizer", "told"),
     [
         (lambda given, lr: None, r"<lambda>: made an object of the type NoneType; allowed: a torch.optim.Optimizer"),
-        (lambda given, lr: 1 / 0, "<lambda>: ZeroDivisionError: division by zero"),
-        (lambda given: None, "<lambda>: TypeError: .*unexpected keyword argument 'lr'"),
+        (lambda given, lr: 1 / 0, "<lambda> raised ZeroDivisionError: division by zero"),
+        (lambda given: None, "<lambda> raised TypeError: .*unexpected keyword argument 'lr'"),
         (lambda given, lr: torch.optim.SGD(parameters(), lr), "<lambda>: has other parameters than those"),
         (
             torch.optim.LBFGS,
             r"LBFGS: its step takes no call without arguments \(missing a required argument: 'closure'",
         ),
-        (lambda given, lr: exit(3), "<lambda>: SystemExit: 3"),
+        (lambda given, lr: exit(3), "<lambda> raised SystemExit: 3"),
     ],
 )
 def test_what_makes_no_optimizer_is_told_before_a_round(optimizer: Any, told: str) -> None:
@@ -311,7 +309,10 @@ def test_a_run_names_an_installed_package_s_optimizer() -> None:
     assert local.optimizer == "lion" == local.optimizer_name
     assert type(make_optimizer(local, parameters())).__name__ == "Lion"
     assert type(make_optimizer(Local(), parameters())) is torch.optim.SGD, "a built-in name stays what it is"
-    with pytest.raises(TaskBroken, match=r"local.optimizer: gone: AttributeError: module 'acme_lion' has no"):
+    with pytest.raises(
+        TaskBroken,
+        match=r"got 'gone': acme_lion:Gone of the package acme-lion 1.2 cannot be loaded",
+    ):
         make_optimizer(Local(optimizer="gone"), parameters())
 
 
@@ -319,7 +320,10 @@ def test_a_run_names_an_installed_package_s_optimizer() -> None:
 def test_an_optimizer_that_does_not_load_is_refused_before_anything_runs() -> None:
     task = Task(model=lambda: torch.nn.Linear(1, 1), data=lambda site, split: None, loss=torch.nn.functional.l1_loss)
     check_training(task, "fedavg", Local(optimizer="lion"))
-    with pytest.raises(TaskBroken, match=r"local.optimizer: gone: AttributeError: module 'acme_lion' has no"):
+    with pytest.raises(
+        TaskBroken,
+        match=r"got 'gone': acme_lion:Gone of the package acme-lion 1.2 cannot be loaded",
+    ):
         check_training(task, "fedavg", Local(optimizer="gone"))
 
 

@@ -1,20 +1,26 @@
 """References to Python objects, as operators write them: `module:attribute` or `path/to/file.py:attribute`.
 
 A reference names code that this machine's operator installed; no name that came over the wire is resolved.
+
+A file is loaded under a private name, which no folder has. A `DataLoader` with `spawn` or `forkserver` (Python 3.14
+starts by it), `multiprocessing` and joblib send classes and functions by the name of their module, and give the child
+the parent's `sys.path`. So a folder of notes is on that path: the note of a name loads the file, under the same name.
 """
 
 import hashlib
 import importlib
 import importlib.util
+import os
+import stat
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 
 from atoll.ground.text_files import wide_encoding
-from atoll.task.children import let_children_find
 
 MOVED = {
     "atoll.parallel.flower.optimizers": "atoll.flower.native.optimizers",
@@ -48,6 +54,29 @@ def load_module(reference: str) -> ModuleType:
         return _file_module(place, reference) if is_file(place) else _named_module(place, reference)
     finally:
         _loading.reset(before)
+
+
+def resolve(reference: str) -> object:
+    """Return the attribute that a reference names, from its module or file.
+
+    Raises:
+        ReferenceNotFound: no reference, no such file, module or attribute.
+        Exception: any error that the user's module raises.
+    """
+    place, attribute = split(reference)
+    module = load_module(reference)
+    if not hasattr(module, attribute):
+        raise ReferenceNotFound(f"{reference}: there is no {attribute} in {place}")
+    return getattr(module, attribute)
+
+
+def check_reference(reference: str) -> str:
+    """Return a text if it has the form of a reference; raises ValueError. Imports nothing."""
+    try:
+        split(reference)
+    except ValueError:
+        raise ValueError("allowed: module:attribute or path/to/file.py:attribute") from None
+    return reference
 
 
 def loaded_now() -> str:
@@ -90,7 +119,7 @@ def _file_module(place: str, reference: str) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
-    let_children_find(name, path)
+    _let_children_find(name, path)
     return module
 
 
@@ -114,3 +143,54 @@ def _first_on_path(folder: Path) -> Iterator[None]:
         sys.path.remove(str(folder))
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
+
+
+# ------------------------------------------------------------ child processes
+
+NOTE = '''\
+"""Loads {path!r} in a child process."""
+import importlib.util, sys
+sys.path.insert(0, {folder!r})
+try:
+    _spec = importlib.util.spec_from_file_location(__name__, {path!r})
+    sys.modules[__name__] = _module = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(_module)
+finally:
+    sys.path.remove({folder!r})
+    if {folder!r} not in sys.path:
+        sys.path.append({folder!r})
+'''
+
+
+def _let_children_find(name: str, path: Path) -> None:
+    """Make a file importable under a private name in the processes that this one starts.
+
+    Where no folder of our own can be written, nothing happens: only processes that are forked then know the module.
+    """
+    with suppress(OSError):
+        folder = folder_of_notes()
+        note = folder / f"{name}.py"
+        text = NOTE.format(path=str(path), folder=str(path.parent))
+        if not note.exists() or note.read_text("utf-8") != text:
+            part = folder / f"{name}.{os.getpid()}.part"
+            part.write_text(text, "utf-8")
+            part.replace(note)
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+
+
+def folder_of_notes() -> Path:
+    """Return the folder of the notes, which this user alone can write.
+
+    It is one for all processes of a user, because a worker that is killed removes nothing.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder = Path(tempfile.gettempdir()) / f"atoll-tasks-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+        return folder
+    return Path(tempfile.mkdtemp(prefix="atoll-tasks-"))  # another user was here first

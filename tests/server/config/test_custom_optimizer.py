@@ -9,7 +9,7 @@ import pytest
 from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
-from atoll.server.config.extensions import OPTIMIZER_EXTENSION
+from atoll.server.config.extensions import CUSTOM_OPTIMIZER
 from atoll.server.config.kinds import SERVER_OPTIMIZERS
 from atoll.server.config.run import RunConfig
 from atoll.server.folding.method import Method
@@ -66,12 +66,16 @@ def test_an_object_a_class_and_a_function(file: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("half", {"rate": 1.0}, "half is an object and takes none; allowed: a class or a function"),
+        (
+            "half",
+            {"rate": 1.0},
+            "optimizer.options: it is an object and takes none; allowed: a class",
+        ),
         ("Scaled", {}, "missing 1 required positional argument: 'rate'"),
-        ("Scaled", {"rate": -1.0}, "Scaled: rate must be positive, got -1.0"),
+        ("Scaled", {"rate": -1.0}, "Scaled: optimizer.options: rate must be positive, got -1.0"),
         ("Scaled", {"rate": 1.0, "speed": 2}, "unexpected keyword argument 'speed'"),
-        ("useless", {}, "object has no method `apply`"),
-        ("number", {}, "is a int; allowed: an object with a method `apply`"),
+        ("useless", {}, "is of the type object; allowed: an object with a method `apply`"),
+        ("number", {}, "is of the type int; allowed: an object with a method `apply`"),
         ("nothing", {}, "there is no nothing in"),
     ],
 )
@@ -91,7 +95,7 @@ def test_options_are_for_one_s_own_and_names_are_checked() -> None:
         OptimizerConfig(name="fedadamm")
     with pytest.raises(ValueError, match=r"lr is no option of .*half .allowed: none"):
         OptimizerConfig(name="m:half", lr=0.5)
-    assert set(OPTIMIZER_EXTENSION.built_in) == set(SERVER_OPTIMIZERS.variants)
+    assert set(CUSTOM_OPTIMIZER.built_in) == set(SERVER_OPTIMIZERS.variants)
 
 
 def test_a_schedule_moves_an_option(file: str) -> None:
