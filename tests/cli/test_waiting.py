@@ -187,7 +187,7 @@ CUT = _Error(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 
 def asked(failing: _Failing, monkeypatch: pytest.MonkeyPatch, is_alive: Callable[[], bool] = lambda: True) -> Any:
-    monkeypatch.setattr(admin.rpc, "AdminStub", lambda channel: channel)
+    monkeypatch.setattr(admin.rpc, "Stub", lambda channel, service: channel)
     monkeypatch.setattr(admin, "CONNECT_S", BOUND_S)
     return admin._ask(failing, "127.0.0.1:7", lambda admin: failing.answer(), is_alive=is_alive)  # type: ignore[arg-type]
 
