@@ -32,8 +32,9 @@ _loading: ContextVar[str] = ContextVar("_loading", default="")
 
 
 class ReferenceNotFound(ValueError):
-    """The text is no reference, or its file or module does not exist; the message says which one was looked for, and
-    where.
+    """A reference that is malformed, or whose file or module does not exist.
+
+    The message names the place where it was looked for.
     """
 
 

@@ -1,4 +1,4 @@
-"""The client's side of a federated algorithm of one's own: hooks of the built-in training loop.
+"""The client's side of a custom federated algorithm: hooks of the built-in training loop.
 
     version --> begin --> [ loss --> gradients --> (optimizer's step) --> after_step ] K times --> end --> update
 
@@ -75,8 +75,9 @@ class Client(Protocol):
         ...
 
     def gradient(self, tensors: "Mapping[str, torch.Tensor]") -> "Tensors":
-        """Return the gradient of the task's loss on the present batch at other parameters, by name; zeros for a
-        parameter without one.
+        """Return the gradient of the task's loss on the present batch at other parameters, by name.
+
+        A parameter without a gradient has zeros.
 
         Args:
             tensors: parameters and buffers; those left out are as in the model now. The forward pass may change these
@@ -85,9 +86,7 @@ class Client(Protocol):
         ...
 
     def full_gradient(self, tensors: "Mapping[str, torch.Tensor]") -> "Tensors":
-        """Return the gradient of the task's loss over all examples of the training data, as `gradient` does; it changes
-        no buffer.
-        """
+        """Return the gradient of the task's loss over all training examples, as `gradient`; it changes no buffer."""
         ...
 
     def full_loss(self, tensors: "Mapping[str, torch.Tensor]") -> float:

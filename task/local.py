@@ -98,9 +98,7 @@ class Local:
         return str(getattr(optimizer, "__qualname__", None) or type(optimizer).__name__)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> "Local":
-        """Return a copy with other values, as from `--set local.lr=0.05`; arguments and errors as in
-        `overrides.overridden`.
-        """
+        """Return a copy with other values, as from `--set local.lr=0.05`; arguments, errors: `overrides.overridden`."""
         return overridden(self, "local", overrides)
 
 

@@ -63,8 +63,10 @@ Metrics = Mapping[str, Metric | Callable[[Any, Any], Sequence[Any]]]
 
 
 def of_batch(metrics: Metrics, outputs: Any, targets: Any) -> Statistics:
-    """Return the statistics of one batch. A metric that fails, or returns no numbers, is refused: its sums are empty,
-    the log says why, and the training that it measures continues.
+    """Return the statistics of one batch.
+
+    A metric that fails, or returns no numbers, is refused: its sums are empty, the log says why, and the training that
+    it measures continues.
     """
     found: Statistics = {}
     for name, metric in metrics.items():
@@ -138,8 +140,9 @@ def _as_sums(numbers: Any) -> tuple[float, ...]:
 
 
 def sound(metrics: Metrics, statistics: Mapping[str, Sequence[float]]) -> Statistics:
-    """Return a job's statistics with an empty tuple in place of sums that are not finite, or break the contract of
-    metrics; of these the log has the reason.
+    """Return a job's statistics without invalid sums.
+
+    An empty tuple replaces sums that are not finite or break the contract of metrics; the log has the reason.
     """
     room, found = SUMS_MAX, only_finite(statistics)
     for name, sums in found.items():
@@ -233,8 +236,10 @@ def why_refused(statistics: Mapping[str, Sequence[float]]) -> str:
 
 
 def add(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> Statistics:
-    """Return the sums of two parts of one site's data. A metric that is refused in one of them, or has other lengths,
-    is refused in the whole, which would else be a part of the data.
+    """Return the sums of two parts of one site's data.
+
+    A metric that is refused in one part, or differs in length, is refused in the sum, which else would omit a part of
+    the data.
     """
     sums = {name: tuple(numbers) for name, numbers in a.items()}
     for name, numbers in b.items():
@@ -280,8 +285,9 @@ def usual_lengths(statistics: Iterable[Mapping[str, Sequence[float]]]) -> dict[s
 
 
 def merge_alike(statistics: Collection[Mapping[str, Sequence[float]]]) -> Statistics | None:
-    """Return the sums of statistics that all have the same metrics in one order, each with one number of finite sums,
-    as nearly all have; None: some differ, one is refused, or a sum is not finite.
+    """Return the sums of statistics of equal form, as nearly all are; None if some differ.
+
+    Of equal form: the same metrics in one order, each with the same number of sums; none is refused, all are finite.
     """
     first = next(iter(statistics), None)
     if first is None:
@@ -294,8 +300,10 @@ def merge_alike(statistics: Collection[Mapping[str, Sequence[float]]]) -> Statis
 
 
 def merge(statistics: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
-    """Return the sums over sites, of any number and in any order, each metric over those that have its usual number of
-    sums (`usual_lengths`): it may be missing or refused in some of them.
+    """Return the sums over sites, of any number and in any order.
+
+    Each metric is summed over the sites that have its usual number of sums (`usual_lengths`); it may be missing or
+    refused at others.
     """
     every = list(statistics)
     if (alike := merge_alike(every)) is not None:

@@ -25,7 +25,7 @@ CONTROL = "control/"
 of a model may have a name with this prefix."""
 
 SHARED = "algorithm/"
-"""The prefix of a tensor that an algorithm of a user's own sends beside the model's, both ways."""
+"""The prefix of a tensor that a custom algorithm sends beside the model's, both ways."""
 
 STATE = "state/"
 """The prefix of a tensor that such an algorithm keeps at a client, in the file of the client's state."""

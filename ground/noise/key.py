@@ -1,6 +1,6 @@
-"""The key of one purpose of a secret: who does not have the secret cannot tell it from 32 random bytes.
+r"""The key of one purpose of a secret: who does not have the secret cannot tell it from 32 random bytes.
 
-    HMAC-SHA256(secret, "atoll.v1 noise\\n" || JSON(purpose))
+    HMAC-SHA256(secret, "atoll.v1 noise\n" || JSON(purpose))
 
 The purpose says all that noise is for: the run, the round, the digest of the model that it begins with, the site, and
 what is drawn. So a job that is repeated after a kill draws the same noise, which then cannot be averaged away, and any

@@ -62,8 +62,10 @@ def encode_with_feedback(
     e' is what the coordinator's own decoding leaves out. One rounding of float32 apart, u + e = decode(C) + e'.
 
     Args:
+        codec: of the update.
         update: (n) u.
         residual: (n) e.
+        rng: the codec's generator.
 
     Returns:
         The bytes, and (n) e'.
@@ -94,9 +96,11 @@ def feed(
     (with a layout of F32, whatever floats the update has).
 
     Args:
+        codec: of the update.
         tensors: the update's, in the order in which they are encoded; integer ones are skipped.
         update: reads u.
         residual: reads e; None while there is no residual.
+        rng: the codec's generator.
 
     Raises:
         ValueError: a chunk cannot be encoded; the message names it.

@@ -71,8 +71,9 @@ class TopK:
 
 
 def _largest(magnitudes: Values, count: int) -> NDArray[np.intp]:
-    """Return the indices of the `count` largest, ascending; of equals the lowest. No algorithm decides: a value is the
-    bound.
+    """Return the indices of the `count` largest values, ascending; of equal ones the lowest.
+
+    The result is defined by values alone, whatever the algorithm.
     """
     threshold = _threshold(magnitudes, count)
     found = np.flatnonzero(magnitudes >= threshold)

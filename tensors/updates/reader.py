@@ -149,8 +149,7 @@ class UpdateReader:
         return dtypes.pop() if len(dtypes) == 1 else "F32"
 
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return the elements [start, stop) of a tensor in flat C order: float32 for floats (exact), int64 for
-        integers.
+        """Return the elements [start, stop) of a tensor in flat C order: floats as float32 (exact), integers as int64.
 
         Memory is a small multiple of the block. Each box that the block meets costs one read.
 

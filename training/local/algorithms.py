@@ -32,8 +32,9 @@ def check_algorithm(algorithm: str, local: Local | None, *, has_fit: bool = Fals
 
 
 def check_training(task: Task, algorithm: str, local: Local) -> None:
-    """Check that the training of a `Task` fits an algorithm, and that its optimizer loads; errors as in
-    `check_algorithm` and `optimizer_factory`.
+    """Check that the training of a `Task` fits an algorithm, and that its optimizer loads.
+
+    Errors: `check_algorithm` and `optimizer_factory`.
     """
     check_algorithm(algorithm, local, has_fit=task.fit is not None, has_own=task.algorithm is not None)
     if local.has_custom_optimizer:
