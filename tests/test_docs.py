@@ -17,7 +17,7 @@ from atoll.cli.experiments.simulate import INTERRUPTED
 from atoll.cli.sections import Section, described
 from atoll.cli.shutdown_deadline import EXIT_LATE
 from atoll.client.session import events as client_events
-from atoll.ground import crash_points
+from atoll.ground.process import crash_points
 from atoll.operations.faults import EXIT_AWAY
 from atoll.parallel.mesh_client import crash_points as rank_crash_points
 from atoll.protocol import vocabulary
