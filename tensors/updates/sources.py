@@ -1,4 +1,4 @@
-"""Sources of an update's values, block by block: a file, or a function of files that is computed on reading."""
+"""Sources of an update's values, block by block: a file, or a function of files that is computed when read."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -54,7 +54,7 @@ def _faults(algorithm: str, local: Local | None, has_fit: bool, has_own: bool) -
         if has_own:
             yield "the task has an algorithm of its own, whose run says fedavg"
         if local is None or has_fit:
-            kind = "a `fit` of its own" if has_fit else "a training of its own (an ArrayTask)"
+            kind = "a custom `fit`" if has_fit else "a custom training (an ArrayTask)"
             yield f"it needs the built-in training loop, and the task has {kind}"
         if local is not None:
             yield from (
