@@ -236,7 +236,7 @@ class MeshBench:
         return {"statistics": sound(self._here.task.metrics, found)}
 
     def statistics(self, request: Json, deadline: Deadline) -> Json:
-        """Return the statistics of the site's data, from rank 0 alone: the others go on at once.
+        """Return the statistics of the site's data, from rank 0 alone: the others continue at once.
 
         Args:
             request: `statistics` (`worker/main`).
