@@ -15,7 +15,7 @@ from atoll.aggregation.rules.coordinate import TrimmedMean
 from atoll.cli.command import EXIT_PIPE
 from atoll.cli.experiments.simulate import INTERRUPTED
 from atoll.cli.sections import Section, described
-from atoll.cli.shutdown_deadline import EXIT_LATE
+from atoll.cli.stopping import EXIT_LATE
 from atoll.client.session import events as client_events
 from atoll.ground.process import crash_points
 from atoll.operations.faults import EXIT_AWAY

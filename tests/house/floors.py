@@ -164,7 +164,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("operations/compare.py",),
         (
             *("cli", "cli/printing.py", "cli/sections.py"),
-            *("cli/shutdown_deadline.py", "cli/stopping.py"),
+            *("cli/stopping.py"),
             "interface",
         ),
         ("cli/completion.py", "cli/log.py", "cli/waiting.py"),

@@ -7,8 +7,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.printing import note, say_settings
-from atoll.cli.shutdown_deadline import end_in_time
-from atoll.cli.stopping import if_stopped
+from atoll.cli.stopping import end_in_time, if_stopped
 from atoll.operations.faults import CommandError
 
 Coordinator = Annotated[

@@ -10,8 +10,7 @@ import typer
 from atoll import __version__
 from atoll.cli import options
 from atoll.cli.printing import note, say_settings
-from atoll.cli.shutdown_deadline import end_in_time
-from atoll.cli.stopping import if_stopped
+from atoll.cli.stopping import end_in_time, if_stopped
 from atoll.cli.waiting import waiting_for
 from atoll.ground.process.loading import loading
 from atoll.operations.faults import CommandError, without_frames
