@@ -162,11 +162,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("operations",),
         ("operations/training",),
         ("operations/compare.py",),
-        (
-            *("cli", "cli/printing.py", "cli/sections.py"),
-            *("cli/stopping.py"),
-            "interface",
-        ),
+        ("cli", "cli/printing.py", "cli/sections.py", "cli/stopping.py", "interface"),
         ("cli/completion.py", "cli/log.py", "cli/waiting.py"),
         ("cli/command.py", "cli/options.py"),
         ("cli/new.py", "cli/plugins.py", "cli/requested.py", "cli/settings.py"),
