@@ -162,8 +162,7 @@ class ProgramConfig(BaseModel):
 
     keep_replies: int = Field(default=0, ge=0, le=2**31)
     """Newest exchanges whose replies stay on disk while the run continues; a program that is killed after more
-    exchanges cannot be repeated, and the run fails. 0: all of them, which a repetition reads.
-    """
+    exchanges cannot be repeated, and the run fails. 0: all of them, which a repetition reads."""
 
     deadline_max: Seconds = 43200.0
     """Longest time that an exchange waits for replies [s], whatever the function asks for."""
