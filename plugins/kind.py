@@ -52,7 +52,7 @@ class Kind:
     """The function that lists the breaches of the contract by an object of an entry point, as `module:function`."""
 
     def check(self, name: str, info: "ValidationInfo") -> str:
-        """Return the value of the setting if it may stand there; as the validator of its field. Imports no user code.
+        """Return the value of the setting if it may stand there; as the validator of its type. Imports no user code.
 
         Raises:
             ValueError: it is no built-in name, no name of exactly one installed package, and no reference.
