@@ -58,10 +58,10 @@ from atoll.client.work.job_slot import JobSlot
 from atoll.client.work.jobs import Jobs
 from atoll.client.work.runner import Runner
 from atoll.client.work.version_fetcher import NotAdmitted, VersionFetcher
+from atoll.ground.backoff import delay
 from atoll.ground.printable import count_of, printable
+from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import crash_points
-from atoll.protocol.backoff import delay
 from atoll.protocol.build import software
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.manifest import VersionManifest

@@ -32,7 +32,7 @@ from typing import Any
 
 from atoll.aggregation.fold.weights import NORMALIZER_MAX
 from atoll.ground.printable import count_of
-from atoll.protocol.strict_json import (
+from atoll.ground.strict_json import (
     INT64_MAX,
     ManifestError,
     check_canonical,

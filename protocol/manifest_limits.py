@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from atoll.aggregation.fold.weights import NORMALIZER_MAX
 from atoll.ground.printable import count_of
+from atoll.ground.strict_json import INT64_MAX, ManifestError
 from atoll.protocol.manifest import (
     ID_MAX,
     MANIFEST_BYTES_MAX,
@@ -17,7 +18,6 @@ from atoll.protocol.manifest import (
     VersionManifest,
     parse_version,
 )
-from atoll.protocol.strict_json import INT64_MAX, ManifestError
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.tensors.codecs.chunks import encoded_bytes
 from atoll.tensors.codecs.names import parse_codec

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
+from atoll.ground.strict_json import ManifestError, check_canonical, constant, fields_of, integer, read_object
 from atoll.protocol.manifest import (
     FORMAT,
     MANIFEST_BYTES_MAX,
@@ -23,7 +24,6 @@ from atoll.protocol.manifest import (
     first_of,
     read_pieces,
 )
-from atoll.protocol.strict_json import ManifestError, check_canonical, constant, fields_of, integer, read_object
 from atoll.protocol.vocabulary import Digest
 from atoll.tensors.coverage import check_cover, check_inside
 from atoll.tensors.layout import Layout, Piece

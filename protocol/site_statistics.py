@@ -9,7 +9,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
-from atoll.protocol.strict_json import (
+from atoll.ground.strict_json import (
     INT64_MAX,
     ManifestError,
     fields_of,

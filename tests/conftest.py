@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from benchmarks import reaper
 from tests import fast
+from tests.validation import validate_machines
 from tests.warm import start
 
 if TYPE_CHECKING:
@@ -78,6 +79,12 @@ def no_log_to_a_closed_stream() -> Iterator[None]:
     _forget_closed_streams()
     yield
     _forget_closed_streams()
+
+
+@pytest.fixture(autouse=True)
+def invariants_after_every_event() -> None:
+    """Let the machines of the coordinator check themselves (`validate()`) wherever a test drives one."""
+    validate_machines()
 
 
 @pytest.fixture(autouse=True)

@@ -68,8 +68,6 @@ ALLOWED = {
     "server/transfers/timeouts.py: patience.floor": "a rate",
     "server/views/notices.py: client": "a name, before a verb",
     "server/views/sentences.py: number": "more than two, as once and twice are words",
-    "tests/histories/referee/buffer_referee.py: age": "more than the allowed staleness, in an assertion of ours",
-    "tests/histories/referee/round_referee.py: staleness": "more than the allowed staleness, in an assertion of ours",
     "tests/histories/soak.py: median(self.num_rounds)": "a median",
     "tests/histories/soak.py: median(self.num_events)": "a median",
     "tests/histories/world.py: sequence": "more than ACTIONS_MAX",

@@ -110,7 +110,7 @@ file system that is mounted read-only, or became so after an error, waits for a 
 def temporary_cause(error: BaseException) -> BaseException | None:
     """Return the error that passes by itself among an error and its causes; None: there is none."""
     from atoll.client.work.worker import DataAway
-    from atoll.protocol.durable import DiskFull
+    from atoll.ground.durable import DiskFull
     from atoll.server.errors import DatabaseAway
     from atoll.server.identity.authority import AuthorityAway
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from atoll.ground.file_digest import sha256_of_next
 from atoll.ground.printable import count_of
-from atoll.protocol import crash_points
+from atoll.ground.process import crash_points
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest
 from atoll.protocol.wire.bulk_messages import Buffer

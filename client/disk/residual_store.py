@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.client.disk.named_digest import check_named
+from atoll.ground.durable import move_into
 from atoll.ground.file_digest import sha256_of_file
 from atoll.ground.folders import sync_folder
-from atoll.protocol.durable import move_into
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.tensors.safetensors_file import TensorFileCorrupted, read_metadata
 from atoll.tensors.updates.encoded_writer import REPLACES

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from atoll.client.session.events import Key, Sums
+from atoll.ground.durable import move_into, remove, write_atomically
 from atoll.ground.folders import finds_no_room, sync_folder
 from atoll.ground.printable import count_of
-from atoll.protocol import crash_points
-from atoll.protocol.durable import move_into, remove, write_atomically
+from atoll.ground.process import crash_points
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
 from atoll.protocol.part_manifest import PartManifest, part_of
 from atoll.protocol.vocabulary import Digest, RunId

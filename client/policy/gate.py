@@ -28,8 +28,8 @@ from atoll.client.policy.file import PolicyFile
 from atoll.client.policy.history import RUNS_MAX, HistoryUnusable, PolicyHistory
 from atoll.client.policy.small_cells import StatisticsTerms
 from atoll.client.session.events import EvaluationRequest, Invitation, ModelRequest, Request, StatisticsRequest
+from atoll.ground.bounded_mapping import BoundedMapping
 from atoll.ground.folders import finds_no_room
-from atoll.protocol.bounded_mapping import BoundedMapping
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.settings import ConfigError

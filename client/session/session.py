@@ -52,8 +52,8 @@ from atoll.client.session.events import (
     UploadCut,
     Work,
 )
+from atoll.ground.backoff import delay
 from atoll.ground.printable import count_of
-from atoll.protocol.backoff import delay
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import Digest, FailureReason, RejectReason, RoundId, RunId
 

@@ -18,13 +18,13 @@ from atoll.client.session.events import (
     StatisticsRequest,
     Sums,
 )
+from atoll.ground import strict_json
 from atoll.ground.printable import count_of
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import strict_json
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import ID_MAX
 from atoll.protocol.site_statistics import BYTES_MAX, encode
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, ReleaseReason, RoundId, RunId, Version
 from atoll.protocol.wire.channel import PROTOCOL
 from atoll.task.metrics import METRICS_MAX, SUMS_MAX

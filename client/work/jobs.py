@@ -33,10 +33,10 @@ from atoll.client.work.runner import (
     TrainOrder,
 )
 from atoll.client.work.version_fetcher import NotAdmitted, VersionFetcher
+from atoll.ground.durable import remove
 from atoll.ground.folders import finds_no_room
 from atoll.ground.noise.key import key_of
-from atoll.protocol import crash_points
-from atoll.protocol.durable import remove
+from atoll.ground.process import crash_points
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import on_thread

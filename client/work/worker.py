@@ -20,10 +20,10 @@ from atoll.client.work.readings import Readings, Reread
 from atoll.client.work.runner import EvaluateOrder, MessageOrder, RunnerFailed, StatisticsOrder, Training, TrainOrder
 from atoll.ground.noise.key import key_of
 from atoll.ground.printable import conclusion
+from atoll.ground.strict_json import ManifestError
 from atoll.parallel.mesh_client.supervisor.crew import Crew
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.site_statistics import from_plain
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import begin_on_thread, on_thread
 from atoll.protocol.vocabulary import FailureReason
 from atoll.protocol.wire.mesh_use import MeshUse

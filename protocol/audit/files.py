@@ -25,6 +25,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from atoll.ground.durable import naming_full_disk, write_atomically
+from atoll.ground.file_lock import exclusively, shared
 from atoll.ground.folders import in_words, sync_folder
 from atoll.ground.printable import count_of
 from atoll.ground.text_files import NotText, text_of
@@ -46,8 +48,6 @@ from atoll.protocol.audit.chain import (
     instant,
 )
 from atoll.protocol.audit.recovery import Data, End, find_end, first_line, last_line
-from atoll.protocol.durable import naming_full_disk, write_atomically
-from atoll.protocol.file_lock import exclusively, shared
 
 logger = logging.getLogger(__name__)
 

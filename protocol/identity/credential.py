@@ -17,8 +17,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from atoll.ground.file_lock import Locked, lock_file
 from atoll.ground.folders import sync_folder
-from atoll.protocol.file_lock import Locked, lock_file
 from atoll.protocol.identity.certificates import (
     SKEW_S,
     CertificateError,

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll import __version__
+from atoll.ground.file_lock import Locked, lock_file
 from atoll.ground.folders import sync_folder
 from atoll.ground.printable import printable
-from atoll.protocol.file_lock import Locked, lock_file
 from atoll.protocol.progress import OnBytes, not_told
 from atoll.protocol.secrets import without_password
 from atoll.server.backup.contents import FOLDERS, BackupFailed, Contents, Part, belongs, is_immutable, is_key

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from atoll.ground.durable import naming_full_disk
 from atoll.ground.printable import count_of
-from atoll.protocol.durable import naming_full_disk
 from atoll.protocol.wire.bulk_messages import Buffer
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX
 from atoll.server.files.writeback import begin_writeback

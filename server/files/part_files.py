@@ -14,12 +14,12 @@ deleted only with the coordinator's consent (`FindUnused`).
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from atoll.ground.durable import move_into, write_atomically
 from atoll.ground.folders import sync_folder
 from atoll.ground.printable import count_of
-from atoll.protocol.durable import move_into, write_atomically
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol.manifest import Part, UpdateManifest, digest_of
 from atoll.protocol.part_manifest import PartManifest, parse_part
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.incoming import Incoming

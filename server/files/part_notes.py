@@ -9,7 +9,7 @@ opens every part again.
 from collections.abc import Iterator
 from pathlib import Path
 
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.vocabulary import Digest

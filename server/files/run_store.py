@@ -20,11 +20,11 @@ from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.ground.durable import DiskFull, QuotaFull, move_into, naming_full_disk, write_atomically
 from atoll.ground.folders import sync_folder
 from atoll.ground.printable import count_of, printable_size
-from atoll.protocol.durable import DiskFull, QuotaFull, move_into, naming_full_disk, write_atomically
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.errors import StoreCorrupted, UpdateDamaged
 from atoll.server.files.disk_limits import DiskLimits

@@ -18,9 +18,9 @@ from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.step import Anchor, Step
 from atoll.aggregation.fold.streaming import fold
+from atoll.ground.durable import naming_full_disk
+from atoll.ground.process import crash_points
 from atoll.plugins.place import Place
-from atoll.protocol import crash_points
-from atoll.protocol.durable import naming_full_disk
 from atoll.protocol.manifest import VersionManifest, digest_of
 from atoll.protocol.manifest_limits import check_model_travels
 from atoll.protocol.threads import begin_on_thread, on_thread

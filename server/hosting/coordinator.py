@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from atoll.ground.durable import DiskFull
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit.files import audit_folder
-from atoll.protocol.durable import DiskFull
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of
@@ -47,7 +47,7 @@ from atoll.server.hosting.run_factory import RunFactory, remove_files
 from atoll.server.hosting.run_parts import SharedParts
 from atoll.server.hosting.start_version import start_of
 from atoll.server.hosting.statistics_requests import StatisticsRequests
-from atoll.server.hosting.update_judge import Judge
+from atoll.server.hosting.update_judge import UpdateJudge
 from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.signing import Signer
 from atoll.server.journal.journal import Journal, RunRow
@@ -501,7 +501,7 @@ class Coordinator:
         evaluator = self._factory.evaluator(row.config, row.run_id)
         run = self._host(row, machine, seq, evaluator, reducer)
         if is_over:  # the last process may have ended before it collected the garbage
-            run.retention.round_ended(Keep.after(seq, machine, row.config.round))
+            run.retention.begin(Keep.after(seq, machine, row.config.round))
             await run.conclude()
         return run
 
@@ -546,13 +546,13 @@ class Coordinator:
 
     def judge(
         self, manifest: UpdateManifest, opened: pb.UploadOpen, part: PartManifest | None = None
-    ) -> Judge | MessageJudge | pb.Verdict:
+    ) -> UpdateJudge | MessageJudge | pb.Verdict:
         """Return the judge of an announced update, or at once the verdict when its run is not hosted here."""
         if (run := self.runs.get(manifest.run_id)) is None:
             return refused(RejectReason.RUN_ENDED, f"there is no run {manifest.run_id!r} here")
         if isinstance(run, MessageDriver):
             return MessageJudge.of(run, manifest, opened)
-        return Judge.of(run, manifest, opened, part)
+        return UpdateJudge.of(run, manifest, opened, part)
 
     def _start_next(self) -> None:
         """Start or resume runs from the head of the queue while there is room."""

@@ -60,7 +60,7 @@ class ClientTerms:
 
     seed: int
     """The seed of its training (`training_seed`)."""
-    codec: str
+    codec: str = ""
     """The codec of its update; empty: plain values."""
     rank: int = 0
     """The aggregation rank that receives its update."""

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from atoll.ground.printable import count_of, printable
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.manifest import digest_of
 from atoll.protocol.site_statistics import decode
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.audit.actions import Action

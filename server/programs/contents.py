@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
 from atoll.protocol.manifest import VersionManifest, parse_version
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX

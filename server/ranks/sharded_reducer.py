@@ -12,10 +12,10 @@ from typing import Any
 
 from atoll.aggregation.fold.prepared import check_whole
 from atoll.aggregation.fold.step import Step
+from atoll.ground.process import crash_points
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import crash_points
 from atoll.protocol.identity.dialer import Dialer
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import begin_on_thread
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.folding.evaluator import Evaluator

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from atoll.ground.printable import count_of
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, digest_of, parse_update, parse_version
 from atoll.protocol.part_manifest import PartManifest
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.part_files import PartFiles, read_findings

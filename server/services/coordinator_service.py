@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 
+from atoll.ground.durable import DiskFull, told_outside
 from atoll.ground.printable import count_of, printable
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.disclosure import Disclosure
-from atoll.protocol.durable import DiskFull, told_outside
 from atoll.protocol.identity.names import Role
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
@@ -58,7 +57,7 @@ TAKERS = (Role.OWNER, Role.OPERATOR)
 it."""
 
 
-class CoordinatorService(rpc.CoordinatorServicer):
+class CoordinatorService:
     """The service for clients."""
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -225,7 +224,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {told_outside(error)}")
 
 
-class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
+class AdminService(ReadingAdmin, MembersAdmin):
     """The service for the commands of owners, operators and auditors."""
 
     def __init__(self, coordinator: Coordinator, enrolments: Enrolments | None = None) -> None:

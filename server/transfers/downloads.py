@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from atoll.ground.printable import count_of
+from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import crash_points
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.wire.bulk_messages import Data, DownloadMessage
 from atoll.protocol.wire.channel import CHUNK_BYTES

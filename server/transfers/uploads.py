@@ -13,13 +13,13 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Protocol
 
+from atoll.ground.durable import DiskFull, QuotaFull
 from atoll.ground.printable import count_of
+from atoll.ground.process import crash_points
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import crash_points
-from atoll.protocol.durable import DiskFull, QuotaFull
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
 from atoll.protocol.part_manifest import PartManifest, part_of
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RoundId, RunId
 from atoll.protocol.wire.background_writer import Behind
@@ -48,7 +48,7 @@ PIECES_AT_ONCE = 100
 
 
 class Judging(Protocol):
-    """The judge of one update; `hosting.update_judge.Judge` is one."""
+    """The judge of one update; `hosting.judge.Judge` is one."""
 
     async def before_bytes(self) -> pb.Verdict | None:
         """Return the verdict that is possible before the bytes come; None: the bytes are wanted."""

@@ -15,11 +15,11 @@ import numpy as np
 
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
+from atoll.ground.strict_json import ManifestError
 from atoll.plugins.place import Place
 from atoll.protocol.manifest import VersionManifest, digest_of
 from atoll.protocol.manifest_limits import check_model_travels
 from atoll.protocol.settings import ConfigError, or_faults
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.aggregation import PARTIAL_ACCEPTS
 from atoll.server.config.model import run_and_version

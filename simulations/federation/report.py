@@ -18,8 +18,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from atoll.ground.durable import write_atomically
 from atoll.ground.printable import conclusion, count_of
-from atoll.protocol.durable import write_atomically
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.rounds.client_evaluation import Merged, merged

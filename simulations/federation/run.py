@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 
+from atoll.ground.durable import write_atomically
 from atoll.ground.printable import count_of
 from atoll.parallel.trainer.results_folder import SIMULATION, faults_of_place
-from atoll.protocol.durable import write_atomically
 from atoll.protocol.json_values import flat
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.errors import StoreCorrupted

@@ -6,8 +6,8 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from atoll.ground.durable import write_atomically
 from atoll.ground.file_digest import SUMS, faults_of_files, read_sums, sha256_of_file, sums_text
-from atoll.protocol.durable import write_atomically
 
 
 def seal(folder: Path, names: Collection[str]) -> None:

@@ -11,8 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from atoll.ground.durable import write_atomically
 from atoll.ground.file_digest import Digests, faults_of_files
-from atoll.protocol.durable import write_atomically
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal.codec import decode, decode_ledger, encode, encode_ledger
 from atoll.server.rounds.ledger import Ledger

@@ -25,8 +25,6 @@ from atoll.server.config.run import RunConfig
 from atoll.server.exchanges.events import (
     AnswerMessages,
     AnswerNodes,
-    ExchangeAsked,
-    Message,
     NodesAsked,
     ProgramEnded,
     ProgramStarted,
@@ -34,7 +32,7 @@ from atoll.server.exchanges.events import (
 )
 from atoll.server.exchanges.exchange import Exchange, Sent
 from atoll.server.files.run_store import RunStore
-from atoll.server.programs.answers import reply_row
+from atoll.server.programs.calls import asked, offered, order_of, reply_row
 from atoll.server.programs.contents import Contents
 from atoll.server.rounds.events import RunStarted
 from atoll.server.views.exchange_sentences import exchange_document
@@ -54,7 +52,6 @@ from atoll.simulations.messages.work import MessageWork
 from atoll.task.array_task import ArrayTask
 from atoll.task.json_text import to_json
 from atoll.task.noise import NOT_PRIVATE
-from atoll.tensors.layout import Piece
 
 EXCHANGES = "exchanges.jsonl"
 TEMPORARY = ("contents", "clients", "updates", "incoming", "versions")
@@ -186,9 +183,7 @@ class MessageFederation:
     def start_program(self) -> None:
         """Start a process of the program, after the end of an older one."""
         self._stop_program()
-        config = self.setting.config
-        order = {"program": config.program.main, "seed": config.seed, "options": config.options}
-        order["run_number"] = self.service.run_number
+        order = order_of(self.setting.config, self.service.run_number)
         self._program = self.program_type(order, self._folder / "program", self._folder / "program.log", self._lines)
         self.service.post(ProgramStarted())
 
@@ -214,25 +209,16 @@ class MessageFederation:
             case "nodes":
                 self._look(number)
             case "content":
-                pieces = tuple(Piece(t, d, tuple(o), tuple(n), s) for t, d, o, n, s in call["pieces"])
-                digest, path = self.contents.offer(pieces, call["piece_bytes"])
-                self._answer(number, digest=digest, path=None if path is None else str(path))
+                self._answer(number, **offered(call, self.contents))
             case "send":
                 self._looks_in_a_row = 0
                 self._waiting[number] = not call["in_order"]
-                self.service.post(self._asked(number, call))
+                self.service.post(asked(call, self.contents))
             case "pull":
                 self._waiting[number] = False
                 self._pull(number, tuple(map(RoundId, call["numbers"])))
             case "public":
                 self._tell(NOT_PRIVATE)
-
-    def _asked(self, number: int, call: Json) -> ExchangeAsked:
-        listed = []
-        for node, kind, digest, group, ttl in call["messages"]:
-            content = self.contents.keep(Digest(digest))
-            listed.append(Message(node, kind, content.digest, content.manifest.num_bytes, group, float(ttl)))
-        return ExchangeAsked(number, tuple(listed), call["timeout"], call["in_order"], call["waits"])
 
     def _pull(self, call: int, numbers: tuple[RoundId, ...]) -> None:
         """Let a pull return once a reply is in; at once, if none is to come."""

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
 from atoll.simulations.engines.engine import Failed
 from atoll.simulations.messages.answering import Answer, Engine, Outcome, Question
 from atoll.task.arrays import Arrays

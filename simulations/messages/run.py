@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
 
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
 from atoll.protocol.settings import ConfigError, effective, or_faults
 from atoll.server.journal.holder import lock_directory
 from atoll.simulations.federation.config import SimulationFile

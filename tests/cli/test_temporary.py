@@ -9,7 +9,7 @@ import pytest
 
 from atoll.cli.faults import EXIT_AWAY, EXIT_OPERATOR, TEMPORARY, CommandError, code_of, temporary_cause
 from atoll.cli.temporary import TryAgain, existing_parent, writing_to
-from atoll.protocol.durable import DiskFull
+from atoll.ground.durable import DiskFull
 from atoll.protocol.settings import ConfigError
 from atoll.server.errors import DatabaseAway, StateUnusable
 from atoll.server.identity.authority import AuthorityAway

@@ -21,6 +21,7 @@ def printed(it, name):
 
 def kill_in_round_2(it, settings):
     it.wait_for(lambda: (record := it.open_round()) is not None and record.round_id == 2 and record.num_reported >= 1)
+    it.wait_for(lambda: "round 2: a reported" in it.log("coordinator"))  # a line follows its entry in the journal
     it.kill("coordinator")
     for name in ("run", "round"):
         it.wait_for(lambda name=name: "no coordinator runs this run" in it.log(name))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.protocol.crash_points import VARIABLE
+from atoll.ground.process.crash_points import VARIABLE
 from atoll.protocol.settings import quoted
 from atoll.task.apps import with_app
 from tests.federation.processes import Federation, ended_after

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol.manifest import (
     BYTES_MAX,
     FAULTS_MAX,
@@ -22,7 +23,6 @@ from atoll.protocol.manifest import (
     parse_update,
     parse_version,
 )
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.tensors.layout import Piece, Tensor, in_order, pieces_in_order
 from atoll.tensors.pieces import cut_layout, piece_bytes_of

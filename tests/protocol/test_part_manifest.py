@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol.manifest import (
     BYTES_MAX,
     MANIFEST_BYTES_MAX,
@@ -28,7 +29,6 @@ from atoll.protocol.part_manifest import (
     parse_part,
     part_of,
 )
-from atoll.protocol.strict_json import ManifestError
 from atoll.tensors.layout import Piece, Tensor, in_order, pieces_in_order
 from tests.aggregation.models import random_cuts
 from tests.protocol.test_manifest import SHA, UPDATE

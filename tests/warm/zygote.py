@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.protocol import crash_points
+from atoll.ground.process import crash_points
 from tests.warm.commands import PATH, Program
 from tests.warm.start import NAME, SYS_CLONE, Zygote, let_commands_start_by
 

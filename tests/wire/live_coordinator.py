@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.dialer import InsecureDialer, MutualDialer
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
@@ -55,9 +55,9 @@ class Live:
         return next(iter([*self.coordinator.running, *self.coordinator.runs.values()]))
 
     @asynccontextmanager
-    async def admin(self) -> AsyncIterator[rpc.AdminStub]:
+    async def admin(self) -> AsyncIterator[rpc.Stub]:
         async with self.dialer(Identity(Role.OWNER, "me")).channel(self.admin_address, COORDINATOR) as channel:
-            yield rpc.AdminStub(channel)
+            yield rpc.Stub(channel, "Admin")
 
     @asynccontextmanager
     async def client(self, name, *, as_name=None, **hello) -> AsyncIterator["Client"]:
@@ -110,7 +110,7 @@ class Client:
     """One client that speaks the protocol by hand."""
 
     def __init__(self, channel, name):
-        self.stub, self.name = rpc.CoordinatorStub(channel), name
+        self.stub, self.name = rpc.Stub(channel, "Coordinator"), name
         self.control = self.ending = None
 
     async def hello(self, *, tasks=("four_numbers_task:task",), session="s1", protocol=PROTOCOL, **fields):

@@ -22,7 +22,7 @@ from atoll.cli.runs.credential import credential_and_place
 from atoll.cli.runs.elsewhere import credential_folder, is_elsewhere, is_named
 from atoll.cli.waiting import waiting_for
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.audit.files import FILE_BYTES, is_log_file
 from atoll.protocol.identity.certificates import read_certificates, validity_of
 from atoll.protocol.identity.clock_hint import instant
@@ -118,7 +118,7 @@ def has_ended(state: Path, patience_s: float) -> bool:
     return True
 
 
-def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: float = 0.0) -> Any:
+def ask(state: Path, request: "Callable[[rpc.Stub], Any]", *, patience_s: float = 0.0) -> Any:
     """Return the answer of the coordinator that holds `state`, or of the joined one.
 
     Args:
@@ -200,7 +200,7 @@ def _is_due(keeper: Keeper) -> bool:
     return time.time() > keeper.current.renew_at(0.0)
 
 
-def _ask_elsewhere(state: Path, request: "Callable[[rpc.AdminStub], Any]") -> Any:
+def _ask_elsewhere(state: Path, request: "Callable[[rpc.Stub], Any]") -> Any:
     dialer, place = elsewhere()
     if state != STATE and not is_named():
         note(f"there is no {state} here: asking the coordinator at {place.admin_address}")
@@ -217,7 +217,7 @@ def _ask_elsewhere(state: Path, request: "Callable[[rpc.AdminStub], Any]") -> An
 def _ask(
     dialer: Dialer,
     address: str,
-    request: "Callable[[rpc.AdminStub], Any]",
+    request: "Callable[[rpc.Stub], Any]",
     *,
     is_alive: Callable[[], bool] = lambda: True,
 ) -> Any:
@@ -232,7 +232,7 @@ def _ask(
         while True:
             with dialer.blocking_channel(address, COORDINATOR) as channel:
                 try:
-                    return request(rpc.AdminStub(channel))
+                    return request(rpc.Stub(channel, "Admin"))
                 except grpc.RpcError as error:
                     waited = time.monotonic() - begun
                     if waited >= CONNECT_S or not is_unheard(error) or not is_alive():
@@ -379,7 +379,7 @@ def fetch_audit_log(state: Path, folder: Path) -> None:
         CommandError: as `ask`; or the stream is no audit log: a file of another name, too large, or sent twice.
     """
 
-    def fetch(admin: rpc.AdminStub) -> None:
+    def fetch(admin: rpc.Stub) -> None:
         name, num_bytes = "", 0
         for part in admin.ReadAuditLog(pb.ReadAuditLogRequest(), timeout=TIMEOUT_S):
             if part.file != name:

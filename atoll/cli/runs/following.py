@@ -184,7 +184,7 @@ def _from_elsewhere(run: str, after: int | None, ending: Ending) -> Iterator[Doc
     Raises:
         CommandError: the coordinator refuses.
     """
-    from atoll.protocol.backoff import delay
+    from atoll.ground.backoff import delay
 
     rng, attempt, has_begun, has_ended, why = random.Random(), 0, False, False, ""
     while True:
@@ -229,7 +229,7 @@ def _one_call(run: str, after: int | None, ending: Ending, *, has_begun: bool) -
 
     from atoll.cli.runs import admin
     from atoll.protocol import atoll_pb2 as pb
-    from atoll.protocol import atoll_pb2_grpc as rpc
+    from atoll.protocol import services as rpc
     from atoll.protocol.identity.names import COORDINATOR
 
     passing = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
@@ -243,7 +243,7 @@ def _one_call(run: str, after: int | None, ending: Ending, *, has_begun: bool) -
         raise CommandError(f"run {run!r}: {error}") from None
     with dialer.blocking_channel(address, COORDINATOR) as channel:
         try:
-            call = rpc.AdminStub(channel).Follow(request)
+            call = rpc.Stub(channel, "Admin").Follow(request)
             ending.cancels(call.cancel)
             for item in documents(reply.lines for reply in call):
                 is_fresh = False

@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from atoll.cli.faults import CommandError, RunFailed, temporary_cause
 from atoll.cli.temporary import START_BYTES, TryAgain, disk_fault
+from atoll.ground.file_lock import OWNER_BYTES_MAX, Locked, lock_file
 from atoll.parallel.trainer.loop import BEST, MODEL
 from atoll.parallel.trainer.results_folder import TRAINING, faults_of_place
 from atoll.parallel.trainer.run import LOG, RESULT
 from atoll.parallel.world import TIMEOUT_S, World, process_group
-from atoll.protocol.file_lock import OWNER_BYTES_MAX, Locked, lock_file
 
 LOCK = "lock"
 """The file in the folder of a training that its process locks; it stays when the process ends."""

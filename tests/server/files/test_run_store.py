@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from atoll.protocol.durable import DiskFull, naming_full_disk, write_atomically
+from atoll.ground.durable import DiskFull, naming_full_disk, write_atomically
 from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files import incoming

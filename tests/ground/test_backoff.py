@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.backoff import delay
+from atoll.ground.backoff import delay
 
 
 class Fixed(random.Random):

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from atoll.protocol.crash_points import STEPS, VARIABLE, parse_crash_at, reached
+from atoll.ground.process.crash_points import STEPS, VARIABLE, parse_crash_at, reached
 
 PROGRAM = """
-from atoll.protocol.crash_points import reached
+from atoll.ground.process.crash_points import reached
 for index in range(4):
     print(index, flush=True)
     reached("upload.before_check")

@@ -7,7 +7,7 @@ import re
 import secrets
 from pathlib import Path
 
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
 
 FILE = "folder_id"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.protocol import durable
-from atoll.protocol.durable import DiskFull, move_into
+from atoll.ground import durable
+from atoll.ground.durable import DiskFull, move_into
 
 
 @pytest.fixture(params=["same disk", "other disk"])

@@ -2,7 +2,7 @@ import shutil
 
 import pytest
 
-from atoll.protocol.folder_id import FILE, folder_id
+from atoll.ground.folder_id import FILE, folder_id
 
 
 def test_a_folder_keeps_its_id_a_copy_has_it_too_and_another_one_has_another(tmp_path):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.bounded_mapping import BoundedMapping
+from atoll.ground.bounded_mapping import BoundedMapping
 
 OPERATIONS = st.lists(st.tuples(st.sampled_from(["read", "write", "delete"]), st.integers(0, 6)), max_size=60)
 
