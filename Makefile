@@ -32,15 +32,15 @@ demo-large: setup # two plain sites and a mesh of four ranks; processes are kill
 demo: setup
 	@$(BIN)/python -m examples.demo $(DEMO)
 
-# Four workers on two cores, as many tests wait for processes; the longest files first (tests/durations.json).
+# Six workers on two cores, as many tests wait for processes; the longest files first (tests/durations.json).
 # A process that crashes is not started again: its file would never end.
-PYTEST_ALL := $(BIN)/python -m pytest -q -n 4 --dist loadfile --max-worker-restart=0 -p tests.durations --no-loadscope-reorder
+PYTEST_ALL := $(BIN)/python -m pytest -q -n 6 --dist loadfile --max-worker-restart=0 -p tests.durations --no-loadscope-reorder
 
 test: setup
 	$(PYTEST_ALL) -m "not long" --durations=40
 
-test-long: setup # what `make test` leaves out: variants in more processes, all by a real exec, and every page's commands
-	ATOLL_COLD_START=1 $(PYTEST_ALL) -m long --durations=10
+test-long: setup # what `make test` leaves out, or runs in turns (tests/turns.py): variants in more processes, every page; all by a real exec
+	ATOLL_COLD_START=1 ATOLL_TEST_DAY=all $(PYTEST_ALL) -m long --durations=10
 
 durations: setup # as `make test`, and refreshes tests/durations.json
 	$(PYTEST_ALL) -m "not long" --durations=40 --store-durations

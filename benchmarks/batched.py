@@ -1,5 +1,4 @@
-"""The batched engine against the sequential one, and the choice of `auto`, for models of each kind of layer and for
-FedProx as a hook of the task's own.
+"""The batched engine against the sequential one, and the choice of `auto`, for each kind of layer and a custom hook.
 
     python -m benchmarks.batched [--models gru lstm ..] [--clients 8 100] [--turns N] [--quick]
 

@@ -111,7 +111,7 @@ class Processes:
     def __enter__(self) -> Self:
         signal.signal(
             signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-        )  # so that the `with` block ends in order
+        )  # so that the `with` block ends cleanly
         return self
 
     def __exit__(

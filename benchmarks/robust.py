@@ -80,14 +80,14 @@ def numpy_trimmed_mean(rows: Array, axis: int, num_malicious: int) -> Array:
 
 
 def whole(rule: Callable[..., Array], rows: Array, num_malicious: int, threads: int) -> Array:
-    """A rule of numpy's on the rows as they are, a part of the elements for each thread."""
+    """Apply a rule of numpy to the rows, with a part of the elements for each thread."""
     with ThreadPoolExecutor(threads) as pool:
         parts = np.array_split(rows, threads, axis=1)
         return np.concatenate(list(pool.map(lambda part: rule(part, 0, num_malicious), parts)))
 
 
 def transposed(rule: Callable[..., Array], rows: Array, num_malicious: int, threads: int) -> Array:
-    """A rule of numpy's on a copy in which the values of an element lie side by side."""
+    """Apply a rule of numpy to a copy in which the values of an element lie side by side."""
     with ThreadPoolExecutor(threads) as pool:
         parts = np.array_split(rows, threads, axis=1)
         return np.concatenate(list(pool.map(lambda part: rule(np.ascontiguousarray(part.T), 1, num_malicious), parts)))

@@ -182,7 +182,7 @@ class Agent:
             await self._shut_down()
 
     def stop(self) -> None:
-        """End in order: say goodbye, end the worker, leave the spool as it is."""
+        """Shut down: send Leave, stop the worker, keep the spool."""
         if not self._ended.done():
             self._ended.set_result(0)
 

@@ -45,7 +45,7 @@ async def run_agent(
         config: the agent's settings.
         tasks: references of the tasks that it allows, by the names that coordinators use (`tasks_by_name`).
         runner: trains and evaluates; None: a worker process for each task.
-        handle_signals: end in order at the signals that end a process; in the main thread only.
+        handle_signals: shut down cleanly at the signals that end a process; in the main thread only.
         authorities: returns the certificates of the trusted authorities, PEM, for each new connection. None: those of
             the membership; without one the agent is `--insecure` and verifies nothing.
 

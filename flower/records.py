@@ -59,7 +59,6 @@ def from_content(content: Content) -> RecordDict:
     Raises:
         ValueError: the content is not of this form.
     """
-
     try:
         _refuse_twice(content.plain)
         return RecordDict({name: _record(kind, rows, content.arrays) for name, kind, rows in content.plain})

@@ -3,7 +3,7 @@
 import random
 
 DOUBLINGS_MAX = 30
-"""The doublings after which a delay without a high bound stops growing: a power beyond them might overflow."""
+"""Number of doublings after which a delay without a high bound stops growing: a higher power might overflow."""
 
 
 def delay(attempt: int, low: float, high: float, rng: random.Random) -> float:
@@ -11,8 +11,7 @@ def delay(attempt: int, low: float, high: float, rng: random.Random) -> float:
 
         delay = u min(high, low 2^attempt),    u uniform in [1/2, 1)
 
-    The jitter u spreads out the clients that lost the same coordinator at the same instant, so that they do not come
-    back in step.
+    The jitter u spreads out the clients that lost the same coordinator at the same instant: they do not return in step.
 
     Args:
         attempt: the number of attempts that have failed since the last success, from 0.

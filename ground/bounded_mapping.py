@@ -1,4 +1,4 @@
-"""A mapping of bounded size, which forgets the entry that was used longest ago."""
+"""Least-recently-used (LRU) mapping of bounded size."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping

@@ -10,11 +10,11 @@ from pathlib import Path
 from atoll.ground.folders import finds_no_room, sync_folder
 
 COPY_BYTES = 1 << 20
-"""Block of a copy between two file systems [bytes]."""
+"""Block size of a copy between two file systems [bytes]."""
 
 
 class DiskFull(OSError):
-    """A write that found no room: nothing of it counts, and it may be repeated.
+    """A write that failed for lack of space: no byte of it counts, and it may be repeated.
 
     Args:
         what: text for the operator of this machine.
@@ -23,23 +23,23 @@ class DiskFull(OSError):
 
     def __init__(self, what: str, outside: str = "no room") -> None:
         super().__init__(what)
-        self.errno = errno.ENOSPC  # for those who look at numbers alone
+        self.errno = errno.ENOSPC  # for callers that read the number alone
         self.outside = outside
 
 
 class QuotaFull(DiskFull):
-    """A write beyond a limit of ours, which other writes use up: the disk itself has room."""
+    """A write beyond one of Atoll's limits, which other writes use up; the disk has room."""
 
 
 def told_outside(error: OSError) -> str:
-    """Return the text of an error for other machines: no path, and nothing about the space that is free."""
+    """Return the text of an error for other machines, without paths and without the free space."""
     if isinstance(error, DiskFull):
         return error.outside
     return os.strerror(error.errno) if error.errno else "an error of the disk"
 
 
 def write_atomically(path: Path, content: bytes, *, sync_name: bool = True, is_durable: bool = True) -> None:
-    """Write a file so that it appears under its name whole, or not at all.
+    """Write a file atomically: it appears under its name whole, or not at all.
 
     Args:
         path: of the file.
@@ -62,7 +62,7 @@ def write_atomically(path: Path, content: bytes, *, sync_name: bool = True, is_d
 
 
 def remove(path: Path) -> None:
-    """Delete a file, or a folder with all that is in it, if it is there."""
+    """Delete a file, or a folder with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -70,7 +70,7 @@ def remove(path: Path) -> None:
 
 
 def move_into(source: Path, target: Path) -> None:
-    """Give a synced file a new name, also on another file system: an operator may mount a folder of a state directory.
+    """Move a synced file, also to another file system: an operator may mount a folder of a state directory.
 
     It appears under the new name whole, or not at all. The new name is not synced.
 
@@ -103,7 +103,7 @@ def move_into(source: Path, target: Path) -> None:
 
 @contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Turn the errors of writes that find no room into DiskFull.
+    """Turn errors of writes that lack space into DiskFull.
 
     Raises:
         DiskFull: the disk or the quota is used up.

@@ -1,4 +1,4 @@
-"""The SHA-256 of files: of a range, of a whole one, of one while it is written, and the list of those of a folder.
+"""The SHA-256 of files: of a range, a whole file, a file while it is written, and the list of a folder's digests.
 
 The list has the form of `sha256sum`, so that `sha256sum -c SHA256SUMS` checks a folder without Atoll.
 """
@@ -14,13 +14,13 @@ from atoll.ground.printable import count_of
 BLOCK_BYTES = 1 << 20
 
 SUMS = "SHA256SUMS"
-"""The name of a folder's list of digests, which lists every other file of the folder that counts."""
+"""The name of a folder's list of digests, which has every other relevant file of the folder."""
 
 _LINE = re.compile(r"([0-9a-f]{64})  ([^/\x00-\x1f\x7f\\]+)")
 
 
 def sha256_of_next(file: BinaryIO, num_bytes: int) -> str:
-    """Return the SHA-256, in hexadecimal, of the next bytes of a file; the file then stands behind them.
+    """Return the SHA-256, in hexadecimal, of the next bytes of a file, and move its position behind them.
 
     Raises:
         EOFError: the file ends earlier.
@@ -82,7 +82,7 @@ class Digests:
 
         Args:
             names: of the files.
-            written: those of them that were written again since the last call.
+            written: the names of files that were written again since the last call.
 
         Raises:
             OSError: one cannot be read.
@@ -97,13 +97,13 @@ def faults_of_files(folder: Path, digests: Mapping[str, str]) -> Iterator[str]:
     for name, digest in digests.items():
         try:
             if sha256_of_file(folder / name) != digest:
-                yield f"{folder / name} is damaged: its SHA-256 is another one than when it was written"
+                yield f"{folder / name} is damaged: its SHA-256 has changed since it was written"
         except OSError as error:
             yield f"{folder / name} cannot be read: {error.strerror}"
 
 
 def sums_text(digests: Mapping[str, str]) -> str:
-    """Return the list of digests by name, one a line, sorted by name."""
+    """Return the list of digests, one a line, sorted by name."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
 
 

@@ -10,7 +10,7 @@ OWNER_BYTES_MAX = 64
 
 
 class Locked(OSError):
-    """Another process holds the lock; `owner` is what it has written into the file, at most 64 bytes."""
+    """Another process holds the lock; `owner` is its text in the file, at most 64 bytes."""
 
     def __init__(self, path: Path, owner: str) -> None:
         super().__init__(f"{path} is locked by another process ({owner or 'unknown'})")
@@ -22,7 +22,7 @@ def lock_file(path: Path, owner: str = "", *, mode: int = 0o600) -> int:
 
     Args:
         path: of the file, which is made when it is missing.
-        owner: the text that the file says from now on; empty: the file stays as it is.
+        owner: the new text of the file; empty: the text stays.
         mode: of a new file.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The random id of a state directory: a restart keeps it, another directory has another one.
+"""The random id of a state directory, which a restart keeps.
 
 folder_id    in the directory: 32 hexadecimal digits
 """
@@ -23,7 +23,7 @@ def folder_id(folder: Path) -> str:
         found = path.read_text(errors="replace").strip()
     except FileNotFoundError:
         found = ""
-    if re.fullmatch("[0-9a-f]{32}", found) is None:  # absent, or damaged: a new id is as good
+    if re.fullmatch("[0-9a-f]{32}", found) is None:  # absent or damaged: a new id serves as well
         found = secrets.token_hex(16)
         write_atomically(path, found.encode())
     return found

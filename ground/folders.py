@@ -1,4 +1,4 @@
-"""The disk below a folder: the durability of its entries, and its errors in words."""
+"""The durability of a folder's entries, and the disk's errors in words."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ _OF_FILES: Mapping[type[OSError], str] = {
 
 
 def in_words(error: OSError) -> str:
-    """Return the message of an error; one of the operating system about a file becomes a sentence."""
+    """Return the message of an error; an OSError about a file becomes a sentence."""
     if not isinstance(error.filename, str | Path):
         return str(error)
     other = f"{{0}} cannot be used: {str(error.strerror).lower()}: name another path"
@@ -33,7 +33,7 @@ def in_words(error: OSError) -> str:
 
 
 def no_file(path: str | Path) -> str:
-    """Return the mistake that a path names no file."""
+    """Return the sentence that a path names no file."""
     return f"{path} is a directory: name a file" if Path(path).is_dir() else f"there is no file {path}"
 
 

@@ -1,10 +1,10 @@
-"""Texts of other machines, sizes and names, fit for a log and a terminal."""
+"""Strings of other machines, sizes and names, made safe for a log and a terminal."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 NAMES_MAX = 20
-"""Most known names that a refusal lists."""
+"""Largest number of known names that a refusal lists."""
 
 
 def printable(text: str) -> str:

@@ -20,7 +20,7 @@ _short.maxstring = _short.maxother = _short.maxlong = 60
 
 
 class ManifestError(ValueError):
-    """Bytes that are no canonical manifest; the text has the path, the value and what is allowed."""
+    """Bytes that are no canonical manifest; the text has the path, the value and the allowed values."""
 
 
 def refuse(path: str, value: object, allowed: str) -> NoReturn:

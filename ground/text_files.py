@@ -1,4 +1,4 @@
-"""Text that a person has written with any editor: UTF-8, with or without a byte order mark, with any ends of lines."""
+"""Text files that a person wrote with any editor: UTF-8, with or without a byte order mark, with any line ends."""
 
 import codecs
 
@@ -8,7 +8,7 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "UTF-16"),
     (codecs.BOM_UTF16_BE, "UTF-16"),
 )
-"""The byte order marks, the longer ones first: that of UTF-32 LE begins as that of UTF-16 LE."""
+"""The byte order marks, the longer ones first: UTF-32 LE's begins with UTF-16 LE's."""
 
 
 class NotText(ValueError):
@@ -16,7 +16,7 @@ class NotText(ValueError):
 
 
 def text_of(content: bytes, name: object) -> str:
-    """Return the text of a file without its byte order mark; the ends of its lines stay, as every parser takes them.
+    """Return the text of a file without its byte order mark; line ends stay, as every parser accepts them.
 
     Args:
         content: the bytes of the file.
@@ -35,7 +35,7 @@ def text_of(content: bytes, name: object) -> str:
 
 
 def wide_encoding(content: bytes) -> str:
-    """Return "UTF-16" or "UTF-32" if a file begins as a text in it, with or without its byte order mark; else ""."""
+    """Return "UTF-16" or "UTF-32" if a file begins in that encoding, with or without its byte order mark; else ""."""
     for mark, encoding in _MARKS:
         if content.startswith(mark):
             return encoding

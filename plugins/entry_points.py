@@ -23,7 +23,7 @@ _PREFIX = "atoll."
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """An extension as a package declares it; nothing of it is imported."""
+    """An extension as a package declares it; its code is not imported."""
 
     group: str
     """The group of entry points; empty: the package's entry points cannot be read."""
@@ -48,7 +48,7 @@ class Declared:
 
 
 def declared(group: str) -> Mapping[str, Sequence[Declared]]:
-    """Return the extensions of a group by name, in the order of the names; more than one under a name collide."""
+    """Return the extensions of a group, sorted by name; several under one name collide."""
     found: dict[str, list[Declared]] = {}
     for each in sorted(all_declared(), key=lambda each: (each.name, each.package)):
         if each.group == group:
@@ -68,7 +68,7 @@ def _changed_at(path: str) -> int:
         return 0
 
 
-@functools.lru_cache(maxsize=4)  # a look into every installed package: 40 ms for a hundred
+@functools.lru_cache(maxsize=4)  # reads the metadata of every installed package: 40 ms for a hundred
 def _of_path(path: tuple[tuple[str, int], ...]) -> tuple[Declared, ...]:
     """Return the extensions of all packages on `sys.path`, whose folders the argument has with their times."""
     found: list[Declared] = []
@@ -90,7 +90,7 @@ def _of_distribution(distribution: metadata.Distribution, package: str, version:
         points = [*distribution.entry_points]
         broken = next((point for point in points if not (point.name and point.value)), None)
         reason = f"{broken} is no entry point" if broken else ""
-    except Exception as error:  # the file is another person's, and any text may stand in it
+    except Exception as error:  # the file is foreign, and may contain any text
         points, reason = [], f"{type(error).__name__}: {error}"
     if reason:
         yield Declared("", "", package, version, f"its entry_points.txt cannot be read: {reason}")
@@ -101,7 +101,7 @@ def _of_distribution(distribution: metadata.Distribution, package: str, version:
 
 
 def _package_of(distribution: metadata.Distribution) -> tuple[str, str]:
-    """Return name and version; metadata that cannot be read leave the name of the folder."""
+    """Return name and version; if the metadata cannot be read, the name of the folder."""
     try:
         return str(distribution.metadata["Name"] or "unnamed"), str(distribution.metadata["Version"] or "")
     except Exception:  # as above

@@ -1,4 +1,4 @@
-"""The guard around custom code: what a call raises names the object and the call, as the error that its kind allows.
+"""The guard around custom code: an error names the object and the call, and is of the class that its kind allows.
 
 A kind's contract is a subclass of `Guarded` beside the protocol that it keeps: it checks what each call returns. For a
 kind that is a single function, `called` is enough.
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 RAISED = (Exception, SystemExit)
-"""The exceptions of custom code, which may call `sys.exit`; an interrupt from the keyboard is none of them."""
+"""The exceptions of custom code, which may call `sys.exit`; KeyboardInterrupt passes."""
 
 
 def told(error: BaseException, name: str = "") -> str:
@@ -39,7 +39,7 @@ def called(
         function: custom.
         arguments: by position.
         failed: makes the error from its sentence.
-        passing: exceptions that the contract allows, which are raised as they are.
+        passing: exceptions that the contract allows, which are raised unchanged.
         options: arguments by name.
 
     Raises:
@@ -62,7 +62,7 @@ class Guarded:
     """
 
     failed: ClassVar[type[Exception]]
-    """The error of a call that raises or returns what the contract does not allow."""
+    """The error of a call that breaks the contract by its result or exception."""
     passing: ClassVar[tuple[type[Exception], ...]] = ()
     """The exceptions by which the contract lets the object refuse its arguments."""
 
@@ -78,7 +78,7 @@ class Guarded:
             method: its name.
             arguments: by position.
             place: the `Place` of the call, for a method with a parameter `place`.
-            into: converts the result; what this raises counts as raised by the method.
+            into: converts the result; its exceptions count as the method's.
 
         Raises:
             Exception: `failed`, with the names of the object and the method; or one of `passing`.

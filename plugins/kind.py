@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from pydantic import ValidationInfo
 
 AS_RECORDED: Mapping[str, Any] = MappingProxyType({"are_recorded": True})
-"""Context of a validation in which names of packages are not looked up: the settings were accepted before, or are for
-another machine. A package that has gone missing is a fault when its code is loaded."""
+"""Context of a validation that does not look up names of packages: the settings were accepted before, or are for
+another machine. A package that is missing by then is a fault when its code is loaded.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,14 @@ class Kind:
     allowed: str
     """The object in words, with its article."""
     failed: Callable[[str], Exception]
-    """Makes the error of code that cannot be used, from its sentence."""
+    """The constructor of the error of unusable code, from its sentence."""
     form: str = ""
     """The last part of a reference in the words of a fault: `object` or `function`; empty: references are refused,
     because the code exists on both sides of a connection, and nothing that is received is imported."""
     built_in: Collection[str] = ()
-    """The names of the built-in ones."""
+    """The names of the built-in objects."""
     methods: Sequence[str] = ()
-    """The methods of the object; none: it is a function."""
+    """The methods of the object; empty: it is a function."""
     options: str = ""
     """The setting with the arguments of a class or function that makes the object; empty: nothing makes it."""
     contract: str = ""
@@ -52,7 +53,7 @@ class Kind:
     """The function that lists the breaches of the contract by an object of an entry point, as `module:function`."""
 
     def check(self, name: str, info: "ValidationInfo") -> str:
-        """Return the value of the setting if it may stand there; as the validator of its type. Imports no user code.
+        """Return the value of the setting if it is allowed; used as the validator of its type. Imports no user code.
 
         Raises:
             ValueError: it is no built-in name, no name of exactly one installed package, and no reference.
@@ -65,7 +66,7 @@ class Kind:
         return name
 
     def is_object(self, found: object) -> bool:
-        """Return whether an object is one of the kind itself, and does not make one."""
+        """Return whether an object is of the kind, and not a maker of such objects."""
         if not self.methods:
             return callable(found)
         return not isinstance(found, type) and all(callable(getattr(found, name, None)) for name in self.methods)
@@ -88,7 +89,7 @@ class Kind:
             raise self.failed(f"{self.setting}: {name}: {told(error)}") from error
 
     def find(self, name: str) -> Any:
-        """Import what a name of a package or a reference stands for, and return it as it is.
+        """Import the object of a package's name or a reference, and return it unguarded.
 
         Raises:
             Exception: `failed`; no package declares the name, or several do; it does not load, or is of another kind.
@@ -123,7 +124,7 @@ class Kind:
         return None, f"{name} {why}; allowed: {self.allowed}{makers}"
 
     def made(self, found: Any, options: Mapping[str, Any]) -> Any:
-        """Return the object itself, or what a class or function makes of the options.
+        """Return the object, or the one that a class or function makes from the options.
 
         Raises:
             ValueError: the object takes no options, or the class or function refuses these or makes no such object.
@@ -138,13 +139,13 @@ class Kind:
             raise ValueError(f"{self.options}: {told(error)}") from error
 
     def checked(self, found: Any) -> Any:
-        """Return an object of the kind; raise ValueError if it is none."""
+        """Return an object if it is of the kind; raise ValueError if not."""
         if not self.is_object(found):
             raise ValueError(f"{_named(found)}; allowed: {self.allowed}")
         return found
 
     def fault_of_name(self, name: str) -> str:
-        """Return the reason that a value cannot stand in the setting; empty: it can. Imports no user code."""
+        """Return the reason why a setting refuses a value; empty if it is allowed. Imports no user code."""
         found = declared(self.group).get(name, ())
         if name in self.built_in:
             return _of_collision(found[0], self) if found else ""
@@ -192,7 +193,7 @@ class Listed:
     version: str
     object: str
     fault: str
-    """The reason that no setting may name it; empty: it can be used."""
+    """The reason why no setting may name it; empty if it can be used."""
 
 
 def listed(kinds: Sequence[Kind]) -> list[Listed]:

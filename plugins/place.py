@@ -1,4 +1,4 @@
-"""The place of a call of a custom rule or server optimizer in its run, with the generators that it may draw from."""
+"""Context of a call of a custom rule or server optimizer: run, round, version, seeded generators."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -10,24 +10,24 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a call in its run, for a rule or a server optimizer that has a parameter `place`.
+    """Context of a call, for a rule or a server optimizer that has a parameter `place`.
 
-    A tensor is folded in pieces, by several threads or ranks, whose borders are an implementation's own. So numbers
-    that are drawn once for each piece are wrong; the generators here depend on the round alone, on the tensor, or on
-    the element.
+    A tensor is folded in pieces, by several threads or ranks, and the cut is an implementation detail. So numbers that
+    are drawn once for each piece are wrong; the generators here depend on the round alone, on the tensor, or on the
+    element.
     """
 
     round_id: int
     """The round whose updates are folded."""
 
     version: int
-    """The version that they become."""
+    """The version that the fold makes of them."""
 
     key: str
-    """The digest of the version that they are added to: the seed of all that is drawn, the same in a repeated fold."""
+    """The digest of the version to which they are added: the seed of all generators, the same in a repeated fold."""
 
     tensor: str = ""
-    """The name of the tensor; empty for `mixing`, which is asked once for all of them."""
+    """The name of the tensor; empty for `mixing`, which is called once for all tensors."""
 
     start: int = 0
     """The first of the elements, in the tensor's flat order."""
@@ -36,7 +36,8 @@ class Place:
 
     shares: tuple[float, ...] = ()
     """The share p_k of each update u_k in the exact mean, sum_k p_k u_k, in the order of the client ids. A rule against
-    malicious clients ignores it: the numbers of examples behind it are each client's own claim."""
+    malicious clients ignores it: the numbers of examples behind it are claims of the clients.
+    """
 
     prepared: Any = None
     """The result of a server optimizer's `prepare`: a float, or an array of floats; None if it has no `prepare`."""
@@ -47,11 +48,11 @@ class Place:
         return len(self.shares)
 
     def of_round(self) -> np.random.Generator:
-        """Return a new generator for what is drawn once in a round: the same in each call of the round."""
+        """Return a new generator for numbers that are drawn once in a round: the same in each call of the round."""
         return np.random.Generator(np.random.PCG64(self._seed("")))
 
     def of_tensor(self) -> np.random.Generator:
-        """Return a new generator for what is drawn once for each tensor: the same in each piece of the tensor."""
+        """Return a new generator for numbers that are drawn once for each tensor: the same in each piece of it."""
         return np.random.Generator(np.random.PCG64(self._seed(self.tensor)))
 
     def uniform(self) -> NDArray[np.float64]:
@@ -61,7 +62,7 @@ class Place:
         return np.random.Generator(bits).random(self.stop - self.start)
 
     def at(self, tensor: str, start: int, stop: int) -> "Place":
-        """Return the place of some elements of a tensor."""
+        """Return the context of some elements of a tensor."""
         return replace(self, tensor=tensor, start=start, stop=stop)
 
     def _seed(self, of: str) -> int:
@@ -70,4 +71,4 @@ class Place:
 
 
 NOWHERE = Place(0, 0, "")
-"""The place of a call outside of a run."""
+"""The context of a call outside of a run."""

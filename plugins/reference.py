@@ -1,10 +1,10 @@
 """References to Python objects, as operators write them: `module:attribute` or `path/to/file.py:attribute`.
 
-A reference names code that this machine's operator installed; no name that came over the wire is resolved.
+A reference names code that this machine's operator installed; no name from the wire is resolved.
 
 A file is loaded under a private name, which no folder has. A `DataLoader` with `spawn` or `forkserver` (Python 3.14
 starts by it), `multiprocessing` and joblib send classes and functions by the name of their module, and give the child
-the parent's `sys.path`. So a folder of notes is on that path: the note of a name loads the file, under the same name.
+the parent's `sys.path`. So a folder of stub modules is on that path: the stub of a name loads the file under that name.
 """
 
 import hashlib
@@ -32,8 +32,9 @@ _loading: ContextVar[str] = ContextVar("_loading", default="")
 
 
 class ReferenceNotFound(ValueError):
-    """The text is no reference, or its file or module does not exist; the message says which one was looked for, and
-    where.
+    """A reference that is malformed, or whose file or module does not exist.
+
+    The message names the place where it was looked for.
     """
 
 
@@ -41,8 +42,8 @@ def load_module(reference: str) -> ModuleType:
     """Import the module or the file that a reference names.
 
     During the import the file's folder (for a module: the current folder) is first on `sys.path`, and last from then
-    on: a file may import its neighbours, also later, and none of them shadows a module of ours. A file is loaded under
-    a private name, so that a user's `server.py` or `client.py` collides with nothing.
+    on: a file may import its neighbours, also later, and they shadow no module of ours. A file is loaded under a
+    private name, so that a user's `server.py` or `client.py` collides with nothing.
 
     Raises:
         ReferenceNotFound: no reference, no such file or module.
@@ -71,7 +72,7 @@ def resolve(reference: str) -> object:
 
 
 def check_reference(reference: str) -> str:
-    """Return a text if it has the form of a reference; raises ValueError. Imports nothing."""
+    """Return a string if it has the form of a reference, else raise ValueError. Imports nothing."""
     try:
         split(reference)
     except ValueError:
@@ -80,7 +81,7 @@ def check_reference(reference: str) -> str:
 
 
 def loaded_now() -> str:
-    """Return the file or module that is being loaded around this call; empty: none is."""
+    """Return the file or module that is being loaded around this call, or ""."""
     return _loading.get()
 
 
@@ -88,7 +89,7 @@ def split(reference: str) -> tuple[str, str]:
     """Split a reference into module or file, and attribute.
 
     Raises:
-        ReferenceNotFound: the text has not the form of a reference.
+        ReferenceNotFound: the text does not have the form of a reference.
     """
     place, colon, attribute = reference.rpartition(":") if isinstance(reference, str) else ("", "", "")
     if not (colon and place and attribute.isidentifier()):
@@ -165,7 +166,7 @@ finally:
 def _let_children_find(name: str, path: Path) -> None:
     """Make a file importable under a private name in the processes that this one starts.
 
-    Where no folder of our own can be written, nothing happens: only processes that are forked then know the module.
+    If no private folder can be written, nothing happens: then only forked processes know the module.
     """
     with suppress(OSError):
         folder = folder_of_notes()
@@ -180,7 +181,7 @@ def _let_children_find(name: str, path: Path) -> None:
 
 
 def folder_of_notes() -> Path:
-    """Return the folder of the notes, which this user alone can write.
+    """Return the folder of the stub modules, which only this user can write.
 
     It is one for all processes of a user, because a worker that is killed removes nothing.
 
@@ -193,4 +194,4 @@ def folder_of_notes() -> Path:
     found = folder.lstat()
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
         return folder
-    return Path(tempfile.mkdtemp(prefix="atoll-tasks-"))  # another user was here first
+    return Path(tempfile.mkdtemp(prefix="atoll-tasks-"))  # another user made it first

@@ -88,8 +88,7 @@ MODEL_DTYPES = {"F32": FLOATS | {"F64"}, "U8": frozenset({"U8", "BOOL"})}
 
 @dataclass(frozen=True, slots=True)
 class VersionManifest:
-    """The manifest of a version of the global model, or of a slot of one: tensors in canonical order, cut into
-    pieces."""
+    """The manifest of a version of the global model, or of one of its slots: tensors in canonical order, in pieces."""
 
     layout: Layout
     """Tensors as stored; every update has these names, shapes and dtypes, in a run whose model grows its own rows."""

@@ -1,4 +1,4 @@
-"""The client's side of a federated algorithm of one's own: hooks of the built-in training loop.
+"""The client's side of a custom federated algorithm: hooks of the built-in training loop.
 
     version --> begin --> [ loss --> gradients --> (optimizer's step) --> after_step ] K times --> end --> update
 
@@ -21,10 +21,10 @@ HOOKS = ("shared", "state", "begin", "loss", "gradients", "after_step", "end", "
 
 
 class Client(Protocol):
-    """The client of one training, as the hooks of an `Algorithm` see it. Names are those of the model's state_dict."""
+    """The client of one training, as the hooks of an `Algorithm` see it. Names are keys of the model's state_dict."""
 
     model: "torch.nn.Module"
-    """The model that is trained, or evaluated."""
+    """The model that is trained or evaluated."""
 
     local: Local
     """The settings of the round."""
@@ -33,7 +33,7 @@ class Client(Protocol):
     """The context of the training: site, round, version, seed, deadline, options, settings."""
 
     start: "Tensors"
-    """The tensors of the model before the training, by name: those of the version and the site's own layers."""
+    """The tensors of the model before the training, by name: the version's, and the layers that stay at the site."""
 
     received: "Tensors"
     """The shared tensors of the version, by name."""
@@ -62,32 +62,31 @@ class Client(Protocol):
 
     @property
     def parameters(self) -> "Tensors":
-        """The parameters that are trained, as they are now, by name."""
+        """The present values of the trained parameters, by name."""
         ...
 
     def outputs(self, tensors: "Mapping[str, torch.Tensor]", inputs: Any = None) -> Any:
         """Return the outputs of the model with other tensors, in evaluation mode and without a gradient.
 
         Args:
-            tensors: parameters and buffers by name; those left out are as in the model now.
-            inputs: None: those of the present batch.
+            tensors: parameters and buffers by name; others have their present values in the model.
+            inputs: None: the inputs of the present batch.
         """
         ...
 
     def gradient(self, tensors: "Mapping[str, torch.Tensor]") -> "Tensors":
-        """Return the gradient of the task's loss on the present batch at other parameters, by name; zeros for a
-        parameter without one.
+        """Return the gradient of the task's loss on the present batch at other parameters, by name.
+
+        A parameter without a gradient has zeros.
 
         Args:
-            tensors: parameters and buffers; those left out are as in the model now. The forward pass may change these
-                buffers in place, such as a running mean, unless they are those of `start`.
+            tensors: parameters and buffers; others have their present values in the model. The forward pass may change
+                these buffers in place, such as a running mean, unless they belong to `start`.
         """
         ...
 
     def full_gradient(self, tensors: "Mapping[str, torch.Tensor]") -> "Tensors":
-        """Return the gradient of the task's loss over all examples of the training data, as `gradient` does; it changes
-        no buffer.
-        """
+        """Return the gradient of the task's loss over all training examples, as `gradient`; it changes no buffer."""
         ...
 
     def full_loss(self, tensors: "Mapping[str, torch.Tensor]") -> float:
@@ -108,18 +107,20 @@ class Algorithm:
 
         task = Task(..., algorithm=Proximal())
 
-    Two kinds of tensors go beyond the model, each by names of its own:
+    Two kinds of tensors are kept beside the model, each under its names:
 
-    - `shared` travels with every version and comes back with every update. The coordinator sets it to the mean of what
-      the clients return, with the weights of their updates.
-    - `state` stays at the client, and is there again in its next training. It is the state of the last training whose
-      update is part of a model: one that was refused leaves no trace.
+    - `shared` travels with every version and comes back with every update. The coordinator sets it to the mean of the
+    clients' returned tensors, with the weights of their updates. - `state` stays at the client, and is there again in
+    its next training. It is the state of the last training whose
+      update is part of a model: a refused update leaves no trace.
 
     The object itself keeps nothing between trainings: clients of a simulation share it, and a deployed one may restart.
     """
 
     needs_state: ClassVar[bool] = False
-    """The need of the state: a client that has lost it cannot go on in the run. False: it has its first state again."""
+    """Whether the state is required: a client that has lost it cannot continue the run. False: it restarts from its
+    first state.
+    """
 
     def shared(self, model: "torch.nn.Module") -> "Mapping[str, torch.Tensor]":
         """Return the shared tensors of version 0, of floats.
@@ -155,7 +156,7 @@ class Algorithm:
 
         Args:
             client: with the batch.
-            gradients: of `loss`, with that of `local.prox_mu`, by parameter; zeros of a parameter without one.
+            gradients: of `loss`, with the term of `local.prox_mu`, by parameter; zeros of a parameter without one.
         """
         return gradients
 
@@ -163,10 +164,10 @@ class Algorithm:
         """Follow a step of the optimizer; `client.num_steps` counts it."""
 
     def end(self, client: Client) -> None:
-        """Set what the client sends (`client.shared`) and keeps (`client.state`), after the last step."""
+        """Set the tensors that the client sends (`client.shared`) and keeps (`client.state`), after the last step."""
 
     def evaluated(self, client: Client) -> "Mapping[str, torch.Tensor]":
-        """Return the tensors in which the model that the site evaluates differs from the version: a personal model."""
+        """Return the tensors in which the evaluated model differs from the version: a personal model."""
         return {}
 
 
@@ -177,4 +178,4 @@ def algorithm_faults(algorithm: object, *, has_fit: bool) -> Iterator[str]:
     if not isinstance(algorithm, Algorithm):
         yield f"algorithm must be an Algorithm or None, got {algorithm!r}"
     elif has_fit:
-        yield "algorithm has hooks of the built-in training loop, and the task has a `fit` of its own"
+        yield "algorithm has hooks of the built-in training loop, and the task has a `fit` in its place"

@@ -1,7 +1,7 @@
-"""Apps of other frameworks as tasks: what a reference to one looks like, and what its framework provides.
+"""Apps of other frameworks as tasks: the form of a reference to an app, and the interface of its framework.
 
 An app is a folder whose `pyproject.toml` describes it. A reference to it is `path/to/pyproject.toml:app`; on a command
-line its folder is short for it. Every room knows apps by the classes here alone: a framework registers itself.
+line its folder is short for it. Every room knows apps only by these classes: a framework registers itself.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class AppTask(ABC):
 
     @abstractmethod
     def conclude(self, arrays: "Arrays", history: Json) -> None:
-        """Let `main()` continue to its end with the last version and the metrics by kind, round and name."""
+        """Run `main()` to its end, with the last version and the metrics by kind, round and name."""
 
 
 class Framework(Protocol):
@@ -74,7 +74,7 @@ class Framework(Protocol):
         ...
 
     def program_of(self, found: object, options: Mapping[str, Any]) -> Callable[[Any], Any] | None:
-        """Return an object of the framework as a server program; None: it is none."""
+        """Return an object of the framework as a server program, or None if it is not one."""
         ...
 
 
@@ -93,12 +93,12 @@ def framework() -> Framework:
 
 
 def is_app(reference: object) -> bool:
-    """Return whether a reference has the form of one to an app."""
+    """Return whether a reference has the form of a reference to an app."""
     return isinstance(reference, str) and Path(reference).name == f"{PROJECT}:{ATTRIBUTE}"
 
 
 def with_app(what: str) -> str:
-    """Return the reference to the app in a folder; any other text stays."""
+    """Return the reference to the app in a folder; any other string is returned unchanged."""
     return str(Path(what) / f"{PROJECT}:{ATTRIBUTE}") if what and Path(what).is_dir() else what
 
 
@@ -107,7 +107,7 @@ def simulated_number(task: str, given: Mapping[str, Any], seed: int) -> int:
 
     Args:
         task: the name of the task.
-        given: the values of the run for it.
+        given: the run's values for the task.
         seed: of the run.
     """
     text = json.dumps([task, given, seed], sort_keys=True, default=str)

@@ -1,4 +1,4 @@
-"""The level below PyTorch: a task as an object that turns (global parameters, instructions) into an update."""
+"""A task without PyTorch: an object that turns (global parameters, instructions) into an update."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """The request for one local training: the site, the round, and the time that it may take."""
+    """The request for one local training: the site, the round, and its deadline."""
 
     site: str
     """The owner of the data."""
@@ -29,15 +29,17 @@ class Instructions:
     """The number of the round: 1, 2, 3, ..."""
 
     deadline: Deadline
-    """The end of the training: check `deadline.passed()` before each piece of work, and return what is done when it
-    has."""
+    """The end of the training: check `deadline.passed()` before each piece of work, and return the update so far once
+    it has passed.
+    """
 
     local: Mapping[str, Any] = field(default_factory=dict)
-    """The run's table of local settings (TOML `[local]`), unchecked: the task decides what its keys mean. Settings with
-    a schedule have their values in this round."""
+    """The run's table of local settings (TOML `[local]`), unchecked: the task defines its keys. Settings with a
+    schedule have their values in this round.
+    """
 
     context: Context = field(default_factory=Context)
-    """The same, as a `Task`'s functions get it, with the version of the model, the options and the site's settings."""
+    """The context that a `Task`'s functions get, with the version of the model, the options and the site's settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,9 @@ class Trained:
 
     update: "Arrays"
     """The difference local - global by name (Reddi et al. 2021, Algorithm 2): float32 or integer arrays in the global
-    model's shapes. All tensors of the model; or some of them, if the run accepts partial updates
-    (`aggregation.partial`)."""
+    model's shapes. It has all tensors of the model, or some if the run accepts partial updates
+    (`aggregation.partial`).
+    """
 
     num_examples: int | float
     """The size of the site's data, n_k > 0: the update's weight in FedAvg, of which only ratios matter. A number of

@@ -12,7 +12,7 @@ from atoll.task.task import Task
 
 
 class Valued:
-    """An `ArrayTask` with options and settings; everything else is that of the task.
+    """An `ArrayTask` with options and settings; everything else is delegated to the task.
 
     Args:
         task: the task; its `options` and `settings`, if it has any, are the defaults.
@@ -22,7 +22,7 @@ class Valued:
 
     Raises:
         OverridesRefused: unknown names or wrong types; with all faults.
-        ValueError: the task's own `options` or `settings` are no plain values by name.
+        ValueError: the task's `options` or `settings` are no plain values by name.
     """
 
     def __init__(

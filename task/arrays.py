@@ -71,7 +71,7 @@ def check_form(tensors: Iterable[Tensor], expected: Layout, *, may_omit: bool = 
 
 
 def check_rows_like(arrays: Mapping[str, np.ndarray[Any, Any]], expected: Layout) -> None:
-    """Check that arrays can be appended to those of a model: the same names, dtypes and shapes but for the rows.
+    """Check that arrays can be appended to a model's: equal names, dtypes and shapes, except for the number of rows.
 
     Args:
         arrays: by name.
@@ -88,7 +88,7 @@ def check_grows(layout: Layout) -> None:
     """Check that the tensors of a model can grow.
 
     Raises:
-        TaskBroken: there is none, or some have no axis; the message lists them.
+        TaskBroken: there are no tensors, or some have no axis; the message lists them.
     """
     if scalars := [tensor.name for tensor in layout if not tensor.shape]:
         raise TaskBroken(

@@ -1,4 +1,4 @@
-"""The part of a task's model that travels, and the files of the part that does not."""
+"""The travelling part of a task's model, and the files of its frozen part."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,9 +37,9 @@ class Base:
 
         Task(model=make_model, base=Base("/models/llama-3-8b"), travels="trained", ...)
 
-    Every frozen tensor of the model takes its values from there, and a trained one whose name is there begins with
-    them. The run has the digest of the frozen ones: it is that of their names, dtypes, shapes and bytes, so the files
-    may be divided otherwise at each site. A site with other values is refused in each round, before it trains.
+    Every frozen tensor of the model is read from these files, and so is the first value of a trained tensor that they
+    have. The run has a digest of the names, dtypes, shapes and bytes of the frozen tensors, so the files may be divided
+    differently at each site. A site with other values is refused in each round, before it trains.
 
     Raises:
         ValueError: a field is of a wrong type; the message lists all faults.
@@ -50,8 +50,9 @@ class Base:
     function of the context, for a place that each site names: `lambda context: context.settings["base"]`."""
 
     names: Callable[[str], str | None] = base_name
-    """Name of a model's tensor -> its name in the files; None: it keeps the values that the model is built with. The
-    default takes off what PEFT adds to names."""
+    """Name of a model's tensor -> its name in the files; None: it keeps its values from the model's construction. The
+    default removes PEFT's additions to names.
+    """
 
     unused: Sequence[str] = ()
     """Tensors in the files that the model does not have, such as "vision.*"; any others are refused."""

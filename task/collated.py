@@ -1,4 +1,4 @@
-"""The form of a task's data sets, rows by number, and their collation. Importing this file does not import torch."""
+"""The form of a task's data sets (rows by number) and their collation. Importing this file does not import torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Collated:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        """Return one row, as the data set has it."""
+        """Return one row, in the data set's form."""
         return self.dataset[index]
 
 
@@ -56,12 +56,12 @@ def collate_of(dataset: Any) -> Callable[[list[Any]], Any] | None:
 
 
 def check_form(given: Any, name: str, *, has_fit: bool) -> Any:
-    """Return what a task gave as data, which may be None.
+    """Return a task's data, or None, after a check of its form.
 
     Args:
         given: the data.
         name: of the function that gave it, with its arguments, for the message.
-        has_fit: the task's own `fit` reads them, in whatever form.
+        has_fit: the task's `fit` reads the data, in any form.
 
     Raises:
         TaskBroken: no rows can be read from it by their numbers.

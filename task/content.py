@@ -1,7 +1,7 @@
 """The content of a message between a server program and a site: plain values and named arrays, as tensors of bytes.
 
-A model has one layout and few dtypes; a message has any. So each array travels as its bytes, one tensor of U8 for each:
-an array that a site has from an earlier message is not sent again.
+A model has one layout and few dtypes; a message may have any. So each array travels as one tensor of U8, its bytes: an
+array that a site has from an earlier message is not sent again.
 
     "000000"        {"arrays": [[name, dtype, shape], ...], "plain": ...}, JSON
     "000001", ...   the bytes of each array, in the order of the list
@@ -27,7 +27,7 @@ class Content:
     """The content of a message or of a reply."""
 
     plain: Any = None
-    """A value that JSON has: numbers, texts, lists, objects."""
+    """A JSON value: numbers, strings, lists, objects."""
     arrays: Mapping[str, "np.ndarray[Any, Any]"] = field(default_factory=dict)
     """Arrays by name, of any shape and of any dtype whose elements are numbers or bytes."""
 
@@ -36,7 +36,7 @@ def to_tensors(content: Content) -> Arrays:
     """Return a content as tensors of bytes, which are views of its arrays where these are contiguous.
 
     Raises:
-        TaskBroken: the plain value is none that JSON has, or an array has objects.
+        TaskBroken: the plain value is no JSON value, or an array has objects.
     """
     listed = []
     tensors: Arrays = {}
@@ -49,9 +49,9 @@ def to_tensors(content: Content) -> Arrays:
         odd = [repr(key) for key in _odd_keys(content.plain)]
         header = b"" if odd else _header(listed, content.plain)
     except (TypeError, ValueError, RecursionError) as error:
-        raise TaskBroken(f"the plain part of a message must be a value that JSON has: {error}") from error
+        raise TaskBroken(f"the plain part of a message must be a JSON value: {error}") from error
     if odd:
-        raise TaskBroken(f"the plain part of a message has the key {odd[0]}; allowed in JSON: texts as keys")
+        raise TaskBroken(f"the plain part of a message has the key {odd[0]}; allowed in JSON: strings as keys")
     return {HEADER: np.frombuffer(header, np.uint8), **tensors}
 
 
@@ -61,7 +61,7 @@ def tensor_name(number: int) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Return whether UTF-8 has a text: it has no lone surrogate."""
+    """Return whether UTF-8 can encode a string: it has no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -70,19 +70,19 @@ def is_encodable(text: str) -> bool:
 
 
 def _header(listed: list[Any], plain: Any) -> bytes:
-    """Return the header, in which other than ASCII is escaped.
+    """Return the header, in ASCII with escapes.
 
     Raises:
-        ValueError: UTF-8 lacks a text of it, which a log or a journal could not have.
+        ValueError: a string has a lone surrogate, which UTF-8 cannot encode.
     """
     header = json.dumps({"arrays": listed, "plain": plain}, sort_keys=True)
     if "\\ud" in header and not is_encodable(json.dumps([listed, plain], ensure_ascii=False)):
-        raise ValueError("a text has a lone surrogate")
+        raise ValueError("a string has a lone surrogate")
     return header.encode()
 
 
 def _odd_keys(value: Any) -> Iterator[Any]:
-    """Yield the keys of objects that are no texts, and would come back as texts."""
+    """Yield the keys of objects that are no strings, and which JSON would turn into strings."""
     if isinstance(value, dict):
         yield from (key for key in value if not isinstance(key, str))
         value = list(value.values())
@@ -92,10 +92,10 @@ def _odd_keys(value: Any) -> Iterator[Any]:
 
 
 def from_tensors(tensors: Mapping[str, "np.ndarray[Any, Any]"]) -> Content:
-    """Return the content of tensors, whose arrays are views of them.
+    """Return the content that tensors encode; its arrays are views of them.
 
     Raises:
-        ValueError: the tensors are not of this form.
+        ValueError: the tensors do not have this form.
     """
     try:
         header = json.loads(tensors[HEADER].tobytes())

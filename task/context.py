@@ -1,4 +1,4 @@
-"""The context of a task's functions: site, round, version, and the values that a run and a site give to the task.
+"""The context of a task's functions: site, round, version, and the values of the run and the site for the task.
 
 A function of a `Task` that has a parameter named `context` gets the `Context` of its call:
 
@@ -40,29 +40,30 @@ class Context:
     """The version of the global model that is trained or measured."""
 
     seed: int = 0
-    """The seed of all randomness in a training, a function of (run, round, client); the run's own seed elsewhere."""
+    """The seed of all randomness in a training, a function of (run, round, client); elsewhere the run's seed."""
 
     deadline: Deadline = field(default_factory=Deadline.never)
     """The end of a training."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The values of `Task.options`, with those of the run's `[task]` table over them."""
+    """The values of `Task.options`, overridden by the run's `[task]` table."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The values of `Task.settings`, with the site's own over them: the `[task]` table of its `agent.toml`. They stay
-    at the site."""
+    """The values of `Task.settings`, overridden by the `[task]` table of the site's `agent.toml`. They stay at the
+    site.
+    """
 
     noise: Noise = field(default_factory=Noise, repr=False, compare=False)
     """The source of `secret_rng`."""
 
     @property
     def secret_rng(self) -> "SecretGenerator":
-        """The generator of the noise that must hide something, such as that of local differential privacy.
+        """The generator of secret noise, as for local differential privacy.
 
-        It is a `numpy.random.Generator` of this call's own, with `fill_normal_` for a tensor: drawn from a secret of
-        the state directory, the same when the work is repeated after a kill, and unknown elsewhere. The global
-        generators of Python, numpy and torch follow from public seeds. In a simulation and in a centralized training
-        this one does, too.
+        It is a `numpy.random.Generator` for this call, with `fill_normal_` for a tensor: seeded from a secret of the
+        state directory, the same when the work is repeated after a kill, and unknown elsewhere. The global generators
+        of Python, numpy and torch follow from public seeds. In a simulation and in a centralized training this one
+        does, too.
         """
         return self.noise.generator(self.seed, self.round, self.version, self.site or "")
 
@@ -72,7 +73,7 @@ _current: ContextVar[Context | None] = ContextVar("context", default=None)
 
 @contextmanager
 def within(context: Context) -> Iterator[None]:
-    """Give this context to the functions that are called meanwhile, in this thread."""
+    """Give this context to the functions that this thread calls in the block."""
     token = _current.set(context)
     try:
         yield
@@ -108,14 +109,14 @@ class Contextual:
 
 
 def contextual(function: Any, otherwise: Context) -> Any:
-    """Return a function that gets the present context if it takes one; any other object as it is."""
+    """Return a function that gets the present context if it takes one; any other object unchanged."""
     if isinstance(function, Contextual):
         function = function.function
     return Contextual(function, otherwise) if takes_context(function) else function
 
 
 def takes_context(function: Any) -> bool:
-    """Return whether a callable has a parameter `context` that is not given yet."""
+    """Return whether a callable has a parameter `context` that is not bound yet."""
     if not callable(function):
         return False
     if isinstance(function, partial) and NAME in function.keywords:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 class Deadline:
     """An instant at which a training ends; it may be moved, and a stop may be requested at any time, from any thread.
 
-    A training loop of your own checks it before each step:
+    A custom training loop checks it before each step:
 
         while not deadline.passed():
             step()

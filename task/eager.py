@@ -18,9 +18,9 @@ PLAIN = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 
 
 def step_without_compiler() -> None:
-    """Let the optimizers of torch do without `torch._dynamo` until it is imported; nothing if torch is not imported.
+    """Let torch's optimizers work without `torch._dynamo` until it is imported; do nothing if torch is not imported.
 
-    A method whose form is not that of the known versions stays as it is, and then imports it.
+    A method whose form differs from the known versions is left unchanged, and then imports it.
     """
     if "torch" not in sys.modules or COMPILER in sys.modules:
         return
@@ -58,7 +58,7 @@ def _plain(method: Callable[..., Any], wrapped: Callable[..., Any]) -> Callable[
 
 
 def _step(method: Callable[..., Any], wrapped: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a step that records gradients only of a differentiable optimizer, as torch's own does."""
+    """Return a step that records gradients only of a differentiable optimizer, as torch's step does."""
 
     def step(self: "torch.optim.Optimizer", *args: Any, **kwargs: Any) -> Any:
         if COMPILER in sys.modules:

@@ -1,10 +1,9 @@
-"""The errors of a task, one class for each kind. Every message names the value that was found and what is allowed.
+"""The errors of a task, one class for each kind. Every message names the value and the allowed values.
 
 TaskNotFound  (ValueError)     no task under this reference
-TaskBroken    (ValueError)     the task's own code or data cannot be used
-TaskMismatch  (ValueError)     the global model and the task's model differ in names, shapes or dtypes
-NotFinite     (ValueError)     an infinity or NaN where numbers are needed
-OutOfTime     (RuntimeError)   the deadline came before the first step
+TaskBroken    (ValueError)     the task's code or data cannot be used TaskMismatch  (ValueError)     the global model
+and the task's model differ in names, shapes or dtypes NotFinite     (ValueError)     an infinity or NaN where numbers
+are needed OutOfTime     (RuntimeError)   the deadline came before the first step
 """
 
 
@@ -17,7 +16,7 @@ class TaskBroken(ValueError):
 
 
 class TaskMismatch(ValueError):
-    """The arrays do not belong to the task's model; the message lists every difference."""
+    """The arrays do not fit the task's model; the message lists every difference."""
 
 
 class NotFinite(ValueError):

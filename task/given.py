@@ -22,8 +22,9 @@ FROZEN = "model.frozen"
 """The key of the digest of the tensors that do not travel."""
 
 NEVER_SCHEDULED = ("keep", "keep_optimizer")
-"""The settings of `Local` that are the same in all rounds: the layers that travel make the global model, and the state
-that stays at a client goes on."""
+"""The settings of `Local` that are the same in all rounds: they determine the layers of the global model, and whether a
+client keeps its state.
+"""
 
 Plain = bool | int | float | str
 
@@ -36,7 +37,7 @@ class Given:
     schedules: Mapping[str, RoundSchedule] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     frozen: str = ""
-    """The digest of the tensors that do not travel; empty: there are none, or any will do."""
+    """The digest of the tensors that do not travel; empty: all travel, or any values are accepted."""
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> "Given":
@@ -75,7 +76,7 @@ class Given:
         return {**self.local, **{key: _at(key, schedule, round_) for key, schedule in self.schedules.items()}}
 
     def local_of(self, local: Local, round_: int) -> Local:
-        """Return a task's settings in a round, with those of the run over them.
+        """Return a task's settings in a round, overridden by the run's.
 
         Raises:
             OverridesRefused: some do not fit; with all faults.
@@ -127,10 +128,10 @@ class Given:
 def with_values(
     defaults: Mapping[str, Any], values: Mapping[str, Any], *, where: str, declared_by: str
 ) -> dict[str, Any]:
-    """Return declared values with others over them.
+    """Return declared values, overridden by others.
 
     Args:
-        defaults: the declared values, whose types the others must have; None: any.
+        defaults: the declared values, whose types the others must have; None: all are allowed.
         values: of the declared types, or their text from a command line.
         where: the name of the table, for the messages.
         declared_by: the place where the task declares them, for the messages.
@@ -163,7 +164,7 @@ def with_tables(
     tables: Mapping[str, Mapping[str, Any]],
     sites: Collection[str],
 ) -> dict[str, dict[str, Any]]:
-    """Return the settings of sites with others over them.
+    """Return the settings of sites, overridden by others.
 
     Args:
         defaults: the settings that the task declares.
@@ -188,11 +189,11 @@ def with_tables(
 
 
 def value_faults(name: str, values: object) -> list[str]:
-    """List the faults of declared values: names that are no names, values that are not plain."""
+    """List the faults of declared values: malformed names, values that are not plain."""
     if not isinstance(values, Mapping):
         return [f"{name} must be a mapping from name to value, got {values!r}"]
     return [
-        f"{name}: {key!r} must be a name with a number, a text, true, false or None, got {value!r}"
+        f"{name}: {key!r} must be a name with a number, a string, true, false or None, got {value!r}"
         for key, value in values.items()
         if not (isinstance(key, str) and key.isidentifier() and isinstance(value, Plain | None))
     ]

@@ -9,21 +9,21 @@ import math
 from typing import Any
 
 NOT_FINITE = "not_finite"
-"""The field of the outermost object that lists, by their paths, the numbers that are null here, and what they are."""
+"""The field of the outermost object that lists, by path, the original of each number that is null here."""
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """Return a value of JSON's own types as text; `options` are those of `json.dumps`."""
+    """Return a value of JSON's types as text; `options` are passed to `json.dumps`."""
     try:
         return json.dumps(value, allow_nan=False, **options)
-    except ValueError:  # seldom: a pass over the value in Python takes longer than all of its text
+    except ValueError:  # rarely: a pass over the value in Python takes longer than its encoding
         return json.dumps(without_nan(value), allow_nan=False, **options)
 
 
 def without_nan(value: Any) -> Any:
-    """Return the value with null in place of numbers that are not finite; the outermost object says why.
+    """Return the value with null in place of numbers that are not finite; the outermost object lists them.
 
-    The field is added to one that is there already.
+    The field is merged with an existing one.
     """
     found: dict[str, str] = {}
     clean = _clean(value, "", found)

@@ -42,22 +42,26 @@ class Local:
     """Examples per step (B >= 1); None: the whole data set in one step, as in FedSGD."""
 
     optimizer: str | Callable[..., Any] = "sgd"
-    """The optimizer: sgd, adam or adamw. Its state starts anew in every round, unless `keep_optimizer`. Or your own: by
-    the name that an installed package declares (see `atoll plugins`), or in the task itself a class or function of
-    (parameters, lr) that makes a `torch.optim.Optimizer`."""
+    """The optimizer: sgd, adam or adamw. Its state is reset in every round, unless `keep_optimizer`. Or a custom one:
+    by the name that an installed package declares (see `atoll plugins`), or in the task a class or function of
+    (parameters, lr) that makes a `torch.optim.Optimizer`.
+    """
 
     lr: float = 0.1
     """The local learning rate (η_l > 0)."""
 
     momentum: float = 0.0
-    """The momentum of sgd, in [0, 1); an optimizer of your own gets it if it is not 0."""
+    """The momentum of sgd, in [0, 1); a custom optimizer gets it if it is not 0."""
 
     weight_decay: float = 0.0
-    """The L2 penalty of sgd and adam, the decoupled decay of adamw (>= 0); your own gets it if it is not 0."""
+    """The L2 penalty of sgd and adam, the decoupled decay of adamw (>= 0); a custom optimizer gets it if it is not
+    0.
+    """
 
     decay_vectors: bool = True
     """Let tensors of at most one dimension (biases, the scales of norms) decay, too, as torch's optimizers do; false
-    exempts them. For sgd, adam and adamw; your own groups its parameters itself."""
+    exempts them. For sgd, adam and adamw; a custom optimizer groups its parameters itself.
+    """
 
     max_steps: int | None = None
     """The largest number of steps in one round (>= 1), even if the epochs have more; None: no limit."""
@@ -76,9 +80,9 @@ class Local:
     "head.*", or several of them separated by commas; None: all layers travel."""
 
     keep_optimizer: bool = False
-    """Let the optimizer's state stay at the site and go on in the next round, that of the last training that counted:
-    DiLoCo across clients, with server optimizer "diloco" (Douillard et al. 2023). For adam, adamw, and sgd with a
-    momentum."""
+    """Keep the optimizer's state at the site from the last accepted training to the next round: DiLoCo across clients,
+    with server optimizer "diloco" (Douillard et al. 2023). For adam, adamw, and sgd with a momentum.
+    """
 
     def __post_init__(self) -> None:
         if faults := type_faults(self, "local") or _range_faults(self):
@@ -86,26 +90,24 @@ class Local:
 
     @property
     def has_custom_optimizer(self) -> bool:
-        """The answer whether the optimizer is the task's own or a package's."""
+        """Whether the optimizer is custom: the task's or a package's."""
         return callable(self.optimizer) or self.optimizer not in OPTIMIZERS
 
     @property
     def optimizer_name(self) -> str:
-        """The optimizer as a person names it."""
+        """The optimizer's name for messages."""
         optimizer = self.optimizer
         if not callable(optimizer):
             return optimizer
         return str(getattr(optimizer, "__qualname__", None) or type(optimizer).__name__)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> "Local":
-        """Return a copy with other values, as from `--set local.lr=0.05`; arguments and errors as in
-        `overrides.overridden`.
-        """
+        """Return a copy with other values, as from `--set local.lr=0.05`; arguments, errors: `overrides.overridden`."""
         return overridden(self, "local", overrides)
 
 
 def _range_faults(local: Local) -> list[str]:
-    """List the values out of their ranges, given that the types are right."""
+    """List the values out of range, given that the types are right."""
     sgd_only = local.momentum == 0 or local.optimizer == "sgd" or local.has_custom_optimizer
     has_state = local.optimizer in ("adam", "adamw") or (local.optimizer == "sgd" and local.momentum > 0)
     optimizer = local.optimizer

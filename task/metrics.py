@@ -24,22 +24,22 @@ NAME_MAX = 200
 """Most characters of a metric's name."""
 
 LEFT_OUT = "metric '"
-"""The beginning of each sentence about a metric that is left out."""
+"""The first words of each sentence about a metric that is left out."""
 
 METRICS_MAX, SUMS_MAX = 100, 10_000
 """Most metrics of a task, and most sums of all of them together."""
 
 NO_NUMBERS = (str, bytes, bytearray, Mapping, Set)
-"""Types of values that Python can walk through and that are no sums: the digits of a text, the keys of a table."""
+"""Iterable types that are no sums: the digits of a string, the keys of a table."""
 
 CONTRACT = (
     "a metric returns finite numbers of every batch, (total, count), or those that the `value` of its Metric takes: "
     "correct it, or leave it out of Task(metrics=...)"
 )
-"""The end of a refusal."""
+"""The last words of a refusal."""
 
 NOT_FINITE = "its sums are NaN, infinite or left out"
-"""The reason of a refusal; a metric that breaks the contract is refused with the same words, and its own in the log."""
+"""The reason of a refusal, also for a metric that breaks the contract, whose fault is in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,10 @@ Metrics = Mapping[str, Metric | Callable[[Any, Any], Sequence[Any]]]
 
 
 def of_batch(metrics: Metrics, outputs: Any, targets: Any) -> Statistics:
-    """Return the statistics of one batch. A metric that fails, or returns no numbers, is refused: its sums are empty,
-    the log says why, and the training that it measures continues.
+    """Return the statistics of one batch.
+
+    A metric that fails, or returns no numbers, is refused: its sums are empty, the log says why, and the training that
+    it measures continues.
     """
     found: Statistics = {}
     for name, metric in metrics.items():
@@ -85,7 +87,7 @@ class Tried(NamedTuple):
 
 
 def tried(metric: "Metric | Callable[..., Any]", outputs: Any, targets: Any, room: int = SUMS_MAX) -> Tried:
-    """Return the sums of a metric of one batch, and how they break the contract.
+    """Return the sums of a metric of one batch, and the fault by which they break the contract.
 
     Args:
         metric: a plain function, or a `Metric`.
@@ -111,7 +113,7 @@ def tried(metric: "Metric | Callable[..., Any]", outputs: Any, targets: Any, roo
 
 
 def different_lengths(lengths: Iterable[int]) -> str:
-    """Return the sentence about a metric whose batches have different numbers of sums; empty: they have one."""
+    """Return the sentence about a metric whose batches differ in their number of sums; empty if they agree."""
     found = sorted(set(lengths))
     return _of_lengths([(0.0,) * length for length in found]) if len(found) > 1 else ""
 
@@ -124,7 +126,7 @@ def _as_sums(numbers: Any) -> tuple[float, ...]:
     """Return numbers of any library as floats.
 
     Raises:
-        TaskBroken: they are something else, such as a text, which Python would read digit by digit.
+        TaskBroken: they are something else, such as a string, which Python would read digit by digit.
     """
     try:
         if isinstance(numbers, NO_NUMBERS):
@@ -138,8 +140,9 @@ def _as_sums(numbers: Any) -> tuple[float, ...]:
 
 
 def sound(metrics: Metrics, statistics: Mapping[str, Sequence[float]]) -> Statistics:
-    """Return a job's statistics with an empty tuple in place of sums that are not finite, or break the contract of
-    metrics; of these the log has the reason.
+    """Return a job's statistics without invalid sums.
+
+    An empty tuple replaces sums that are not finite or break the contract of metrics; the log has the reason.
     """
     room, found = SUMS_MAX, only_finite(statistics)
     for name, sums in found.items():
@@ -177,7 +180,7 @@ def _words_of_value(sums: tuple[float, ...], error: BaseException) -> str:
 
 
 def _refused(name: str, fault: str) -> tuple[float, ...]:
-    """Name the fault of a metric once for each process, and return its sums: none."""
+    """Log the fault of a metric once for each process, and return empty sums."""
     if (sentence := f"metric {name!r} is left out: {fault}") not in _named and len(_named) < METRICS_MAX:
         _named.add(sentence)
         logger.warning("%s", sentence)
@@ -217,7 +220,7 @@ def as_statistics(raw: Mapping[str, Sequence[Any]]) -> Statistics:
 def only_finite(statistics: Mapping[str, Sequence[float]]) -> Statistics:
     """Return the statistics with an empty tuple in place of sums that are not finite.
 
-    Added to those of other batches or sites they would make the whole NaN, and hide where it comes from.
+    Added to other batches or sites they would make the total NaN, and hide its cause.
     """
     return {name: tuple(sums) if all(map(math.isfinite, sums)) else () for name, sums in statistics.items()}
 
@@ -233,8 +236,10 @@ def why_refused(statistics: Mapping[str, Sequence[float]]) -> str:
 
 
 def add(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> Statistics:
-    """Return the sums of two parts of one site's data. A metric that is refused in one of them, or has other lengths,
-    is refused in the whole, which would else be a part of the data.
+    """Return the sums of two parts of one site's data.
+
+    A metric that is refused in one part, or differs in length, is refused in the sum, which else would omit a part of
+    the data.
     """
     sums = {name: tuple(numbers) for name, numbers in a.items()}
     for name, numbers in b.items():
@@ -274,14 +279,15 @@ def _columns(statistics: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, l
 
 
 def usual_lengths(statistics: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, int]:
-    """Return the number of sums of each metric: the commonest one, of equally common ones the least."""
+    """Return the number of sums of each metric: the most common number, of equally common numbers the least."""
     counts = {name: Counter(map(len, filter(len, found))) for name, found in _columns(statistics).items()}
     return {name: min(of, key=lambda length: (-of[length], length)) for name, of in counts.items() if of}
 
 
 def merge_alike(statistics: Collection[Mapping[str, Sequence[float]]]) -> Statistics | None:
-    """Return the sums of statistics that all have the same metrics in one order, each with one number of finite sums,
-    as nearly all have; None: some differ, one is refused, or a sum is not finite.
+    """Return the sums of statistics of equal form, as nearly all are; None if some differ.
+
+    Of equal form: the same metrics in one order, each with the same number of sums; none is refused, all are finite.
     """
     first = next(iter(statistics), None)
     if first is None:
@@ -294,8 +300,10 @@ def merge_alike(statistics: Collection[Mapping[str, Sequence[float]]]) -> Statis
 
 
 def merge(statistics: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
-    """Return the sums over sites, of any number and in any order, each metric over those that have its usual number of
-    sums (`usual_lengths`): it may be missing or refused in some of them.
+    """Return the sums over sites, of any number and in any order.
+
+    Each metric is summed over the sites that have its usual number of sums (`usual_lengths`); it may be missing or
+    refused at others.
     """
     every = list(statistics)
     if (alike := merge_alike(every)) is not None:
@@ -326,7 +334,7 @@ def values(metrics: Metrics, sums: Mapping[str, Sequence[float]]) -> dict[str, f
 
 
 def finite(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return the values with None in place of those that are not finite: they can be compared with nothing."""
+    """Return the values with None in place of values that are not finite, which cannot be compared."""
     return {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}
 
 
@@ -362,6 +370,6 @@ def total(numbers: Sequence[float]) -> float:
 
 
 def is_loss(metric: str) -> bool:
-    """Return whether smaller values of a metric are better: of a loss, an error or a perplexity."""
+    """Return whether smaller values of a metric are better, as of a loss, an error or a perplexity."""
     name = metric.rpartition("/")[2].lower()
     return any(word in name for word in ("loss", "error", "perplexity", "mse", "mae"))

@@ -1,13 +1,13 @@
-"""The noise of a job: one generator of a secret, the same after a kill, which no public seed predicts.
+"""The noise of a job: one generator from a secret, the same after a kill, which no public seed predicts.
 
 The seeds of Python's, numpy's and torch's generators follow from values that the coordinator and all sites know
-(`randomness`). So what must hide something is drawn from `context.secret_rng` instead. Its key comes with the request
-of the job, from the secret of the state directory of the agent or the coordinator:
+(`randomness`). So secret noise is drawn from `context.secret_rng` instead. Its key comes with the request of the job,
+from the secret of the state directory of the agent or the coordinator:
 
     HMAC-SHA256(secret, (kind of work, run, round, digest of the model, site))      -> AES-256-CTR
 
 A simulation, a centralized training and a trial have no such secret: their noise follows from public seeds, so that a
-result can be repeated, and protects nothing, which is said when it is first drawn.
+result can be repeated, and protects nothing; a note on stderr says so at the first draw.
 
 Importing this file imports neither numpy nor `cryptography`.
 """
@@ -36,7 +36,7 @@ class Noise:
 
     Args:
         key: 32 bytes; None: there is no secret here.
-        purpose: what of the key's noise it is.
+        purpose: the part of the key's noise.
     """
 
     on_public: "ClassVar[Callable[[], None]]"
@@ -55,7 +55,7 @@ class Noise:
         """Return the generator.
 
         Args:
-            public: what it is drawn from where there is no secret.
+            public: the seed if there is no secret.
 
         Raises:
             ModuleNotFoundError: `cryptography` is not installed here.
@@ -74,7 +74,7 @@ class Noise:
         return Noise(self._key, *self._purpose)
 
     def narrow(self, *purpose: str | int) -> None:
-        """Go over to the noise of a part of the job, such as one rank's."""
+        """Switch to the noise of a part of the job, such as one rank's."""
         self._purpose, self._generator = (*self._purpose, *purpose), None
 
 
@@ -88,7 +88,7 @@ def noise_of_job(request: Mapping[str, Any], loading: Mapping[str, Any]) -> Nois
     """Return the noise of a request's job.
 
     Args:
-        request: an agent gives it a key of its own.
+        request: an agent gives each request a key.
         loading: the request that loaded the task; a coordinator gives its worker one key for a run.
     """
     of_job = request if request.get(FIELD) else loading

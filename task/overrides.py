@@ -55,10 +55,10 @@ def overridden(
 
 
 def check_all(*checks: Callable[[], object]) -> None:
-    """Make several checks, of which each may fail.
+    """Run several checks, each of which may fail.
 
     Raises:
-        OverridesRefused: some do; with the faults of all.
+        OverridesRefused: a check failed; with the faults of all.
     """
     faults: list[str] = []
     for check in checks:
@@ -92,7 +92,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def fits(hint: tuple[type, ...], value: object) -> bool:
-    """Return whether the value has one of the types; an int that a float holds counts as one, a bool not as an int."""
+    """Return whether the value has one of the types; an int is a float if float64 holds it, a bool is no int."""
     is_function = callable(value) and Callable in map(get_origin, hint)
     if type(value) is int and float in hint:
         return abs(value) <= sys.float_info.max
@@ -105,7 +105,7 @@ def words(hint: tuple[type, ...]) -> str:
 
 
 def read_value(hint: tuple[type, ...], text: str) -> object:
-    """Return the value that the text of a command line denotes; the text itself if it denotes none."""
+    """Return the value that a command line's string denotes; the string itself if it denotes no value."""
     if NoneType in hint and text.lower() == "none":
         return None
     if bool in hint:

@@ -1,8 +1,8 @@
 """The global random generators of Python, numpy and torch, seeded together. Importing this file does not import torch.
 
-A model, the data of a site and an evaluation are made with seeded generators, and leave the generators as they were: so
-what a task draws depends on the run's seed alone, and not on the process, on its earlier work, or on the way to run.
-A training leaves the generators where it ends: its process belongs to it.
+A model, the data of a site and an evaluation are made with seeded generators, whose states are then restored: so the
+draws of a task depend on the run's seed alone, and not on the process, on its earlier work, or on the way to run. A
+training does not restore them: its process belongs to it.
 """
 
 import hashlib
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from atoll.task.task import Task
 
 DATA_SEED = 0
-"""The seed with which every data set is read: a random split of common data is then the same for all sites, splits,
-processes and runs, so that no example is in two parts."""
+"""The seed with which every data set is read: a random split of shared data is then the same for all sites, splits,
+processes and runs, so that no example is in two parts.
+"""
 
 
 def training_seed(seed: int, run_name: str, round_id: int, site: str) -> int:
@@ -57,10 +58,9 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_from(generator: "SecretGenerator") -> None:
-    """Seed the global generators from a secret, with all the bits that each takes: 32 of them are soon tried out.
+    """Seed the global generators from a secret, with all the bits that each takes: 32 bits are soon guessed.
 
-    Who sees enough of their output whole may still know the rest of it (a Mersenne Twister's), so noise that must hide
-    something is drawn from the secret itself.
+    A Mersenne Twister can be predicted from enough of its output, so secret noise is drawn from the secret itself.
     """
     random.seed(generator.bytes(32))
     np.random.seed(generator.integers(0, 2**32, 8, dtype=np.uint32))
@@ -78,7 +78,7 @@ def _has_accelerator() -> bool:
 
 
 def repeat_on(device: str) -> None:
-    """Let torch choose operations that give the same bits each time, in all of this process; on a CPU it always does.
+    """Let torch use deterministic operations in all of this process; on a CPU it always does.
 
     On a GPU the gradients of convolutions and of embeddings differ from run to run otherwise. Torch warns once of an
     operation that it cannot replace; with `torch.use_deterministic_algorithms(True)` in a task's file, which stays, it
@@ -98,7 +98,7 @@ def repeat_on(device: str) -> None:
 
 
 def states_of_generators() -> list[object]:
-    """Return the states of this process's global generators; equal ones: nothing was drawn in between."""
+    """Return the states of this process's global generators; equal states: no number was drawn in between."""
     of_numpy: Any = np.random.get_state()
     states: list[object] = [random.getstate(), of_numpy[1].tobytes(), of_numpy[2]]
     if torch := sys.modules.get("torch"):
@@ -110,7 +110,7 @@ def states_of_generators() -> list[object]:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Set all generators back at the end (torch's: those of the CPU, and of this process's GPU once it is in use)."""
+    """Restore all generators at the end (torch's: the CPU's, and this process's GPU's once it is in use)."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     torch = sys.modules.get("torch")
     of_torch = torch.get_rng_state() if torch else None
@@ -128,7 +128,7 @@ def generators_kept() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed all generators for a while, and set them back at the end."""
+    """Seed all generators in the block, and restore them at the end."""
     with generators_kept():
         seed_everything(seed)
         yield
@@ -141,7 +141,7 @@ def data_of(task: "Task", site: str, split: str, noise: Noise | None = None) -> 
 
 
 def seeded_data_of(task: "Task", site: str, split: str, noise: Noise | None = None) -> Any:
-    """Return the same as `data_of`; the generators are left seeded, so that many sites are read fast in a row."""
+    """Return the same as `data_of`, without restoring the generators, so that many sites are read fast in a row."""
     seed_everything(DATA_SEED)
     with within(context_of(task, site=site, noise=noise or Noise())):
         return check_form(task.data(site, split), f"task.data({site!r}, {split!r})", has_fit=task.fit is not None)

@@ -36,7 +36,7 @@ FIELDS = {
 NEEDED = {"exponential": ("factor",), "step": ("factor", "every"), "list": ("values",)}
 
 BOUNDED = ("cosine", "linear")
-"""The kinds that reach their end in a round that is known."""
+"""The kinds that reach their end in a known round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class RoundSchedule:
             return math.inf
 
     def turns(self, rounds: int) -> list[int]:
-        """Return rounds of the first `rounds` that have, between them, the least and the largest value."""
+        """Return some of the first `rounds` rounds, which have the least and the largest value."""
         if self.values is not None:
             begins = list(self.rounds_from or range(1, len(self.values) + 1))
             return [begin for begin in begins if begin <= rounds]
@@ -129,7 +129,7 @@ def _faults_of_list(values: tuple[Any, ...], begins: tuple[int, ...] | None) -> 
     if not values:
         yield "values: must have at least one"
     if not all(isinstance(value, bool | int | float | str) for value in values):
-        yield f"values: must be numbers, texts, true or false, got {list(values)!r}"
+        yield f"values: must be numbers, strings, true or false, got {list(values)!r}"
     if begins is None:
         return
     if len(begins) != len(values):

@@ -1,4 +1,4 @@
-"""The statistics that a task's own function gives of its data, before any training. Importing this imports no torch.
+"""Custom statistics of a task's data, before any training. Importing this imports no torch.
 
 def ages(data, split):
     return {"age": data.ages.sum(), "age_groups": Statistic(np.bincount(data.groups, minlength=8), merge="count")}
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """A number, or an array of them, of one split of a site's data, and the rule by which those of sites are merged."""
+    """A number or an array of numbers of one split of a site's data, and the rule by which sites are merged."""
 
     value: Any
     """A number, or an array of any library that numpy reads."""

@@ -86,21 +86,25 @@ class Task:
     """() -> the server's data set, on which the coordinator measures every version; None: it measures none."""
 
     fit: Callable[..., float] | None = None
-    """(model, data, local, deadline) -> fraction of the work done, in (0, 1]: a training loop of your own (Lightning,
-    Hugging Face) in place of the built-in one."""
+    """(model, data, local, deadline) -> fraction of the work done, in (0, 1]: a custom training loop (Lightning,
+    Hugging Face) in place of the built-in one.
+    """
 
     units: Callable[[Any], Any] | str | None = None
-    """targets -> what the mean loss of a batch divides by, a number >= 0, not always whole: tokens that count, a sum
-    of class weights. "sum": the loss is a sum over the examples. None: guessed, as the entries of whole-number targets
-    that are not -100, else the examples."""
+    """targets -> the divisor of the mean loss of a batch, a number >= 0, not always whole: tokens that count, a sum of
+    class weights. "sum": the loss is a sum over the examples. None: guessed, as the entries of whole-number targets
+    that are not -100, else the examples.
+    """
 
     collate: Callable[[list[Any]], Any] | None = None
-    """rows -> the batch (inputs, targets), for rows that torch cannot stack as they are: dicts, triples, texts of
-    different lengths, which are padded here. None: rows are (inputs, targets) of equal shapes."""
+    """rows -> the batch (inputs, targets), for rows that torch cannot stack: dicts, triples, texts of different
+    lengths, which are padded here. None: rows are (inputs, targets) of equal shapes.
+    """
 
     algorithm: Algorithm | None = None
-    """The client's side of a federated algorithm of your own: hooks of the built-in training loop, with tensors that
-    travel beside the model's and a state that stays at each client."""
+    """The client's side of a custom federated algorithm: hooks of the built-in training loop, with tensors that travel
+    beside the model's and a state that stays at each client.
+    """
 
     options: Mapping[str, Plain | None] = field(default_factory=dict)
     """Values of a run by name, with their defaults: a run's `[task]` table may set others of the same types, for all
@@ -177,7 +181,7 @@ def _faults(task: Task) -> Iterator[str]:
             yield f"{name} must be callable or None, got {getattr(task, name)!r}"
     if task.fit is None and (names := _trainable_in(task.loss)):
         yield (
-            f"loss has parameters of its own ({', '.join(names)}), which no optimizer trains and no version has: make "
+            f"loss has parameters ({', '.join(names)}), which no optimizer trains and no version has: make "
             "them parameters of the model, whose forward may return them; of a fixed network, requires_grad_(False)"
         )
     if not (task.units is None or task.units == "sum" or callable(task.units)):

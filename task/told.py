@@ -25,8 +25,9 @@ class Told(logging.Handler):
         self._rows |= getattr(record, "rows", {})
 
     def take(self) -> dict[str, Any]:
-        """Return the fields of an answer: `said`, [level, sentence] each, and `read`, the rows of each split that was
-        read; nothing without any.
+        """Return the fields of an answer, as far as they are not empty.
+
+        `said` has [level, sentence] each, `read` the rows of each split that was read.
         """
         (lines, rows), (self._lines, self._rows) = (self._lines, self._rows), ([], {})
         return ({"said": lines} if lines else {}) | ({"read": rows} if rows else {})

@@ -20,7 +20,7 @@ from atoll.tensors.layout import Layout, Piece
 from atoll.tensors.runs import runs_of
 
 SHORT_RUN = 4096
-"""Size [bytes] below which runs are cut out of one read of what covers them: two to three times as fast."""
+"""Size [bytes] below which runs are cut out of one covering read, which is two to three times as fast."""
 
 DISTANCE_MAX = 1 << 15
 """Largest distance of two such runs [bytes]: a page cache delivers about as much in the time of one more read."""
@@ -82,7 +82,7 @@ class BoxReader:
             first += count
 
     def _stripe(self, stripe: "_Stripe") -> bytes:
-        """Return short runs at equal distances, from few reads of all that lies between them."""
+        """Return short runs at equal distances, from few reads that also cover the gaps between them."""
         parts, at_once = [], max(1, COVERED_BYTES // stripe.distance)
         for first in range(0, stripe.count, at_once):
             count = min(at_once, stripe.count - first)
@@ -92,7 +92,7 @@ class BoxReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _cover(self, position: int, size: int) -> None:
-        """Read into the room that is used again and again."""
+        """Read into the reused buffer."""
         if len(self._room) < size:
             self._room = bytearray(size)
         if os.preadv(self._fd, [memoryview(self._room)[:size]], position) != size:
@@ -107,7 +107,7 @@ class BoxReader:
 
 @dataclass(frozen=True, slots=True)
 class _Stripe:
-    """Some runs at equal distances."""
+    """A strided set of contiguous runs."""
 
     position: int
     run: int

@@ -21,8 +21,8 @@ ROWS_AT_ONCE = 64
 def check_cover(layout: Layout, pieces: Iterable[Piece], *, may_omit: bool = False) -> list[str]:
     """List all faults of an update's pieces; none if they cover the layout.
 
-    A float tensor travels in its own dtype or as F32, an integer tensor in its own; all boxes of a tensor in one dtype.
-    A tensor without elements travels as one box of its full (empty) shape.
+    A float tensor travels in the model's dtype or as F32, an integer tensor in the model's; all boxes of a tensor in
+    one dtype. A tensor without elements travels as one box of its full (empty) shape.
 
     The time is bounded for hostile pieces too: each box of a known tensor is compared with at most `BOXES_MAX` others
     (more boxes are one fault and are not examined), so n pieces cost at most 1,024 n comparisons per axis, in numpy.
@@ -45,7 +45,7 @@ def check_cover(layout: Layout, pieces: Iterable[Piece], *, may_omit: bool = Fal
 
 
 def check_inside(layout: Layout, pieces: Sequence[Piece]) -> list[str]:
-    """List the faults that some of an update's pieces have without the others: their tensors, dtypes and places.
+    """List the faults of single pieces of an update: their tensors, dtypes and positions.
 
     The time is as in `check_cover`, without the comparisons of boxes.
     """
@@ -59,7 +59,7 @@ def check_inside(layout: Layout, pieces: Sequence[Piece]) -> list[str]:
 
 
 def _are_inside(layout: Layout, pieces: Sequence[Piece]) -> bool:
-    """Return whether the pieces, as many as one tensor may have, are without a fault: the usual case, in one pass."""
+    """Return whether the pieces are without a fault and at most `BOXES_MAX`: the usual case, in one pass."""
     known = {tensor.name: tensor for tensor in layout}
     dtypes: dict[str, str] = {}
     for piece in pieces:
@@ -96,7 +96,7 @@ def check_rows(layout: Layout, pieces: Sequence[Piece]) -> list[str]:
 
 
 def appended(layout: Layout, pieces: Iterable[Piece]) -> Layout:
-    """Return the tensors that an update appends to those of a model: with as many rows as its pieces reach."""
+    """Return the tensors that an update appends to a model's, with as many rows as its pieces reach."""
     rows: dict[str, int] = {}
     for piece in pieces:
         if piece.offsets and piece.lengths:
@@ -122,7 +122,7 @@ def _by_tensor(
 
 
 class _Boxes:
-    """The boxes of one tensor, in 16 bytes for each axis: those of 1,024 parts are never all there as pieces."""
+    """The boxes of one tensor, in 16 bytes for each axis: the pieces of 1,024 parts are never all in memory."""
 
     __slots__ = ("_count", "_dtypes", "_misplaced", "_numbers", "_tensor")
 
@@ -130,7 +130,7 @@ class _Boxes:
         self._tensor, self._count = tensor, 0
         self._dtypes: set[str] = set()
         self._misplaced: list[str] = []
-        self._numbers = array("q")  # offsets and lengths of those that lie inside, box after box
+        self._numbers = array("q")  # offsets and lengths of the boxes inside the tensor, box after box
 
     def keep(self, box: Piece) -> None:
         """Add a box, and keep its place for `faults`."""

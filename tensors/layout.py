@@ -18,17 +18,18 @@ FLOATS = frozenset({"F32", "F16", "BF16"})
 """The float dtypes among them; all others are integers."""
 
 WIDER = {"U8": "I16", "I8": "I16", "I16": "I32", "I32": "I64"}
-"""The dtype of an update, by the dtype of the model's integer tensor, if differences local - global leave that one."""
+"""The dtype of an update, by the dtype of the model's integer tensor, if differences local - global overflow it."""
 
 CONTROL = "control/"
-"""The prefix of a parameter's name that names SCAFFOLD's control variate of it, a tensor beside the model's. No tensor
-of a model may have a name with this prefix."""
+"""The prefix that makes the name of SCAFFOLD's control variate, a tensor beside the model's, from its parameter's name.
+No tensor of a model may have a name with this prefix.
+"""
 
 SHARED = "algorithm/"
-"""The prefix of a tensor that an algorithm of a user's own sends beside the model's, both ways."""
+"""The prefix of a tensor that a custom algorithm sends beside the model's, both ways."""
 
 STATE = "state/"
-"""The prefix of a tensor that such an algorithm keeps at a client, in the file of the client's state."""
+"""The prefix of a tensor that a custom algorithm keeps at a client, in the file of the client's state."""
 
 OPTIMIZER = "optimizer/"
 """The prefix of a tensor of the local optimizer's state, in the same file."""

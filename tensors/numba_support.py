@@ -1,4 +1,4 @@
-"""The choice between loops that numba compiles (the extra `fast`) and numpy, which gives the same bits without it."""
+"""The choice between loops that numba compiles (the extra `fast`) and numpy, with the same bits."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 Loops = TypeVar("Loops")
 
 COMPILED_FROM = 1 << 22
-"""Number of elements from which on loading the compiler pays: it takes a second and 60 MB."""
+"""Number of elements from which loading the compiler pays: it takes a second and 60 MB."""
 
 
 def has_compiler() -> bool:

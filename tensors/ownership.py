@@ -20,7 +20,7 @@ def segments_of(layout: Layout) -> tuple[tuple[Piece, ...], ...]:
 
 
 def _segments(pieces: Sequence[Piece]) -> tuple[tuple[Piece, ...], ...]:
-    """Put each piece into segment floor(64 b / B): b is the byte where it begins, B the number of bytes of all."""
+    """Put each piece into segment floor(64 b / B): b is its first byte, B the number of bytes of all pieces."""
     total, begin = sum(piece.num_bytes for piece in pieces), 0
     segments: list[list[Piece]] = [[] for _ in range(SEGMENTS)]
     for piece in pieces:

@@ -2,8 +2,8 @@
 
 A large tensor is cut into boxes that follow each other in its flat C order: along the first axis of which at least one
 index fits into a piece, and at every index of the axes before it. So the pieces of a model, one after the other, are
-the bytes of its file; a rank that owns some of them owns a run of bytes, and each piece can be fetched and checked
-alone.
+the bytes of its file; a rank that owns some of them owns a run of bytes, and each piece can be fetched and checked by
+itself.
 """
 
 import itertools
@@ -83,5 +83,5 @@ def first_element(piece: Piece, tensor: Tensor) -> int:
 
 
 def part_name(index: int) -> str:
-    """Return the name of the file with the bytes of a part of an update."""
+    """Return the name of the file of a part of an update."""
     return f"part.{index:04d}"

@@ -24,7 +24,7 @@ class Runs:
         return self.strides[-1] if self.strides else self.size
 
     def at(self, number: int) -> tuple[int, int]:
-        """Return the position of a run, and the number of runs from it on that follow at equal distances."""
+        """Return the position of a run, and the number of runs at equal distances that begin with it."""
         position, rest, alike = self.origin, number, 1
         for axis in range(len(self.lengths) - 1, -1, -1):
             rest, index = divmod(rest, self.lengths[axis])

@@ -39,7 +39,7 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "I8": np.dtype("i1"),
     "U8": np.dtype("u1"),
 }
-"""The numpy dtype of raw values by safetensors name; bfloat16, which numpy lacks, as its 16 bits."""
+"""The numpy dtype of raw values by safetensors name; bfloat16, which numpy lacks, as uint16."""
 
 
 BUFFERS = "buffers"

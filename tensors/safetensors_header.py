@@ -112,7 +112,7 @@ def _decode_json(raw: bytes) -> dict[str, Any]:
 
 def _decode_metadata(metadata: Any) -> dict[str, str]:
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
-        raise ValueError("metadata is not a table of texts")
+        raise ValueError("metadata is not a table of strings")
     return metadata
 
 

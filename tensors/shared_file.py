@@ -1,7 +1,7 @@
-"""A safetensors file of whole tensors that several processes write together, each its own boxes.
+"""A safetensors file of whole tensors that several processes write together, each its boxes.
 
-One process makes the file, of its final size; then each writes its boxes where they belong. So the file is the same
-however the tensors were divided, and `box_reader` reads it in any other division. Values go through `pwrite`, not
+One process makes the file, of its final size; then each writes its boxes at their positions. So the file is the same
+however the tensors were sharded, and `box_reader` reads it in any other sharding. Values go through `pwrite`, not
 through mapped pages: on a network's file system two nodes may then write into one page.
 """
 

@@ -17,6 +17,7 @@ from atoll.protocol.settings import _toml
 from atoll.simulations.experiments.grid import read_grid
 from atoll.simulations.federation.config import SimulationFile
 from benchmarks.processes import free_address
+from tests.pages.due import when_due
 from tools.docs import commands
 
 ROOT = Path(__file__).parents[1]
@@ -109,8 +110,9 @@ def unseen(expected: str, output: str) -> list[str]:
 
 
 @pytest.mark.timeout(2 * LIMIT_S)
-def test_the_commands_of_the_readme_end_in_a_committed_model(tmp_path: Path) -> None:
-    outcome = execute("".join(blocks("run")), tmp_path)
+@pytest.mark.parametrize("page", [when_due("README.md", page="README.md", number=5)])
+def test_the_commands_of_the_readme_end_in_a_committed_model(page: str, tmp_path: Path) -> None:
+    outcome = execute("".join(blocks("run", (ROOT / page).read_text("utf-8"))), tmp_path)
     assert outcome.is_good, outcome
     assert len(outcome.codes) == 12
     for expected in blocks("output"):

@@ -123,8 +123,7 @@ def mixing_of_ranks(
     threads: int,
     place: Place = NOWHERE,
 ) -> Array | None:
-    """Return the matrix by which a rule mixes the updates of all ranks (`combine.mixing_for`): the same at each of
-    them.
+    """Return the mixing matrix of the updates of all ranks (`combine.mixing_for`), the same at each rank.
 
     Raises:
         ValueError: as `combine.mixing_for`.

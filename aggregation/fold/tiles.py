@@ -29,8 +29,9 @@ def staying_rule(tensor: Tensor, files: Sequence[UpdateReader | Slot]) -> TileRu
 
 
 def float_rule(tensor: Tensor, masters: UpdateReader, mean_of: Mean, slots: list[Slot], step: Step) -> TileRule:
-    """Return the rule of a float tensor: a trained one follows the optimizer, and its slots the optimizer's state;
-    another follows the mean.
+    """Return the rule by which the fold updates a float tensor.
+
+    A trained tensor follows the optimizer, its slots the optimizer's state; any other tensor follows the mean.
 
     The rule raises ValueError if a new value leaves float32.
     """

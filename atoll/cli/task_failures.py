@@ -1,4 +1,4 @@
-"""Failures of a task's own code, with exit code 2, and of a killed process, with exit code 1: one line each."""
+"""Failures of a task's code, with exit code 2, and of a killed process, with exit code 1: one line each."""
 
 import re
 import sysconfig

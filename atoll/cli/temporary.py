@@ -1,5 +1,7 @@
-"""The errors of disks, mounts and servers that pass by themselves: exit code 75, after which a service manager starts
-the command again, and one sentence with what to do."""
+"""Temporary errors of disks, mounts and servers: exit code 75 and one sentence with the way out.
+
+After exit code 75 a service manager starts the command again.
+"""
 
 import errno
 import os

@@ -242,8 +242,9 @@ class Comparison:
 
     @property
     def rows(self) -> Table:
-        """The table of the command: a row for each run, and with a target another one with the cost to reach it. Bytes
-        are the data that must move; unknown values are None.
+        """The table of the command: a row for each run, and with a target a second one with the cost to reach it.
+
+        Bytes are the data that must move; unknown values are None.
         """
         return Table([{"run" if name == "" else name: value for name, value in row.items()} for row in self._rows])
 

@@ -30,8 +30,11 @@ class Event:
 
     @property
     def kind(self) -> Kind:
-        """The kind: `began`, the place where the following begins; `event`, an entry of the journal; `record`, the open
-        round as it is now; `jumped`, a gap in what was read; `waiting`, the reason why nothing can come at present.
+        """The kind: `began`, `event`, `record`, `jumped` or `waiting`.
+
+        `began` has the position from which the journal is followed, `event` an entry of the journal, `record` the
+        present state of the open round, `jumped` a gap between the entries, `waiting` the reason why no entry can come
+        at present.
         """
         found: Kind = self.document["kind"]
         return found

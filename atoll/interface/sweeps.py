@@ -181,9 +181,9 @@ class Sweep(Sequence[SimulatedRun]):
 
     @property
     def rows(self) -> Table:
-        """The table of the command: varied settings, and each column's mean over the cells that differ in the seed
-        alone, with `COLUMN.std` (of n - 1) and `COLUMN.n`, the number of cells that have a value, where there are more
-        than one.
+        """The table of the command: varied settings, and each column's mean over cells that differ in the seed alone.
+
+        Of several cells it also has `COLUMN.std` (of n - 1) and `COLUMN.n`, the number of cells that have a value.
         """
         return self._table(self._found)
 

@@ -1,5 +1,6 @@
-"""The trainings of the calls in this process: they take turns, because torch has one generator for all threads, and
-leave the process as the caller had it.
+"""The lock by which the trainings of this process take turns: torch has one generator for all threads.
+
+A training restores the state of the process that the caller had.
 """
 
 import sys

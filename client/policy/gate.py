@@ -291,8 +291,10 @@ def _asked(request: ModelRequest, num_bytes: int | None, disclosure: Disclosure)
 
 
 def _update_bytes(model: VersionManifest, request: Invitation) -> int | None:
-    """Return the size of an update of the whole model [bytes], without its manifest; None: it has rows of any number,
-    or is a reply to a message, and is decided about before its upload."""
+    """Return the size of an update of the whole model [bytes], without its manifest, or None.
+
+    None: the update has a variable number of rows, or is a reply to a message, and is judged before its upload.
+    """
     if request.algorithm == CONCATENATE or request.message:
         return None
     if not request.codec:

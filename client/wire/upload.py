@@ -1,5 +1,7 @@
-"""The upload of one spooled update, or of a part of one: it resumes where the receiver's copy ends, at most one window
-ahead of it."""
+"""The upload of one spooled update, or of a part of one, at most one window ahead of the receiver.
+
+It resumes where the receiver's copy ends.
+"""
 
 import asyncio
 import logging

@@ -1,1 +1,1 @@
-"""Noise that protects: the key of each purpose, from a secret, and the generator of a key."""
+"""Secret noise: the key of each purpose, derived from a secret, and the generator of a key."""

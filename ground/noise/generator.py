@@ -1,12 +1,13 @@
-"""Random numbers of a key: the AES-256-CTR stream as numpy's `Generator`, and as tensors of torch.
+"""Random numbers from a key: the AES-256-CTR stream as numpy's `Generator`, and as tensors of torch.
 
 Exact: the bits. Equal keys give equal bits on every machine, and bits of an unknown key cannot be told from random ones
-(AES as a pseudorandom permutation; far fewer than 2^64 blocks). What numpy makes of them depends on its version, as for
-any of its generators.
+(AES as a pseudorandom permutation; far fewer than 2^64 blocks). The numbers that numpy computes from them depend on its
+version, as for all of its generators.
 
 Not exact: the distribution of floats. A normal number is rounded to float64, or further to the tensor's dtype, and has
 gaps that show which values it was added to (Mironov, "On significance of the least significant bits for differential
-privacy", CCS 2012). A guarantee of epsilon and delta needs discrete noise on a grid; this generator has its bits.
+privacy", CCS 2012). A guarantee of epsilon and delta needs discrete noise on a grid, for which this generator gives the
+bits.
 
 Importing this file imports neither `cryptography` nor torch.
 """
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 4096
 NORMALS_AT_ONCE = 1 << 18
 MT_WORDS = 624
-"""The words of 32 bits in a state of the Mersenne Twister, which torch's generator on a CPU is."""
+"""Number of 32-bit words in a state of the Mersenne Twister, torch's generator on a CPU."""
 
 _NEXT_64, _NEXT_32 = ctypes.CFUNCTYPE(ctypes.c_uint64), ctypes.CFUNCTYPE(ctypes.c_uint32)
 _NEXT_DOUBLE = ctypes.CFUNCTYPE(ctypes.c_double)
-# Without their argument, the state, which they do not need: a caller passes it in a register that they do not read.
+# They are declared without their argument, the state: a caller passes it in a register that they do not read.
 
 
 class _Interface(ctypes.Structure):
@@ -54,8 +55,8 @@ _address_of.restype, _address_of.argtypes = ctypes.c_void_p, [ctypes.py_object, 
 class KeyedBits(np.random.BitGenerator):
     """The AES-256-CTR stream of a key from counter 0, as a bit generator of numpy; 0.25 us for each number.
 
-    The functions that numpy calls are iterators in C, without a step of Python's own: an interruption there, which
-    ctypes could not raise, would be a number that is 0.
+    The functions that numpy calls are iterators in C, without a step in Python: ctypes could not raise an interruption
+    there, and would return 0.
 
     Args:
         key: 32 bytes.
@@ -80,7 +81,7 @@ class KeyedBits(np.random.BitGenerator):
         interface.next_uint32, interface.next_double = self._called[1:]
 
     def words(self, count: int) -> "np.ndarray[Any, np.dtype[np.uint64]]":
-        """Return the next words of the stream, of 64 bits, beyond the blocks that were begun."""
+        """Return the next 64-bit words of the stream, after the blocks that were begun."""
         with self.lock:
             return np.frombuffer(self._update(bytes(8 * count)), "<u8")
 
@@ -137,8 +138,7 @@ class SecretGenerator(np.random.Generator):
         """Return a generator of torch on the CPU, whose whole state is drawn here, for a library that takes one.
 
         `manual_seed` would take 32 bits of a secret, which are soon tried out. Torch's own numbers are of a Mersenne
-        Twister: who sees 624 of them whole knows the rest, so noise that must hide something is better of
-        `fill_normal_`.
+        Twister: who sees 624 of them whole knows the rest, so secret noise should come from `fill_normal_`.
         """
         import torch
 

@@ -1,10 +1,10 @@
-"""The key of one purpose of a secret: who does not have the secret cannot tell it from 32 random bytes.
+r"""Key of one purpose, derived from a secret: without the secret it cannot be told from 32 random bytes.
 
-    HMAC-SHA256(secret, "atoll.v1 noise\\n" || JSON(purpose))
+    HMAC-SHA256(secret, "atoll.v1 noise\n" || JSON(purpose))
 
-The purpose says all that noise is for: the run, the round, the digest of the model that it begins with, the site, and
-what is drawn. So a job that is repeated after a kill draws the same noise, which then cannot be averaged away, and any
-other job draws other noise. Source: Krawczyk, Bellare, Canetti, RFC 2104; HMAC as a pseudorandom function.
+The purpose names the run, the round, the digest of the round's model, the site, and the use of the noise. So a job that
+is repeated after a kill draws the same noise, which then cannot be averaged away, and any other job draws other noise.
+Source: Krawczyk, Bellare, Canetti, RFC 2104; HMAC as a pseudorandom function.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ def key_of(secret: bytes, *purpose: str | int) -> bytes:
 
     Args:
         secret: 32 bytes, or the key of a wider purpose.
-        purpose: what the noise is for; another number or order of parts, or a text for a number, is another purpose.
+        purpose: its parts; another number or order of parts, or a string for a number, is another purpose.
 
     Raises:
         ValueError: the secret has another size.

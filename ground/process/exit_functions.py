@@ -1,10 +1,10 @@
-"""The exit of code of an app: what it has registered for it, such as the end of a log, runs before our process goes."""
+"""The exit functions that an app has registered, such as closing a log, called before our process exits."""
 
 import atexit
 from typing import Any
 
 
 def run_exit_functions() -> None:
-    """Call what is registered with `atexit`, the newest first: a process that is killed or left early would not."""
+    """Call the functions registered with `atexit`, the newest first; a killed process would not."""
     of_python: Any = atexit
     of_python._run_exitfuncs()  # errors are printed, as at any exit

@@ -18,8 +18,8 @@ STANDARD = (0, 1, 2)
 def leaving_garbage() -> Iterator[None]:
     """Keep all present objects out of the garbage collections of processes that are forked meanwhile.
 
-    A child that frees an object of its parent's threads, such as a channel of gRPC, waits for them for ever or is
-    ended by signal 11; and each object that a collection visits costs the copy of its page.
+    A child that frees an object of its parent's threads, such as a channel of gRPC, waits for them forever or is killed
+    by signal 11; and each object that a collection visits costs the copy of its page.
     """
     is_frozen = gc.get_freeze_count() > 0  # by a fork server (`frozen`), for good
     gc.freeze()
@@ -31,10 +31,10 @@ def leaving_garbage() -> Iterator[None]:
 
 
 def reopen_files() -> None:
-    """Give this process, which was just forked, positions of its own in the files that its parent had open.
+    """Give this process, which was just forked, separate positions in the files that its parent had open.
 
-    A descriptor that is inherited shares its position with the parent and with the parent's other children: of two that
-    seek and then read a row, each may read at the place of the other. Python's files, and those of libraries of C, keep
+    An inherited descriptor shares its position with the parent and with the parent's other children: two processes that
+    seek and then read a row may each read at the other's position. Python's files, and those of libraries of C, keep
     the numbers of their descriptors. Files that are only written, such as a log, stay shared, and so does the terminal.
     """
     if not os.path.isdir(DESCRIPTORS):

@@ -1,4 +1,4 @@
-"""The last module that a fork server imports: what lies in memory until then is never collected as garbage.
+"""The last module that a fork server imports: objects that exist by then are never collected as garbage.
 
 A collection writes to every object that it visits, so that each forked process would copy all pages of torch: 0.2 s and
 100 MB a process.

@@ -1,4 +1,4 @@
-"""The C library's heap (glibc alone): freed blocks are kept for training, and given back while a model is built.
+"""The C library's heap (glibc only): freed blocks are kept for training, and returned while a model is built.
 
 A block above a limit is mapped by itself, and goes back to the system when it is freed; the kernel then clears every
 page of the next one. glibc raises that limit with the largest block that was freed, to 32 MiB at most, and gives back
@@ -14,10 +14,12 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """The parameters of mallopt(3), from glibc's malloc.h."""
 
 BUILDING_BYTES, TRAINING_BYTES = 256 << 10, 32 << 20
-"""The size from which blocks are mapped: while a model is built, and afterwards, as high as glibc would raise it."""
+"""The size from which blocks are mapped, while a model is built and afterwards (the highest that glibc would
+choose).
+"""
 
 TOP_BYTES, KEPT_BYTES = 128 << 10, 1 << 30
-"""The free top of the heap that stays there: while a model is built, as by default, and afterwards."""
+"""The size of the free top that the heap keeps, while a model is built (the default) and afterwards."""
 
 _libc: Any = ctypes.CDLL(None)
 

@@ -1,7 +1,7 @@
-"""The import of modules without collections of garbage, which would visit all of them again and again.
+"""The import of modules without garbage collections, which would visit all of them again and again.
 
-What an import makes lives as long as the process: half of a million objects for torch. The collections meanwhile find
-nothing and take a seventh of its time, and those at the end of the process as much again.
+The objects of an import live as long as the process: half a million for torch. Collections during the import find
+nothing and take a seventh of its time, and collections at the end of the process as much again.
 """
 
 import atexit
@@ -13,7 +13,7 @@ _is_command = False
 
 
 def keep_modules() -> None:
-    """Let no collection visit what `loading` has loaded, in a process of Atoll's own; its end collects nothing."""
+    """Exclude the objects of `loading` from collections, in a process of Atoll's; its end collects nothing."""
     global _is_command
     _is_command = True
     atexit.register(gc.freeze)  # registered first, it runs after all other functions
@@ -21,7 +21,7 @@ def keep_modules() -> None:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Collect no garbage in the block, which imports modules; the collections go on after it, as before."""
+    """Suspend garbage collection in the block, which imports modules."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Standard streams that lead to a log of bounded size, whose disk may be full."""
+"""Standard streams that write to a log of bounded size, whose disk may be full."""
 
 import io
 import os
@@ -15,7 +15,7 @@ LOG_BYTES_MAX = 8 << 20
 """Size above which the content of a log becomes `NAME.1` [bytes], of which no more than this is kept."""
 
 LOOK_S = 1.0
-"""Interval at which a process looks at the size of its log [s]."""
+"""Interval at which a process checks the size of its log [s]."""
 
 
 def open_log(path: Path) -> BinaryIO:
@@ -26,7 +26,7 @@ def open_log(path: Path) -> BinaryIO:
 
 
 class LogFile(io.FileIO):
-    """A log that drops what its disk has no room for: a lost line ends no training, and hides no fault that it told."""
+    """A stream that drops lines on a full disk instead of raising: a lost line must not end a training."""
 
     def write(self, data: Any) -> int:
         """Write bytes; return their number also where there is no room."""

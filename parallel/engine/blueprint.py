@@ -72,8 +72,9 @@ class Blueprint:
 
 
 def blueprint_of(model: nn.Module) -> Blueprint:
-    """Return the model's blueprint; without one an `nn.Sequential` has its children as its chain, and a model of
-    Hugging Face what is planned from it.
+    """Return the model's blueprint, or the default one of its class.
+
+    The chain of an `nn.Sequential` is its children; the blueprint of a model of Hugging Face is planned from it.
     """
     declared = getattr(model, "blueprint", None)
     if isinstance(declared, Blueprint):

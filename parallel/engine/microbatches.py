@@ -113,8 +113,9 @@ def rows_of(batch: Batch) -> int:
 
 
 def _count(batch: Batch, targets: Any, rows: int) -> float:
-    """Return the units of some rows of a batch; if they are guessed, the device is read only if some targets are
-    ignored.
+    """Return the units of some rows of a batch.
+
+    If they are guessed, the device is read only if some targets are ignored.
     """
     if batch.count == 0:
         return 0

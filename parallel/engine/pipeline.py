@@ -87,8 +87,9 @@ def _contiguous_gradients(_part: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 
 def _handed_on(is_split: bool, _part: nn.Module, _inputs: Any, outputs: Any) -> Any:
-    """Return a stage's outputs as the next one gets them: torch sends contiguous tensors alone, and between the two
-    backward passes of a split schedule it detaches them in place, which a view cannot be.
+    """Return a stage's outputs in the form that torch can send: contiguous tensors that are no views.
+
+    Between the two backward passes of a split schedule torch detaches them in place, which is impossible for a view.
     """
 
     def handed_on(tensor: torch.Tensor) -> torch.Tensor:

@@ -228,7 +228,7 @@ def _copy_of(value: Any, memo: dict[int, Any], deep: int) -> Any:
 
 
 def is_holder(value: Any) -> bool:
-    """Return whether a value is an object of a task's own class, or a namespace, that holds data in attributes."""
+    """Return whether a value is an object of a task's class, or a namespace, that holds data in attributes."""
     is_own = type(value).__module__.partition(".")[0] not in LIBRARIES or isinstance(value, SimpleNamespace)
     is_code = callable(value) or isinstance(value, nn.Module | type | ModuleType)
     return is_own and hasattr(value, "__dict__") and not is_code

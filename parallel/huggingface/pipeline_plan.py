@@ -86,7 +86,5 @@ class Calls:
 
     @property
     def earliest(self) -> int:
-        """The index of the first piece with which a later stage can begin: what several embeddings give is not yet one
-        value.
-        """
+        """The index of the first piece with which a later stage can begin: outputs of embeddings are not one value."""
         return self.num_first + (self.num_first > 1)

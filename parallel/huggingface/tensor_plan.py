@@ -117,8 +117,10 @@ def _planned(model: nn.Module) -> dict[str, tuple[Any, str]]:
 
 
 def _is_cut(table: Any) -> bool:
-    """Return whether the words of a table are divided. A rank's part would know neither the word that is never trained
-    (`padding_idx`) nor the scale of another class; such a table is whole on each rank.
+    """Return whether the words of a table are divided among the ranks.
+
+    A table with a word that is never trained (`padding_idx`), or of another class with a scale, is whole on each rank:
+    a part would know neither.
     """
     base = _base_of(table)
     return type(base) is nn.Embedding and (base.padding_idx is None or not base.weight.requires_grad)

@@ -241,8 +241,10 @@ def build(
 
 
 def _is_drawn(model: nn.Module, outline: Outline, base: Matched | None, make_other: Callable[[], nn.Module]) -> bool:
-    """Return whether tensors that do not travel need the draws of a real construction: frozen ones that are in no
-    file, or buffers and attributes that depend on the seed, or on the values of parameters.
+    """Return whether tensors that do not travel need the draws of a real construction.
+
+    Such are frozen tensors that are in no file, and buffers and attributes that depend on the seed or on the values of
+    parameters.
     """
     if drawn_of(outline.frozen, outline.tied, base):
         return True

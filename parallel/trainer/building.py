@@ -120,8 +120,7 @@ def give_values(built: Built, job: Job, parts: Sequence[nn.Module], axes: Axes |
 
 
 def agreed_base(built: Built, world: World, kept: Path) -> dict[str, str]:
-    """Return the digest of the frozen tensors in the files of the base, as a setting of the training; every rank must
-    call it.
+    """Return the digest of the frozen tensors in the base's files, a setting of the training; every rank must call it.
 
     The first rank of each machine reads its files, which may be a copy.
 

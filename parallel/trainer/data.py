@@ -122,8 +122,9 @@ def _names(sites: list[str]) -> str:
 
 
 def in_order(data: Any, *, batch_size: int, num_ranks: int, rank: int, device: torch.device) -> Loader:
-    """Return a loader of every example once, with the same number of batches on each rank, and the same random numbers
-    in every epoch if the data set draws some.
+    """Return a loader of every example once, with the same number of batches on each rank.
+
+    If the data set draws random numbers, they are the same in every epoch.
     """
     order = Order(num_examples=len(data), batch_size=max(batch_size, num_ranks), num_ranks=num_ranks, shuffle=False)
     return Loader(Steady(data), order, rank=rank, device=device)

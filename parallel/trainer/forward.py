@@ -100,8 +100,10 @@ def _checked(model: nn.Module, task: Task, plan: Plan, seed: int, data: Any) -> 
 
 
 def moved_by_passes(task: Task, plan: Plan, seed: int, data: Any, found: Forward) -> str:
-    """Return the sentence about what the several passes of a step change several times, where one process changes it
-    once; empty: nothing, or it is not known of a large model. Norms have `plan.batchnorm`.
+    """Return the sentence about state that a step changes once in each of its passes, or "".
+
+    One process changes it once. Empty: there is no such state, or it is unknown of a large model. Norms have
+    `plan.batchnorm`.
 
     Args:
         task: of the model.
@@ -187,8 +189,9 @@ def _more_than_chain(plan: Plan, why: str) -> str:
 
 
 def _leaves_chain(model: nn.Module, data: Any) -> str:
-    """Return the first piece of a model's chain that takes anything but the result of the one before, or "the loss" if
-    the model returns something else than its last piece; "" if none does, or if a pass fails.
+    """Return the first piece of a model's chain whose input is not the result of the piece before, or "".
+
+    "the loss": the model returns something else than its last piece. Empty: the chain is sound, or a pass fails.
     """
     found: list[str] = []
     gave: list[tuple[Any, int]] = []

@@ -208,7 +208,7 @@ class Training:
         if not sum(self.ranks.gather(self.units)):
             raise TaskBroken(
                 f"the targets of {count_of(self.engine.steps, 'step')} have no units (every target is ignored), so "
-                "nothing was trained: mend the targets of the task, or its units"
+                "nothing was trained: check the task's targets, or its units"
             )
 
     def _log(self, measured: Measured) -> None:

@@ -39,8 +39,10 @@ TOLERANCE = 1e-3
 
 
 def mixes_rows(task: Task, plan: Plan, seed: int, data: Any) -> str:
-    """Return the sentence that a plan computes another gradient than one process, since a batch's is not that of its
-    parts; empty: it is, or it cannot be known. Norms of torch are left out: `plan.batchnorm` says what theirs are.
+    """Return the sentence that a plan computes another gradient than one process, or "".
+
+    The cause: a batch's gradient is not the mean over its parts. Empty: it is, or it cannot be known. Norms of torch
+    are left out: `plan.batchnorm` states their statistics.
 
     Args:
         task: of the model and the loss.

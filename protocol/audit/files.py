@@ -219,7 +219,8 @@ class AuditFiles:
 
         Args:
             out: folder of the archive, which may have older lines of this log.
-            actor, role: of the event.
+            actor: the actor of the event.
+            role: the actor's role.
 
         Returns:
             The lines; none if nothing but that event was written since the last archive, or the log was emptied.

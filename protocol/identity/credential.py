@@ -175,8 +175,7 @@ def _read_private(path: Path) -> bytes:
 
 
 def spare_authority(folder: Path) -> None:
-    """Refuse a folder with an authority (CredentialError): its files have the same names, and its key is its only
-    copy."""
+    """Refuse a folder with an authority (CredentialError): its files have the same names, its key has no copy."""
     try:
         is_there = is_authority((folder / CERTIFICATE).read_bytes())
     except OSError:

@@ -138,7 +138,10 @@ class AuditLog:
         """Record an event that a caller can repeat at will; beyond the caller's budget it is only counted.
 
         Args:
-            action, object_, outcome, caller: see `record`.
+            action: see `record`.
+            object_: see `record`.
+            outcome: see `record`.
+            caller: see `record`.
             counted_as: the key of the shared budget, when callers choose the object; empty: the object.
         """
         who = f"{action} {counted_as or object_} by {(caller or _caller.get()).name}"

@@ -324,8 +324,9 @@ def _link(state: Path, staging: Path) -> None:
 
 
 def _link_or_copy(path: Path, link: Path) -> None:
-    """Link an immutable file; copy it where a link is impossible: from a volume that is mounted in the directory, or on
-    a file system without links.
+    """Link an immutable file; copy it where a link is impossible.
+
+    A link cannot cross to a volume that is mounted in the directory, and some file systems have no links.
 
     Raises:
         FileExistsError, FileNotFoundError: as `os.link` does.

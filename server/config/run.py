@@ -164,8 +164,10 @@ class ProgramConfig(BaseModel):
 
 
 class WaitConfig(BaseModel):
-    """The wait of a run for sites that its quorum needs and that are away, or for room on the coordinator's disk: it is
-    no failure and uses up no retry."""
+    """The wait of a run for absent sites that its quorum needs, or for room on the coordinator's disk.
+
+    It is no failure and uses up no retry.
+    """
 
     model_config = STRICT
 

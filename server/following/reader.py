@@ -1,8 +1,7 @@
-"""The reader of a run's journal from any process: new entries in bounded batches, from a given entry or the newest
-snapshot.
+"""The reader of a run's journal from any process, in bounded batches from an entry or the newest snapshot.
 
 Between two batches no transaction is open, so a slow consumer disturbs nothing. A reader that was too slow finds that
-entries are gone: it says so, and goes on from the newest snapshot.
+entries are gone: it says so, and continues at the newest snapshot.
 """
 
 import time

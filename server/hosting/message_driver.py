@@ -196,9 +196,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         return order
 
     async def _answer(self, call: int, numbers: tuple[RoundId, ...], generation: int) -> None:
-        """Answer the process that has asked with replies: those of open exchanges are in the machine, all others in
-        their records.
-        """
+        """Answer the process that has asked with replies: of open exchanges from the machine, else from the records."""
         ledger, journal = self.machine.ledger, self._shared.journal
         exchanges = {self.machine.ledger.exchange_of(number) for number in numbers}
         closed = exchanges - ledger.open.keys()

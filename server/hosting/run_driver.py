@@ -268,7 +268,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
         task.add_done_callback(self._measuring.discard)
 
     async def _draw(self, effect: DrawCohort) -> None:
-        """Draw a cohort. A sampler of the user's own runs on a thread, and an exception of it costs the round."""
+        """Draw a cohort. A custom sampler runs on a thread, and its exception costs the round."""
 
         def drawn() -> tuple[ClientId, ...]:
             return draw(

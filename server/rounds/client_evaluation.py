@@ -56,8 +56,9 @@ class ClientEvaluation:
         return AskEvaluation(client_id, self.version, self.deadline, counted_round, self.asked_at)
 
     def answered(self, event: ClientEvaluated, most: float = math.inf, why: Callable[[], str] = str) -> None:
-        """Record a client's sums, or the reason why it has none. A metric of two sums whose count is above `most` is
-        left out, with `why()` at the end of the reason.
+        """Record a client's sums, or the reason why it has none.
+
+        A metric of two sums whose count is above `most` is left out, with `why()` at the end of the reason.
         """
         if event.version != self.version or not self.is_waiting_for(event.client_id):
             return

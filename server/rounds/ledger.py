@@ -58,8 +58,10 @@ class Ledger:
         return self.state not in TERMINAL and self.model_digest != ""
 
     def forget_old_rounds(self, *, most: int, oldest_base: Version | None = None) -> None:
-        """Delete old records, but not those of the last `most` rounds, of rounds whose updates still wait for a commit,
-        and of rounds that began from `oldest_base` or a later version.
+        """Delete the records of old rounds.
+
+        Kept are the last `most` rounds, rounds whose updates still wait for a commit, and rounds that began from
+        `oldest_base` or a later version.
 
         Call it when a round opens, not when one ends: the end of a round writes into older records.
         """

@@ -161,7 +161,7 @@ class OpenRound(ABC):
         """Invite the drawn clients, unless the round no longer waits for a draw."""
 
     def sampler_failed(self, detail: str, now: float) -> Effects:
-        """Abandon the round after an error of the user's own sampler."""
+        """Abandon the round after an error of a custom sampler."""
         return self._abandon(AbandonReason.SAMPLER_FAILED, now, detail) if self._is_drawing else ()
 
     def client_joined(self, client_id: ClientId, now: float) -> Effects:

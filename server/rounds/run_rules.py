@@ -78,7 +78,7 @@ class EarlyStop:
 
 @dataclass(frozen=True, slots=True)
 class WaitRules:
-    """The wait of a run for what time or a person mends: its length, and what follows."""
+    """The wait of a run until time or a person removes the cause: its length, and the next state."""
 
     most: float | None = None  # seconds; None: without end
     then: Literal["pause", "fail"] = "pause"

@@ -14,8 +14,9 @@ WORK_MIN = 1e-9
 
 
 def most_claimed(membership: Membership, client_id: ClientId, policy: StragglerPolicy) -> int:
-    """Return the largest weight or count that a client may claim: min(n x `max_units`, `max_examples`) with the n
-    examples of its joining.
+    """Return the largest weight or count that a client may claim: min(n x `max_units`, `max_examples`).
+
+    n is the number of examples with which it joined.
     """
     member = membership.members.get(client_id)
     joined = member.profile.num_examples if member else 0

@@ -312,8 +312,10 @@ class Uploads:
 
 
 class _Upload:
-    """The bytes of one update, or of one part, on their way in. In the end either `kept` or `refusal` is set, or, for a
-    sound part, neither."""
+    """The incoming bytes of one update, or of one part.
+
+    In the end either `kept` or `refusal` is set, or, for a sound part, neither.
+    """
 
     def __init__(
         self,

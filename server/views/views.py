@@ -151,7 +151,7 @@ def run_of(history: History, name: str) -> RunRow:
 
 
 WAITING = "waiting"
-"""The state in which a running run is shown while it waits for what time or a person mends."""
+"""The state in which a running run is shown while it waits until time or a person removes the cause."""
 NEVER_JOINED = {
     Standing.INVITED: "invited, has not enrolled",
     Standing.MEMBER: "enrolled, has not connected",

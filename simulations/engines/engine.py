@@ -149,8 +149,7 @@ class Failed:
 
 
 class ClientFailed(RuntimeError):
-    """A failure of the task's own code during a client's training or evaluation; the message has the client and the
-    traceback."""
+    """A failure of the task's code while a client trains or evaluates; the message has the client and the traceback."""
 
 
 class naming:

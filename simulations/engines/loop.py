@@ -139,9 +139,7 @@ class Loop:
         return statistics if "loss" in metrics else with_loss(statistics, losses), units
 
     def _order(self, examples: Examples, sizes: list[int]) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the epoch of each batch, with the rows of the tensors, or without tensors the positions, as a deployed
-        client does.
-        """
+        """Yield the epoch of each batch and its rows, or without tensors their positions, as a deployed client does."""
         generator = self._generator if self._local.shuffle else None
         for epoch, order in enumerate(orders(examples.count, self._local.epochs, generator)):
             rows = order if examples.tensors is None else examples.rows(order)

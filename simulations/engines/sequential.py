@@ -22,8 +22,9 @@ class Sequential(OneProcess):
 
 
 def sequential_trainer(training: Training) -> Trainer:
-    """Return the loop for built-in training; the benches for a task with a training or an algorithm of its own, and for
-    a kept optimizer.
+    """Return the loop for built-in training, else the benches.
+
+    A task with a custom training or algorithm, or with a kept optimizer, needs the benches.
     """
     task = training.task
     has_loop = isinstance(task, Task) and task.fit is None and task.algorithm is None

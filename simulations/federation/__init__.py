@@ -1,3 +1,4 @@
-"""A federation in one process: the deployed state machines of coordinator and clients in virtual time, with real
-training and folds.
+"""A federation in one process and in virtual time, with real training and folds.
+
+Coordinator and clients are the deployed state machines.
 """

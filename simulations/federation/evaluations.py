@@ -21,8 +21,10 @@ from atoll.training.worker.model_bench import ModelBench
 
 
 class Evaluations:
-    """The measurements of the workers of coordinator and clients: on the server's data in this process, and by the
-    clients in the engine, all that were asked together.
+    """The evaluations of coordinator and clients, as their workers would make them.
+
+    Those on the server's data run in this process; clients that were asked at once are evaluated in one call of the
+    engine.
 
     Args:
         task: the task of the run.

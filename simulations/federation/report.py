@@ -240,8 +240,10 @@ def _reason_of(client: ClientRecord) -> str:
 
 
 class Tally:
-    """The steps of the accepted updates, and the reasons of clients that failed, were refused or lost, counted by the
-    word before the colon."""
+    """The steps of the accepted updates, and the counted reasons of failed, refused and lost clients.
+
+    Reasons are counted by the words before the colon.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[str]] = {key: Counter() for key in REASONS}

@@ -81,7 +81,7 @@ class SnapshotFile:
             sealed = json.loads(self._path.read_text(encoding="utf-8"))
             stored = sealed["state"]
             if sealed["sha256"] != _digest_of(json.dumps(stored)):
-                raise ValueError("its SHA-256 is another one than when it was written")
+                raise ValueError("its SHA-256 has changed since it was written")
             ledger = decode_ledger(stored["ledger"], where=str(self._path))
             sites = {name: tuple(site) for name, site in stored["sites"].items()}
             updates = tuple(decode(SavedUpdate, text, str(self._path)) for text in stored["updates"])

@@ -1,4 +1,4 @@
-"""The facts of a task's own sites, known before a round: the sizes of their data, and their labels.
+"""The facts of a task's sites, known before a round: the sizes of their data, and their labels.
 
 Each site's data is read, counted and dropped. Of many sites, several processes read, forked from this one after the
 first sites, so that common data is in memory once; a few sites are then read here again, and must be the same.

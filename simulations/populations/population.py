@@ -26,7 +26,7 @@ from atoll.task.task import Task
 NO_SITES = "the task has no sites, and so no data to deal; name them in Task(sites=[...])"
 
 OWN = "own"
-"""The purpose of the draws of a user's own kind, by whatever name or path it is known."""
+"""The purpose of the draws of a custom kind, by whatever name or path it is known."""
 
 
 @dataclass(frozen=True)

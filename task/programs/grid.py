@@ -7,9 +7,9 @@
             replies = grid.send([Outgoing(node, "train", content) for node in grid.nodes()], timeout=600)
             weights = np.mean([reply.content.arrays["w"] for reply in replies if reply.content], axis=0)
 
-Everything that the program learns comes from these calls, and the coordinator's journal has each answer. So a program
-that is killed runs again from its first line and gets the same answers, as long as it sends the same. It has to draw
-random numbers from generators that are seeded (Python's, numpy's and torch's are), and to send no clock readings.
+Every input of the program comes from these calls, and the coordinator's journal has each answer. So a killed program is
+replayed from its first line and gets the same answers, as long as it sends the same messages. It has to draw random
+numbers from generators that are seeded (Python's, numpy's and torch's are), and to send no clock readings.
 """
 
 import hashlib
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from atoll.ground.noise.generator import SecretGenerator
 
 TTL_S = 43200.0
-"""Time in which a reply is of use, unless the message has its own [s]."""
+"""Default time in which a reply is of use [s]."""
 
 MAPPED_MIN = 1 << 20
-"""Size from which a reply stays in its file until its arrays are used [bytes]; each such reply has one descriptor."""
+"""Size from which a reply stays in its file until its arrays are used [bytes]; each such reply holds one descriptor."""
 
 KINDS = ("train", "evaluate", "query", "get_parameters", "get_properties")
 NAME_MAX = 256
@@ -56,7 +56,7 @@ class Outgoing:
     """One of `KINDS`, with an action if there is a dot: "query.stats"."""
     content: Content
     group: str = ""
-    """Any text of the program's own, such as the number of its round."""
+    """Any text of the program, such as the number of its round."""
     ttl: float = TTL_S
     """Time in which its reply is of use [s]; positive."""
 
@@ -74,7 +74,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The reply of a node, or the reason for none."""
+    """The reply of a node, or the reason why there is none."""
 
     number: int
     """The number of the message in its run."""
@@ -83,11 +83,11 @@ class Reply:
     group: str
     content: Content | None
     error: str = ""
-    """The reason why there is no content."""
+    """The reason why the reply has no content."""
     place: int = 0
     """The place of its message in the call that sent it, from 0."""
     ended_at: float = 0.0
-    """The instant at which the coordinator had it [s since the epoch]; 0: it did not come."""
+    """The instant at which the coordinator received it [s since the epoch]; 0: it did not arrive."""
 
 
 class Grid:
@@ -116,12 +116,12 @@ class Grid:
 
     @property
     def secret_rng(self) -> "SecretGenerator":
-        """The generator of noise that must hide something, from a secret of the coordinator's state directory.
+        """The generator of secret noise, from a secret of the coordinator's state directory.
 
-        It begins anew with each reply that the program gets, as a function of all that it has got: so a program that
-        is repeated draws the same, and one that gets other replies, as after the restoration of a backup, draws other
-        noise, and the difference of two results does not lay open what the noise hides. Without a secret, as in a
-        simulation, it follows from the seed of the run and protects nothing.
+        It is reseeded at each reply, from all replies so far: so a replayed program draws the same noise, and a program
+        that gets other replies, as after the restoration of a backup, draws other noise: the difference of two results
+        does not reveal the hidden values. Without a secret, as in a simulation, it follows from the seed of the run and
+        protects nothing.
         """
         return self._noise.generator(self._order.get("seed") or 0)
 
@@ -155,11 +155,11 @@ class Grid:
         return list(self._link.call("send", timeout=None, waits=False, **self._said(messages))["numbers"])
 
     def pull(self, numbers: Sequence[int]) -> list[Reply]:
-        """Return those replies to pushed messages that are in, and were not pulled before, in the order given."""
+        """Return the replies to pushed messages that have arrived and were not pulled before, in the order given."""
         return self._replies(self._link.call("pull", numbers=list(numbers))) if numbers else []
 
     def _said(self, messages: Sequence[Outgoing]) -> dict[str, Any]:
-        stored: dict[int, str] = {}  # a content for many nodes is one object, hashed and stored once
+        stored: dict[int, str] = {}  # a content for several nodes is one object, hashed and stored once
         for message in messages:
             if id(message.content) not in stored:
                 stored[id(message.content)] = self._store(message.content)
@@ -172,7 +172,7 @@ class Grid:
         }
 
     def _store(self, content: Content) -> str:
-        """Write a content where the coordinator wants it, unless it has it, and return its digest."""
+        """Write a content into the coordinator's folder, unless it has it, and return its digest."""
         tensors = to_tensors(content)
         layout = in_order(Tensor(name, "U8", array.shape) for name, array in tensors.items())
         piece_bytes = piece_bytes_of(layout)
@@ -218,7 +218,7 @@ def _reply(row: dict[str, Any]) -> Reply:
     if not error:
         try:
             content = _content(Path(row["path"]), row["tensors"])
-        except ValueError as fault:  # an OSError is a fault of this machine: without this node the model is another
+        except ValueError as fault:  # an OSError is a fault of this machine: without this node the model would differ
             error = f"its reply cannot be read: {fault}"
     return Reply(row["number"], row["node"], row["kind"], row["group"], content, error, row["place"], row["ended_at"])
 

@@ -1,12 +1,12 @@
 """The process of a server program: `python -m atoll.task.programs.main FD`, the descriptor of its socket.
 
 The coordinator's first line names the program, `module:function`, `path/to/file.py:function` or an app, and the
-seed of its generators. The process calls it with its grid, and tells how it has ended:
+seed of its generators. The process calls it with its grid, and reports its end:
 
     returned              the function has returned, or has exited with 0
     raised  detail        it has raised, or cannot be loaded
 
-It has no credential and no address: all that it can do is to call over the socket. Prints go to the log.
+It has no credential and no address: it can only call over the socket. Prints go to the log.
 """
 
 import os
@@ -53,14 +53,14 @@ def main() -> None:
         link.tell("returned")
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads of the program may still run, and nobody waits for them
+    os._exit(0)  # threads of the program may still run; they are not joined
 
 
 def load(reference: str, options: Mapping[str, Any]) -> Callable[[Grid], Any]:
     """Return the function that a reference names, or the server program of an app with this run config.
 
     Raises:
-        ValueError: there is none, or an app has no such run config.
+        ValueError: there is no such function, or an app has no such run config.
         Exception: any error that its module raises.
     """
     if is_app(reference):

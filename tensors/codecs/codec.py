@@ -1,8 +1,9 @@
 """The contract of a codec: one chunk of a float32 update to bytes and back. `names` lists the codecs.
 
 A chunk is 1..65,536 consecutive elements, encoded by itself into a number of bytes that its length alone determines
-(`chunks` divides tensors). Only finite values travel: a client cannot encode others, a coordinator refuses them. The
-result of `decode` depends on no machine, thread or library: every step of it is one correctly rounded operation.
+(`chunks` divides tensors). Only finite values travel: a client cannot encode NaN or infinity, a coordinator refuses
+them. The result of `decode` depends on no machine, thread or library: every step of it is one correctly rounded
+operation.
 """
 
 from typing import Protocol
@@ -34,7 +35,7 @@ class Codec(Protocol):
 
     @property
     def is_biased(self) -> bool:
-        """The need for error feedback: E[decode(encode(v))] differs from v by more than a rounding."""
+        """Whether it needs error feedback: E[decode(encode(v))] differs from v by more than a rounding."""
         ...
 
     def num_bytes(self, num_elements: int) -> int:
@@ -62,7 +63,7 @@ class Codec(Protocol):
             out: (n) contiguous, the array for the values; left out: a new one. Undefined content after ValueError.
 
         Raises:
-            ValueError: `data` has another size, or holds what no encoder writes and no sum can take.
+            ValueError: `data` has another size, or holds a value that no encoder writes and no sum can take.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The contract of a codec as a check: sizes, shapes, seeds, refusals and the contraction of a biased one.
+"""The check of a codec's contract: sizes, shapes, seeds, refusals and the contraction of a biased codec.
 
 The check encodes random values of several lengths and magnitudes. It finds the common mistakes and proves nothing: that
 `is_biased = False` is right, and equal results on other machines, cannot be seen from one machine's samples.
@@ -19,14 +19,14 @@ LENGTHS = (1, 2, 3, 7, 64, 511, 512, 513, 1000, CHUNK_ELEMENTS - 1, CHUNK_ELEMEN
 """Numbers of elements of the chunks."""
 
 SCALES = (1.0, 1e-3, 100.0)
-"""Magnitudes of the values, as of updates."""
+"""Magnitudes of the values, typical of updates."""
 
 SEEDS = 8
 """Number of encodings of which the error is averaged."""
 
 
 def codec_faults(codec: Any) -> list[str]:
-    """Return the ways in which a codec breaks its contract; empty: none is found.
+    """Return the ways in which a codec breaks its contract; empty if no fault is found.
 
     Args:
         codec: an object with `is_biased`, `num_bytes`, `encode` and `decode`.
@@ -40,7 +40,7 @@ def codec_faults(codec: Any) -> list[str]:
 
 
 def faults_without_options(found: Any) -> list[str]:
-    """Return the faults of what an entry point names; of a class or function that needs arguments, none are known."""
+    """Return the faults of an entry point's object; empty for a class or function that needs arguments."""
     if not CODEC.is_object(found):
         try:
             inspect.signature(found).bind()
@@ -75,7 +75,7 @@ def _faults_of_chunk(codec: Codec, values: Values, what: str) -> Iterator[str]:
 
 
 def _faults_of_refusals(codec: Codec) -> Iterator[str]:
-    """Yield the faults about bytes that no encoder has written: each is refused, or is finite values."""
+    """Yield the faults of decoding foreign bytes: they must be refused, or give finite values."""
     for n in (1, 64, 1000):
         size = codec.num_bytes(n)
         for data in (bytes(size), b"\xff" * size, np.random.default_rng(n).bytes(size)):

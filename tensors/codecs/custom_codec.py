@@ -25,7 +25,7 @@ CHUNK_BYTES_MAX = 8 * CHUNK_ELEMENTS
 class CustomCodec(Guarded):
     """A custom codec, guarded.
 
-    All that its `num_bytes` and `decode` raise is a ValueError here, as of bytes that no encoder writes. It gets
+    Every exception of its `num_bytes` and `decode` becomes a ValueError, as for bytes that no encoder writes. It gets
     read-only values and a copy of the bytes; the values that it returns are checked and copied.
 
     Args:

@@ -1,4 +1,4 @@
-"""Error feedback: the client adds to its next update what a biased codec left out of the last one.
+"""Error feedback: the client adds the remainder of a biased codec to its next update.
 
     p  = u + e              the update and the residual
     send C(p)               what the coordinator decodes
@@ -9,18 +9,19 @@ that changes does no harm), one float32 tensor beside each float tensor of the m
 updates the sum telescopes: sum C(p) = sum u - (last e - first e), so nothing is lost, only late.
 
 *The residual moves with acceptance alone* (in `client/disk/residual_store.py`). An update is encoded once, into the
-spool; e' is stored beside it under a name of its own, and e stays until the outcome is known:
+spool; e' is stored beside it under a separate name, and e stays until the outcome is known:
 
     accepted         e' replaces e          an atomic rename
     anything else    e stays, e' is deleted
 
-The other outcomes are a refusal, a missed deadline, a lost spool. If e' were committed there, C(p), and with it all of
-e that it carried, would be lost. The refused update itself is not added either (p as the new residual): what a round's
-policy did not admit must not enter through the next round, uninvited and undiscounted. A client that stops between the
-acceptance and the rename finds both files and asks the coordinator again, which remembers what it accepted; that is why
-the name of e' contains the update's digest. A round that is abandoned after the acceptance changes nothing: its updates
-are lost with or without a codec, or count in the next round. While an outcome is open, e belongs to that update: the
-next one is encoded without a residual, and when both are accepted, the sum of both remainders is the residual.
+The other outcomes are a refusal, a missed deadline, a lost spool. If e' were committed then, C(p), and with it the part
+of e that it carried, would be lost. The refused update itself is not added either (p as the new residual): an update
+that a round's policy did not admit must not enter through the next round, uninvited and undiscounted. A client that
+stops between the acceptance and the rename finds both files and asks the coordinator again, which remembers the updates
+that it accepted; that is why the name of e' contains the update's digest. A round that is abandoned after the
+acceptance changes nothing: its updates are lost with or without a codec, or count in the next round. While an outcome
+is open, e belongs to that update: the next one is encoded without a residual, and when both are accepted, the sum of
+both remainders is the residual.
 
 A client that is sampled seldom feeds back an old residual, which points along an old model's slope; with codecs that
 transmit little (topk:0.001) and rare participation this costs accuracy. Nothing here discounts it.
@@ -59,11 +60,13 @@ def encode_with_feedback(
 ) -> tuple[bytes, Values]:
     """Return C(u + e) and e' of one chunk.
 
-    e' is what the coordinator's own decoding leaves out. One rounding of float32 apart, u + e = decode(C) + e'.
+    e' is the remainder of the coordinator's decoding: u + e = decode(C) + e' up to one rounding of float32.
 
     Args:
+        codec: of the update.
         update: (n) u.
         residual: (n) e.
+        rng: the codec's generator.
 
     Returns:
         The bytes, and (n) e'.
@@ -94,9 +97,11 @@ def feed(
     (with a layout of F32, whatever floats the update has).
 
     Args:
-        tensors: the update's, in the order in which they are encoded; integer ones are skipped.
+        codec: of the update.
+        tensors: of the update, in the order in which they are encoded; integer tensors are skipped.
         update: reads u.
         residual: reads e; None while there is no residual.
+        rng: the codec's generator.
 
     Raises:
         ValueError: a chunk cannot be encoded; the message names it.

@@ -1,14 +1,14 @@
-"""The codecs of installed packages: their names on the wire, and those that this process has opened.
+"""The codecs of installed packages: their names on the wire, and the codecs that this process has opened.
 
     ternary@1.2-3f9a1c02                  the declared name, the package's version, the digest of its source
     ternary@1.2-3f9a1c02:{"levels":4}     with options, as JSON with sorted keys
 
-Both sides of a connection run the package's code, each its own copy. Equal names on the wire are equal copies: bytes of
+Both sides of a connection run their copy of the package's code. Equal names on the wire are equal copies: bytes of
 another version are refused by name, and never decoded.
 
 A name that comes over the wire opens nothing: `opened` finds only what this process has opened for its own settings
 (`open_for`), or after the coordinator has admitted the name (`open_named`). A process has one copy of a package: it
-keeps the one that it has loaded, although another is installed meanwhile.
+keeps the loaded copy even if another version is installed meanwhile.
 """
 
 import json

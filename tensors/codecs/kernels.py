@@ -1,8 +1,8 @@
 """The inner loops of the codecs, compiled by numba if it is installed; without it numpy gives the same bits.
 
-numpy makes three to eight passes over a chunk; a loop makes one, which checks the values on its way. Every step is an
-integer operation or one correctly rounded one of float32, so not one bit differs; a test holds them together. (Each
-sum is cut to 32 bits again: numba would continue with 64, at half the speed.)
+numpy makes three to eight passes over a chunk; a loop makes one, which also checks the values. Every step is an integer
+operation or one correctly rounded one of float32, so not one bit differs; a test holds them together. (Each sum is cut
+to 32 bits again: numba would continue with 64, at half the speed.)
 """
 
 from collections.abc import Callable

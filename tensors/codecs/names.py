@@ -7,8 +7,8 @@
     topk:F   k values float32, k indices uint16; k = ceil(F n)         6 k                    3 F / 2
     sign     scale float32, ceil(n/8) bytes of n bits, 1 for minus     4 + ceil(n/8)          1/32
 
-Their contract: `codec`. `topk` and `sign` are biased: they need error feedback (`error_feedback`). A name with an @ is
-that of an installed package's codec (`installed`).
+Their contract: `codec`. `topk` and `sign` are biased: they need error feedback (`error_feedback`). A name with an @
+belongs to a codec of an installed package (`installed`).
 """
 
 import re
@@ -28,7 +28,7 @@ NAMES = "bf16, fp16, qsgd8, sign, topk:F with F in 0.000001..1"
 """The names that `parse_codec` allows, for its error and for help texts."""
 
 FAMILIES_MAX = 64
-"""Largest number of installed packages' codecs that another process may name."""
+"""Largest number of codecs of installed packages that another process may name."""
 
 
 @cache
@@ -59,7 +59,7 @@ def parse_codec(name: str) -> "Codec":
 
 
 def open_codec(name: str) -> "Codec":
-    """Return the codec of a name that this process may load: of its own run, or admitted by its coordinator.
+    """Return the codec of a name that this process may load: its run's, or one that its coordinator has admitted.
 
     Raises:
         ValueError: as `parse_codec`; and the package's code does not load, or is another version's.
@@ -68,7 +68,7 @@ def open_codec(name: str) -> "Codec":
 
 
 def fault_of_opening(names: Iterable[str]) -> str:
-    """Open codecs that this process may load; return why one of them is not here; "" when all are open."""
+    """Open codecs that this process may load; return the reason why one is missing, "" if all are open."""
     try:
         for name in names:
             open_codec(name)
@@ -83,7 +83,7 @@ def supported() -> tuple[str, ...]:
 
 
 def known_codecs(families: Iterable[str]) -> frozenset[str]:
-    """Return the families that another process names, as far as they can be any here: at most a few dozen."""
+    """Return the families that another process names, as far as they can exist here: at most a few dozen."""
     named = list(dict.fromkeys(families))
     return frozenset(FAMILIES).intersection(named).union(list(filter(installed.is_installed, named))[:FAMILIES_MAX])
 

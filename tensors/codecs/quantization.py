@@ -107,7 +107,7 @@ class Float16:
 
 
 def half_bits(values: Values) -> NDArray[np.uint16]:
-    """Return the bits of `values.astype(float16)`, in half of the time that numpy takes, which rounds one by one.
+    """Return the bits of `values.astype(float16)`, in half the time of numpy, which rounds value by value.
 
     A half keeps 11 of the 24 bits of a float32. Added to |v|, the power of two 2^13 above v's own (at least above
     2^-14, where subnormal halves begin) shifts the other 13 out: float32's own addition rounds to nearest even. The sum

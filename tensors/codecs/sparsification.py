@@ -1,4 +1,4 @@
-"""The codec that transmits the largest elements whole and drops the others: topk."""
+"""The codec topk, which transmits the largest elements exactly and drops the others."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,7 +17,7 @@ SAMPLE_STEP = 16
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The k = ceil(F n) largest |v_i| of a chunk, unchanged; the others are 0. Of equals the lower index goes first.
+    """The k = ceil(F n) largest |v_i| of a chunk, unchanged, others 0. Of equal values the lower index goes first.
 
     A contraction: ||C(v) - v||^2 <= (1 - k/n) ||v||^2 <= (1 - F) ||v||^2. Biased.
 
@@ -71,8 +71,9 @@ class TopK:
 
 
 def _largest(magnitudes: Values, count: int) -> NDArray[np.intp]:
-    """Return the indices of the `count` largest, ascending; of equals the lowest. No algorithm decides: a value is the
-    bound.
+    """Return the indices of the `count` largest values, ascending; of equal ones the lowest.
+
+    The result is defined by values alone, whatever the algorithm.
     """
     threshold = _threshold(magnitudes, count)
     found = np.flatnonzero(magnitudes >= threshold)
@@ -84,7 +85,7 @@ def _largest(magnitudes: Values, count: int) -> NDArray[np.intp]:
 
 
 def _threshold(magnitudes: Values, count: int) -> np.float32:
-    """Return the `count`-th largest. A sample tells where to look, so that seldom more than a few values are sorted."""
+    """Return the `count`-th largest value. A sample gives a first bound, so that usually few values are sorted."""
     sample = magnitudes[::SAMPLE_STEP]
     rank = min(sample.size, 8 + count * 3 // (2 * SAMPLE_STEP))
     candidates = magnitudes[magnitudes >= np.partition(sample, -rank)[-rank]]

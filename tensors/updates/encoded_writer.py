@@ -1,6 +1,6 @@
 """A writer of an update's file whose float tensors are encoded, chunk by chunk: no second copy is ever in memory.
 
-The result is a safetensors file: an encoded tensor lies in it as bytes (U8), the others as they are. These stay plain:
+The result is a safetensors file, in which an encoded tensor is bytes (U8). These tensors are not encoded:
 
     integers                         exact, and small
     the named tensors                such as a running variance, which no rounding may make negative
@@ -39,7 +39,7 @@ _DTYPES = {dtype: name for name, dtype in NUMPY_DTYPES.items() if name != "BF16"
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """The residual files of one update: those before it, and the one after it."""
+    """The residual files before and after one update."""
 
     residuals: Sequence[Path]
     """The residuals to add, usually one: the new one replaces all of them."""
@@ -56,7 +56,7 @@ def write_encoded(
     plain: Collection[str] = (),
     feedback: Feedback | None = None,
 ) -> tuple[Piece, ...]:
-    """Write an update that is in memory; its file and that of the residual appear whole, and are not synced.
+    """Write an update that is in memory; its file and the residual's appear whole, and are not synced.
 
     Args:
         path: of the file.
@@ -64,7 +64,7 @@ def write_encoded(
         codec: of the float tensors.
         rng: the only source of randomness: the same update, residual and seed give the same bytes.
         plain: names of float tensors that are not encoded.
-        feedback: the residuals of a biased codec; None: none is added and the remainder is dropped.
+        feedback: the residuals of a biased codec; None: no residual is added, and the remainder is dropped.
 
     Returns:
         One piece per tensor, in canonical order.

@@ -1,6 +1,6 @@
 """The inspection of every byte of a stored update before it is accepted; encoded pieces are inspected decoded.
 
-It can keep pace with the upload: then little is left to do when the last byte is there.
+It can keep pace with the upload: then little is left to do when the last byte has arrived.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class Inspection:
     """The result of an inspection."""
 
     wrong_digests: tuple[Piece, ...]
-    """The pieces whose bytes do not have the SHA-256 of the manifest."""
+    """The pieces whose SHA-256 differs from the manifest's."""
     non_finite: Mapping[str, int]
     """The number of NaN and infinite elements of each tensor that has any; such elements count nowhere else."""
     magnitudes: Mapping[str, float | int]
@@ -49,7 +49,7 @@ class Inspection:
 
     @property
     def is_sound(self) -> bool:
-        """The verdict: every digest is right, every chunk as its codec writes it, and every element finite."""
+        """Whether every digest is right, every chunk well-formed, and every element finite."""
         return not (self.wrong_digests or self.malformed or self.non_finite)
 
 
@@ -58,7 +58,7 @@ class Merged:
 
     def __init__(self) -> None:
         self.magnitudes: dict[str, float | int] = {}
-        """The largest |element| of each tensor: exactly that of the whole update."""
+        """The largest |element| of each tensor: exactly the whole update's."""
         self._terms: dict[str, list[float]] = {}
 
     def add(self, magnitudes: Mapping[str, float | int], squared_norms: Mapping[str, float]) -> None:
@@ -182,7 +182,7 @@ def _opened(path: Path, data: bytes | None) -> Iterator[int | bytes]:
 
 
 def _unreadable(piece: Piece) -> str:
-    """Return the reason that an encoded piece cannot be decoded here; empty: it can, as far as its size says."""
+    """Return the reason why an encoded piece cannot be decoded here; empty: its codec and size are right."""
     try:
         size = encoded_bytes(parse_codec(piece.codec), piece.num_elements)
     except ValueError as fault:

@@ -1,10 +1,9 @@
 """A reader of stored updates, block by block, in the flat C order of their tensors, for all boxes.
 
 An update lies on disk as it was received: the bytes of its pieces, one after the other, raw or encoded, in one file or
-in one for each of its parts. The reader
-trusts that the boxes cover each tensor exactly once (`coverage.check_cover`, when the update is accepted), except of an
-update whose other parts lie elsewhere. It decodes
-the chunks of an encoded piece that a block meets: a block of the fold is whole chunks, so that each is decoded once.
+in one for each of its parts. The reader trusts that the boxes cover each tensor exactly once (`coverage.check_cover`,
+when the update is accepted), except of an update whose other parts lie elsewhere. It decodes the chunks of an encoded
+piece that a block meets: a block of the fold is whole chunks, so that each is decoded once.
 """
 
 import os
@@ -40,7 +39,7 @@ class StoredUpdate:
     data_start: int = 0
     """The position of the first piece [bytes]."""
     data: bytes | None = None
-    """All bytes of a small update that has no file of its own."""
+    """All bytes of a small update that has no separate file."""
     parts: tuple[tuple[Path, int], ...] = ()
     """The files of an update in parts, each with the number of its pieces; then `path` only names the update."""
     is_partial: bool = False
@@ -55,7 +54,7 @@ class StoredUpdate:
         *,
         is_partial: bool = False,
     ) -> "StoredUpdate":
-        """Make an update of several files, each with its own pieces.
+        """Return an update of several files, each with its pieces.
 
         Args:
             path: the update's name in errors.
@@ -81,7 +80,7 @@ def stored_model(path: Path) -> StoredUpdate:
 
 
 def stored_shard(path: Path, pieces: Iterable[Piece]) -> StoredUpdate:
-    """Return some pieces of a model in a file of their own, as an update to read.
+    """Return some pieces of a model in a separate file, as an update to read.
 
     Raises:
         TensorFileCorrupted: as `safetensors_file.parse_header`.
@@ -91,7 +90,7 @@ def stored_shard(path: Path, pieces: Iterable[Piece]) -> StoredUpdate:
 
 
 class UpdateReader:
-    """An open stored update. Threads may share one: it has no position of its own.
+    """An open stored update. Threads may share one: it has no file position.
 
     A file whose first page is no longer in memory when it is opened does not fit there beside the others: its pages are
     dropped after each read, and evict no others. The pages of a file that is in memory stay.
@@ -149,8 +148,7 @@ class UpdateReader:
         return dtypes.pop() if len(dtypes) == 1 else "F32"
 
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return the elements [start, stop) of a tensor in flat C order: float32 for floats (exact), int64 for
-        integers.
+        """Return the elements [start, stop) of a tensor in flat C order: floats as float32 (exact), integers as int64.
 
         Memory is a small multiple of the block. Each box that the block meets costs one read.
 
@@ -183,7 +181,7 @@ class UpdateReader:
         return block
 
     def meets(self, tensor: Tensor, start: int, stop: int) -> bool:
-        """Return whether a piece may have one of the elements [start, stop): if not, all of them read as zeros."""
+        """Return whether a piece may have one of the elements [start, stop); if not, they all read as zeros."""
         places = self._pieces.get(tensor.name)
         if places is None or not self._is_partial or places[0].piece.lengths == tensor.shape:
             return places is not None

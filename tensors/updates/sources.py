@@ -1,4 +1,4 @@
-"""Sources of an update's values, block by block: a file, or a function of files that is computed on reading."""
+"""Sources of an update's values, block by block: a file, or a function of files that is computed when read."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,8 +16,7 @@ class Source(Protocol):
         """Return whether the update has this tensor."""
 
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return the elements [start, stop) of a tensor in flat C order, float32 for floats; the caller may overwrite
-        them.
+        """Return the elements [start, stop) of a tensor in flat C order, floats as float32; the caller may change them.
 
         If `out` is given, (stop - start) contiguous and of their dtype, they are written to it.
         """

@@ -35,10 +35,10 @@ class Tally:
     non_finite: int = 0
     squared_norm: float = 0.0
     malformed: str = ""
-    """The first chunk that its codec refuses, and why."""
+    """The first chunk that its codec refuses, and the reason."""
 
     def add_chunk(self, codec: str, chunk: memoryview, num_elements: int) -> None:
-        """Count the decoded values of a chunk; after a malformed chunk of the tensor, none."""
+        """Count the decoded values of a chunk, unless an earlier chunk of the tensor was malformed."""
         if self.malformed:
             return
         try:
@@ -47,7 +47,7 @@ class Tally:
             self.malformed = str(fault)
 
     def add(self, raw: NDArray[Any], dtype: str) -> None:
-        """Count some values; NaN and infinite ones are counted as such, and nowhere else."""
+        """Count some values; NaN and infinite values are counted as such only."""
         if dtype not in FLOATS:
             self._count(max(-raw.min().item(), raw.max().item()), _lanes_of(raw))
             return
@@ -84,7 +84,7 @@ def look_by_numpy(values: NDArray[np.float32]) -> tuple[float, NDArray[np.float6
 
 def _lanes_of(values: NDArray[Any]) -> NDArray[np.float64]:
     is_exact = values.dtype.itemsize == 1 and values.size <= BYTES_MAX
-    with np.errstate(invalid="ignore"):  # a signalling NaN is counted as what it is, by its magnitude
+    with np.errstate(invalid="ignore"):  # a signalling NaN is counted as NaN, by its magnitude
         squares: NDArray[np.floating[Any]] = values.astype(np.float32 if is_exact else np.float64)
     np.square(squares, out=squares)
     whole = squares.size - squares.size % LANES

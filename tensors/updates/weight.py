@@ -1,4 +1,4 @@
-"""The weight that an update claims: the range in which ratios are exact, and the form in which it travels."""
+"""The weight that an update claims: its range, in which ratios are exact, and its form on the wire."""
 
 import math
 
@@ -10,7 +10,7 @@ WEIGHT_RANGE = f"{WEIGHT_MIN:g}..{WEIGHT_MAX}"
 
 
 def as_weight(number: float) -> int | float:
-    """Return a number as it travels: a whole number as int, a fraction as float64.
+    """Return a weight in its form on the wire: a whole number as int, a fraction as float64.
 
     Raises:
         ValueError: it is out of the range.

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import xgboost
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from examples.tumours import CLINICS, records
 from tests.federation.processes import ATOLL, federation
+from tests.later import later
 from tests.simulations.federation.simulating import simulate
 from tests.waiting import BOUND_S
+
+xgboost, metrics, pipeline = later("xgboost"), later("sklearn.metrics"), later("sklearn.pipeline")
+linear_model, preprocessing = later("sklearn.linear_model"), later("sklearn.preprocessing")
 
 pytestmark = pytest.mark.long  # three minutes of processes that import XGBoost and scikit-learn
 
@@ -123,16 +122,16 @@ def test_the_metrics_of_the_run_are_those_of_scikit_learn(deployed, booster):
         scores = booster.predict(xgboost.DMatrix(features))
         found = values_of(deployed, "trees-1")[source]
         assert found["accuracy"] == ((scores > 0.5) == labels).mean()
-        assert found["auc"] == pytest.approx(roc_auc_score(labels, scores), abs=2e-3)
-        assert roc_auc_score(labels, scores) > 0.95
+        assert found["auc"] == pytest.approx(metrics.roc_auc_score(labels, scores), abs=2e-3)
+        assert metrics.roc_auc_score(labels, scores) > 0.95
 
 
 def test_the_net_orders_the_tumours_as_well_as_one_that_has_all_records(deployed):
     """Federated averaging beside scikit-learn's own logistic regression on the pooled records."""
     train = whole_records("train")["clients"]
-    central = make_pipeline(StandardScaler(), LogisticRegression()).fit(*train)
+    central = pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.LogisticRegression()).fit(*train)
     for source, (features, labels) in whole_records().items():
-        pooled = roc_auc_score(labels, central.predict_proba(features)[:, 1])
+        pooled = metrics.roc_auc_score(labels, central.predict_proba(features)[:, 1])
         assert values_of(deployed, "tumours-1")[source]["auc"] > pooled - 0.02
 
 

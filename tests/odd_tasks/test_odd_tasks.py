@@ -7,6 +7,7 @@ import pytest
 from tests.cli.invoking import invoke
 from tests.odd_tasks.cells import Answer, cell
 from tests.odd_tasks.table import BY_PASS, TASKS, wrong
+from tests.turns import in_turn
 
 ON_RANKS = ("routed_experts", "masked_targets")
 MORE_ON_RANKS = (
@@ -29,7 +30,13 @@ def test_there_are_as_many_odd_tasks_as_promised() -> None:
     assert len(TASKS) >= 40
 
 
-CELLS = [(name, way) for name in TASKS for way in ("train", "accumulate", "sequential", "batched")]
+QUICK = ("train", "accumulate", "sequential", "batched")
+CELLS = [
+    in_turn(name, way, number=row + column, days=len(QUICK))
+    for row, name in enumerate(TASKS)
+    for column, way in enumerate(QUICK)
+]
+"""Each task in one way a day."""
 
 
 @pytest.mark.parametrize(("name", "way"), CELLS)

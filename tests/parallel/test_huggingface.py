@@ -5,21 +5,23 @@ from typing import Any
 
 import pytest
 import torch
-from peft import IA3Config, LoHaConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 
 from atoll.parallel.engine.assemble import assemble, check_model
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blueprint import blueprint_of
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
+from tests.later import later
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import mine, plan
 from tests.parallel.engine.families import Logits, lora, of_family, of_kind
 from tests.parallel.engine.reference import Trace
+from tests.parallel.ranks import call_on_ranks
+
+peft = later("peft")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -104,7 +106,7 @@ def test_models_of_transformers_train_on_ranks_as_in_one_process(layout: Plan) -
         models = {
             name: make for name, make in models.items() if name.startswith(("llama, whole", "gemma", "gr", "gpt 2, t"))
         }
-    of_ranks = run_ranks(trained_on_ranks, layout.mesh.size, list(models), layout, timeout_s=500)
+    of_ranks = call_on_ranks(trained_on_ranks, layout.mesh.size, list(models), layout, timeout_s=500)
     for at, (name, make) in enumerate(models.items()):
         expected = reference.plain_training(Logits(make()), reference.token_loss, batches(), "sgd")
         for trace in (traces[at] for traces in of_ranks):
@@ -129,6 +131,11 @@ def test_the_factors_of_lora_are_cut_with_the_layer_under_them() -> None:
     }
 
 
+def adapted(config: Any) -> nn.Module:
+    model: nn.Module = peft.get_peft_model(of_family("Llama"), config)
+    return model
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "dora": (lambda: lora(of_family("Llama"), "q_proj", use_dora=True), r"q_proj and 1 other layer: .*variant Dora; "),
     "alora": (lambda: lora(of_family("Llama"), "q_proj", alora_invocation_tokens=[1]), r"got its variant ALora; "),
@@ -140,12 +147,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "got ParamWrapper ",
     ),
     "ia3": (
-        lambda: get_peft_model(of_family("Llama"), IA3Config(target_modules=["q_proj"], feedforward_modules=[])),
+        lambda: adapted(peft.IA3Config(target_modules=["q_proj"], feedforward_modules=[])),
         r"got IA3; leave it out of PEFT's config, or use tp=1 \(dp_shard divides all adapters\)",
     ),
-    "loha": (lambda: get_peft_model(of_family("Llama"), LoHaConfig(target_modules=["q_proj"])), "got LOHA; "),
+    "loha": (lambda: adapted(peft.LoHaConfig(target_modules=["q_proj"])), "got LOHA; "),
     "prompts": (
-        lambda: get_peft_model(of_family("Llama"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)),
+        lambda: adapted(peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)),
         "got PROMPT_TUNING; ",
     ),
     "experts": (
@@ -193,7 +200,7 @@ def outputs_on_ranks(layout: Plan) -> list[str]:
 @pytest.mark.real
 def test_the_loss_of_a_pipeline_sees_the_models_own_outputs() -> None:
     layout = plan(pp=2)
-    first, last = run_ranks(outputs_on_ranks, 2, layout, timeout_s=500)
+    first, last = call_on_ranks(outputs_on_ranks, 2, layout, timeout_s=500)
     assert first == []
     assert set(last) == {"CausalLMOutputWithPast", f"{SEQUENCE} words"}
 

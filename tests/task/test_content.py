@@ -48,11 +48,11 @@ def test_equal_contents_have_equal_tensors() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (Content(object()), "must be a value that JSON has"),
+        (Content(object()), "must be a JSON value"),
         (Content(None, {"o": np.array([object()])}), "dtype object"),
         (Content([{"a": {None: 1}}]), "has the key None"),
         (Content({1: 1}), "has the key 1"),
-        (Content(nested(5000)), "must be a value that JSON has"),
+        (Content(nested(5000)), "must be a JSON value"),
         (Content({"name": "\ud800"}), "lone surrogate"),
         (Content(None, {"\udfff": np.zeros(1)}), "lone surrogate"),
     ],

@@ -107,7 +107,7 @@ def test_a_factor_that_leaves_the_numbers_is_infinite():
         ({"kind": "cosine", "rounds": 2.5}, "lr: rounds: expected int or none, got 2.5"),
         ({"kind": "list", "values": []}, "lr: values: must have at least one"),
         ({"kind": "list", "values": 3}, "lr: values: must be a list, got 3"),
-        ({"kind": "list", "values": [[1]]}, "lr: values: must be numbers, texts, true or false, got [[1]]"),
+        ({"kind": "list", "values": [[1]]}, "lr: values: must be numbers, strings, true or false, got [[1]]"),
         ({"kind": "list", "values": [1, 2], "rounds_from": [1]}, "lr: rounds_from: must be as many as values (2)"),
         ({"kind": "list", "values": [1, 2], "rounds_from": [2, 3]}, "lr: rounds_from: must be rising rounds"),
         ({"kind": "list", "values": [1, 2], "rounds_from": [1, True]}, "lr: rounds_from: must be rising rounds"),

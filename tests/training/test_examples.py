@@ -16,8 +16,9 @@ from atoll.training.local.training import evaluate, train_locally
 from atoll.training.worker.bench import Received
 from atoll.training.worker.model_bench import ModelBench
 from atoll.training.worker.process import RunTerms, Worker
-from examples import digits, iris_sklearn
-from examples.central import train_centrally
+from tests.later import later
+
+digits, iris_sklearn, central = later("examples.digits"), later("examples.iris_sklearn"), later("examples.central")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -59,7 +60,7 @@ def test_digits_are_learned_by_federated_averaging_in_ten_rounds() -> None:
 
 @pytest.mark.slow
 def test_digits_are_learned_centrally() -> None:
-    assert train_centrally(digits.task, epochs=6, seed=0) > 0.95
+    assert central.train_centrally(digits.task, epochs=6, seed=0) > 0.95
 
 
 @pytest.mark.slow

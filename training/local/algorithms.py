@@ -32,8 +32,9 @@ def check_algorithm(algorithm: str, local: Local | None, *, has_fit: bool = Fals
 
 
 def check_training(task: Task, algorithm: str, local: Local) -> None:
-    """Check that the training of a `Task` fits an algorithm, and that its optimizer loads; errors as in
-    `check_algorithm` and `optimizer_factory`.
+    """Check that the training of a `Task` fits an algorithm, and that its optimizer loads.
+
+    Errors: `check_algorithm` and `optimizer_factory`.
     """
     check_algorithm(algorithm, local, has_fit=task.fit is not None, has_own=task.algorithm is not None)
     if local.has_custom_optimizer:
@@ -53,7 +54,7 @@ def _faults(algorithm: str, local: Local | None, has_fit: bool, has_own: bool) -
         if has_own:
             yield "the task has an algorithm of its own, whose run says fedavg"
         if local is None or has_fit:
-            kind = "a `fit` of its own" if has_fit else "a training of its own (an ArrayTask)"
+            kind = "a custom `fit`" if has_fit else "a custom training (an ArrayTask)"
             yield f"it needs the built-in training loop, and the task has {kind}"
         if local is not None:
             yield from (

@@ -260,7 +260,7 @@ class AsBuilt:
         return [(path, function.__wrapped__)]
 
     def _class(self, kind: type) -> Iterator[tuple[str, Any]]:
-        """Watch the plain attributes of a task's own class and of its bases, and what their methods refer to."""
+        """Watch the plain attributes of a task's class and of its bases, and what their methods refer to."""
         for base in kind.__mro__[:-1]:
             if not _is_of(base.__module__, LIBRARIES):
                 own = vars(base).items()

@@ -55,8 +55,10 @@ def _nothing(_index: int) -> None:
 
 
 def rows_at(dataset: Any, indices: list[int], begin: Callable[[int], object] = _nothing) -> Any:
-    """Return rows by their numbers: of a data set that reads many at once (`__getitems__`) all in one call, as torch's
-    DataLoader does, which then asks for no single one.
+    """Return rows by their numbers.
+
+    A data set that reads many at once (`__getitems__`) gets all of them in one call, as by torch's DataLoader, which
+    then reads no single row.
 
     Args:
         dataset: map-style; also a `Subset` or a `ConcatDataset` of such ones, which are looked into.

@@ -1,4 +1,4 @@
-"""The client of one training, for the hooks of an algorithm of one's own (`task.algorithm`)."""
+"""The client of one training, for the hooks of a custom algorithm (`task.algorithm`)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

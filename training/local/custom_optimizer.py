@@ -1,4 +1,4 @@
-"""A local optimizer of a user's own, from the task or from an installed package."""
+"""A custom local optimizer, from the task or from an installed package."""
 
 import inspect
 from collections.abc import Iterator, Sequence

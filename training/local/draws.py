@@ -53,8 +53,9 @@ class Steady:
 
 
 class Seeded:
-    """A data set that seeds the global generators, and some others, before each example, by (seed, epoch, index); once
-    for examples that are read at once, by the first of them.
+    """A data set that seeds the global generators, and some others, before each example by (seed, epoch, index).
+
+    Examples that are read at once are seeded once, by the first index.
 
     Args:
         dataset: map-style.
@@ -176,8 +177,9 @@ def is_fixed(dataset: Any) -> bool:
 
 
 def held_by(dataset: Any) -> list[Drawn]:
-    """Return the places of the generators that a data set holds, each once, in the order in which they are found: in
-    attributes, transforms, closures, and the globals of its functions. One of a secret stays as it is.
+    """Return the places of the generators that a data set holds, each once, in the order in which they are found.
+
+    They are in attributes, transforms, closures, and the globals of its functions. A generator of secrets is left out.
     """
     if type(dataset) is ConcatDataset:
         found = [each for part in dataset.datasets for each in held_by(part)]

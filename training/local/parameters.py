@@ -40,8 +40,7 @@ _WIDER: dict[np.dtype[Any], tuple[Any, ...]] = {
 
 
 def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the model's tensors that travel: its state_dict without frozen ones, each piece of memory once; on meta,
-    too.
+    """Return the model's tensors that travel, also on meta: its state_dict without frozen ones, each memory once.
 
     Raises:
         TaskBroken: a tensor has a dtype that may not travel, or an entry is no tensor; all of them are listed.

@@ -8,8 +8,9 @@ import torch
 
 
 class PassingState:
-    """The non-persistent buffers of a new model, which are restored before each training and evaluation; those that a
-    forward pass has registered are removed.
+    """The non-persistent buffers of a new model, which are restored before each training and evaluation.
+
+    Buffers that a forward pass has registered are removed.
 
     Args:
         model: the model, on its device.

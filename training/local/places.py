@@ -398,8 +398,9 @@ class Values(Cell):
 
 
 def _here(value: Any) -> Any:
-    """Return a tensor as this rank has it: of a sharded one its shard, for a comparison of the whole needs all ranks,
-    and others may not have it.
+    """Return this rank's part of a tensor: the shard of a sharded one.
+
+    A comparison of whole tensors needs all ranks, and some may not have the tensor.
     """
     if not is_dtensor(value):
         return value

@@ -131,8 +131,9 @@ def try_batches(
     reading: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
     unmeasured: Iterable[Rows] = (),
 ) -> None:
-    """Try a task's model, loss and metrics on a batch of each data set; a metric that fails on some batches alone is
-    named in the log.
+    """Try a task's model, loss and metrics on a batch of each data set.
+
+    The log names a metric that fails only on some batches.
 
     Args:
         task: with its options and settings.
@@ -268,8 +269,9 @@ class _Trial:
             raise _Refused(f"its rows cannot be read: {_said(error)}") from error
 
     def _refused(self, step: str, error: Exception, inputs: Any, targets: Any, outputs: Any) -> _Refused | None:
-        """Return the refusal of a batch; None: the error says nothing about a training, as where memory is short, or a
-        process group is not there yet.
+        """Return the refusal of a batch; None if the error says nothing about a training.
+
+        Such an error: memory is short, or a process group does not exist yet.
 
         Raises:
             OSError: the task's code cannot read a file now.

@@ -181,8 +181,10 @@ def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def _num_rows(outputs: Any, targets: Any) -> int:
-    """Return the examples of a batch: the entries of targets that are a list with one for each row of the outputs, else
-    the rows of the targets' first tensor, or of the outputs' where the targets have none.
+    """Return the number of examples of a batch.
+
+    They are the entries of targets that are a list with one for each row of the outputs, else the rows of the targets'
+    first tensor, else of the outputs' first tensor.
     """
     first = next((tensor for tensor in tensors(outputs) if tensor.dim()), None)
     if first is not None and isinstance(targets, list | tuple) and len(targets) == len(first):

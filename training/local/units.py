@@ -153,7 +153,7 @@ class Units:
         if seen and not math.fsum(epoch):
             raise TaskBroken(
                 f"the targets of {count_of(seen, 'trained example')} have no units (task.units gives 0), so there is "
-                "nothing to train on and the update would weigh nothing: leave the site out, or mend its targets"
+                "nothing to train on and the update would weigh nothing: leave the site out, or check its targets"
             )
         if not seen:
             return num_examples

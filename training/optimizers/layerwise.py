@@ -101,8 +101,7 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 
 def norms_by_block(blocks: Sequence[Block], *kinds: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:
-    """Return the norms of all layers, with one exchange: for each block, one tensor (layers of the block,) for each
-    kind.
+    """Return the norms of all layers, with one exchange: for each block and kind a tensor (layers of the block,).
 
     Args:
         blocks: with the parameters, which tell the sharding.

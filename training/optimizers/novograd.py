@@ -1,5 +1,4 @@
-"""NovoGrad: momentum over gradients that are each divided by a running norm of their layer; one second moment per
-layer.
+"""NovoGrad: momentum over gradients divided by a running norm of their layer; one second moment per layer.
 
 Legend: w the layer's weights, g its gradient, λ the learning rate, d the weight decay.
 

@@ -1,4 +1,4 @@
-"""The statistics of a task's own function as parts, all checked. Importing this file does not import torch."""
+"""The custom statistics of a task's function as parts, all checked. Importing this file does not import torch."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ EXAMPLES = "examples"
 
 NOT_FINITE = "NaN or infinite"
 OWN_MAX = 100
-"""Most names of a task's own statistics."""
+"""Most names of a task's custom statistics."""
 
 
 def own_parts(given: Any, split: str) -> SiteStatistics:

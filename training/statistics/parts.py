@@ -35,7 +35,7 @@ LABELS_MAX = 1000
 """Most different labels of one histogram."""
 
 NUMBERS_MAX = 10_000
-"""Most numbers of a task's own statistics in one split."""
+"""Most numbers of a task's custom statistics in one split."""
 
 NAMES_MAX, NAME_LETTERS_MAX = 1100, 200
 """Most parts of one split and one group, and most letters of a name."""

@@ -17,8 +17,9 @@ _said: set[str] = set()
 
 
 class Kept:
-    """State that a training or an evaluation of one's own keeps for the next, which is named and left as it is: it
-    may be the data that it has read, or an open log.
+    """State that a custom training or evaluation keeps for the next one, which is named and not changed.
+
+    It may be the data that was read, or an open log.
 
     Args:
         roots: the objects by the names that their differences get.
@@ -37,8 +38,9 @@ class Kept:
 
 
 class LeftBehind:
-    """State that a task's loss, metrics, units, optimizer and algorithm keep, which each job finds as after loading;
-    that of `fit` is named.
+    """State of a task's loss, metrics, units, optimizer and algorithm, which each job finds as after loading.
+
+    State of `fit` is named.
 
     Args:
         task: as it was loaded.

@@ -271,7 +271,7 @@ class ModelBench:
         Raises:
             TaskBroken: with their names.
         """
-        if self._here.task.fit is not None:  # a loop of one's own may move a model to another device and back
+        if self._here.task.fit is not None:  # a custom loop may move a model to another device and back
             if not self._unchanged.has_same_values():
                 self._model = None
             return

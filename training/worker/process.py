@@ -52,8 +52,11 @@ class WorkerHung(RuntimeError):
 
 
 class WorkerError(RuntimeError):
-    """The task's code failed. `kind` is the protocol's name for the error, `detail` its text for a person, `said` what
-    the worker has told the site before (`told`)."""
+    """A failure of the task's code.
+
+    `kind` is the protocol's name of the error, `detail` its text for a person, `said` the sentences that the worker has
+    sent to the site before (`told`).
+    """
 
     def __init__(self, kind: str, detail: str, said: Sequence[tuple[int, str]] = ()) -> None:
         self.kind, self.detail, self.said = kind, detail, said

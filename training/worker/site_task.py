@@ -32,8 +32,9 @@ HOW_THEY_DIFFER = (
 
 
 class SiteTask:
-    """A task with one site; data sets stay warm from one request to the next, as long as `data` of the requests is the
-    same: the agent's name of a reading, which is one of a run.
+    """A task with one site, whose data sets stay in memory while `data` of the requests is the same.
+
+    `data` is the agent's name of a reading of the data, which belongs to one run.
 
     Args:
         task: as it was loaded.
@@ -154,8 +155,9 @@ class SiteTask:
             self._reading = reading
 
     def try_out(self, device: str, casting: Casting = nullcontext) -> None:
-        """Try model, loss and metrics on a batch of the site's training data, or where there is no site on one of the
-        server's; faults of a site's test data are named in its log, as a run may have no evaluation by the sites.
+        """Try model, loss and metrics on a batch of the site's training data, or without a site on the server's data.
+
+        Faults of a site's test data are named in its log, as a run may have no evaluation by the sites.
 
         Raises:
             TaskBroken: the first step, or each evaluation, would fail, or leave a metric out.

@@ -93,8 +93,9 @@ def compare(
     plot: Plot = True,
     json: options.Json = False,
 ) -> None:
-    """Train a task federated (as `atoll simulate`) and centralized (as `atoll train`), and compare them: metric, rounds
-    or steps, bytes, virtual and real time.
+    """Train a task federated (as `atoll simulate`) and centralized (as `atoll train`), and compare them.
+
+    The table has the metric, rounds or steps, bytes, virtual and real time.
 
     `--set train.*` and `plan.*` apply to the centralized training, `local.*` to both, all other settings to the
     federated run. Both continue after an interruption. Exit code 130 after Ctrl-C or SIGTERM.

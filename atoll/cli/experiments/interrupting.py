@@ -1,4 +1,4 @@
-"""The end in order of a simulated run on SIGINT, SIGTERM or SIGHUP."""
+"""The clean end of a simulated run on SIGINT, SIGTERM or SIGHUP."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from atoll.protocol.signals import end_by_default, handled_by
 
 
 class Interruptible(Protocol):
-    """A simulated run that a signal ends in order."""
+    """A simulated run that a signal ends cleanly."""
 
     def interrupt(self) -> None:
         """Let the run end as soon as it can."""

@@ -136,7 +136,6 @@ class Swept:
     @property
     def document(self) -> dict[str, Any]:
         """The table, as `--json` prints it."""
-
         return document_of(self.rows, self.objective)
 
     @property

@@ -62,8 +62,9 @@ class SweepProgress:
             self._bar.update(self._task, completed=ended, description=f"{left} left  {running}")
 
     def seconds_left(self, ended: int) -> float | None:
-        """Return the seconds until the last cell ends: cells left x mean time of the cells that have ended since the
-        start; None before the first one has.
+        """Return the time [s] until the last cell ends; None before the first cell has ended.
+
+        It is the number of cells left x the mean time of the cells that have ended since the start.
         """
         since_start = ended - self._finished_before
         return (self._clock() - self._began) / since_start * (len(self._names) - ended) if since_start else None

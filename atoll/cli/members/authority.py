@@ -219,8 +219,9 @@ def serve(
     days: Days = 30.0,
     log_form: options.Log = "text",
 ) -> None:
-    """Run the authority: sign the requests of a coordinator until a signal comes. Needs outbound connections only, also
-    through HTTPS_PROXY.
+    """Run the authority: sign the requests of a coordinator until a signal comes.
+
+    Needs outbound connections only, also through HTTPS_PROXY.
 
     It signs for clients and aggregation ranks, and renews a certificate of any role whose older key has signed the
     request. The first certificate of an owner, operator or auditor takes `atoll authority issue`.

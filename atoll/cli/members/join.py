@@ -31,8 +31,9 @@ Folder = Annotated[
 
 
 def join(code: Code, identity: Folder = None, json: options.Json = False) -> None:
-    """Become an owner, operator or auditor with a join code. From then on, commands on a machine without a state
-    directory go to that coordinator.
+    """Become an owner, operator or auditor with a join code.
+
+    From then on, commands on a machine without a state directory go to that coordinator.
 
     A site passes its join code to `atoll agent`, an aggregation rank to `atoll aggregator`.
     """

@@ -121,7 +121,6 @@ def items(
         Ended: the end was asked for.
         OSError: the state directory is missing, damaged, or of a newer version of Atoll.
     """
-
     ending = ending or Ending()
     if not database and is_elsewhere(state):
         if state != STATE and not is_named():

@@ -37,8 +37,9 @@ def list_versions(
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
-    """List the versions of a run's model: metrics, size, whether the version is still stored, and in how many parts at
-    the aggregation ranks, and which one is the best by `model.best`.
+    """List the versions of a run's model with metrics and size, and mark the best one by `model.best`.
+
+    The list says whether a version is still stored, and in how many parts at the aggregation ranks.
     """
     seen = read_view("versions", state, database, run=run)
     if json:

@@ -95,8 +95,10 @@ def show(
     follow: options.Follow = False,
     json: options.Json = False,
 ) -> None:
-    """Explain a round in sentences: the invited clients, the outcome of each, and the reason for the round's end; or
-    an exchange of a run of messages: what was sent, what came back, and the cause of each missing reply.
+    """Explain a round, or an exchange of a run of messages, in sentences.
+
+    Of a round: the invited clients, the outcome of each, and the reason for the round's end. Of an exchange: the
+    messages, the replies, and the cause of each missing reply.
 
     `--follow` prints each sentence as it comes, until the round has ended; with `--json` the record whenever it has
     changed, one a line. The round may be one that has not begun yet.

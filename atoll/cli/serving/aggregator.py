@@ -69,8 +69,7 @@ def aggregator(
     log_form: options.Log = "text",
     with_parent: WithParent = False,
 ) -> None:
-    """Run one aggregation rank: receive the updates of its clients, store its part of the model, fold with the other
-    ranks.
+    """Run one aggregation rank: receive updates, store a part of the model, fold with the other ranks.
 
     `atoll coordinator --aggregators N` starts N ranks by itself. This command is for ranks on other machines or under
     your own supervisor; the coordinator then needs `coordinator.start_aggregators=false`. A rank may be restarted at

@@ -128,8 +128,9 @@ def plan(
     top: Top = 8,
     json: options.Json = False,
 ) -> None:
-    """List the meshes on which a model can be trained on a cluster, the fastest first, with memory, traffic, pipeline
-    bubble and step time of each, and explain the order.
+    """List the meshes on which a model can be trained on a cluster, the fastest first, and explain the order.
+
+    Each has its memory, traffic, pipeline bubble and step time.
 
     Nothing is started, and no GPU is needed. `docs/planning.md` explains every number.
     """

@@ -190,8 +190,10 @@ def _by_site(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _plans(request: Request, given: Mapping[str, Any], faults: list[str]) -> Sequence[Plan]:
-    """Return the parallel plan, where `dp` is dp_replicate (DDP), or dp_shard with ZeRO; with "auto" all that may be
-    chosen; none: it has mistakes."""
+    """Return the parallel plan; with "auto" all plans that may be chosen; none if the request has mistakes.
+
+    `dp` is dp_replicate (DDP), or dp_shard with ZeRO.
+    """
     settings = {**given, **({} if request.zero is None else {"zero": request.zero})}
     try:
         if request.mesh == AUTO:

@@ -12,7 +12,6 @@ import torch
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blank import blank, give_memory
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
@@ -25,6 +24,7 @@ from atoll.tensors import safetensors_file
 from atoll.tensors.layout import pieces_in_order
 from atoll.training.local.parameters import parameters_of
 from tests.parallel.exchange.layouts import LAYOUTS, plain
+from tests.parallel.ranks import call_on_ranks
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -93,7 +93,7 @@ def test_each_box_is_owned_once_and_goes_to_and_from_files_exactly(name: str, tm
     whole = parameters_of(make())
     for number in (1, 2):
         safetensors_file.write(tmp_path / str(number), version(number, whole), durable=False)
-    results = run_ranks(on_a_rank, prod(degrees.values()), name, str(tmp_path))
+    results = call_on_ranks(on_a_rank, prod(degrees.values()), name, str(tmp_path))
     assert [faults for _, faults in results] == [[]] * len(results)
     times = {name: np.zeros(array.shape, int) for name, array in whole.items()}
     update = {name: np.zeros(array.shape) for name, array in whole.items()}

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.mesh_client.bench import MeshBench
@@ -24,6 +23,7 @@ from atoll.tensors.layout import Piece
 from atoll.tensors.pieces import part_name
 from atoll.training.worker.operations import Operations
 from tests.parallel.mesh_client import adapter_tasks, hook_tasks, tasks
+from tests.parallel.ranks import call_on_ranks
 
 Arrays = dict[str, NDArray[Any]]
 Json = dict[str, Any]
@@ -91,7 +91,7 @@ def on_a_mesh(
     folder: Path, options: Json, *, name: str = "task", load: Json | None = None, **fields: Any
 ) -> tuple[Json, Arrays]:
     """Train on a mesh; return the answer of rank 0, and the update."""
-    answer = run_ranks(
+    answer = call_on_ranks(
         on_a_rank, plan_of(options).mesh.size, name, options, load or {}, request_of(folder, "mesh", **fields)
     )[0]
     return answer, update_in(folder / "mesh", answer["parts"])

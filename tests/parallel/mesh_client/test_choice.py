@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.plan import given_plan
 from atoll.parallel.mesh_client import choice
 from atoll.parallel.mesh_client.choice import choice_for, plan_for
@@ -12,6 +11,7 @@ from atoll.parallel.planner.choice import need_of
 from atoll.parallel.planner.rank_memory import Machine
 from atoll.task.errors import TaskBroken
 from tests.parallel.mesh_client import tasks
+from tests.parallel.ranks import call_on_ranks
 
 AUTO = {"plan": {"mesh": "auto", "precision": "bf16"}, "device": "cpu", "site": "here"}
 
@@ -29,12 +29,12 @@ def on_a_rank(request, memory, of_rank):
 @pytest.mark.real
 def test_the_ranks_choose_for_the_one_with_the_least_memory():
     little = 2 * need_of(tasks.decoder(), given_plan("dp_shard=2", {"precision": "bf16"}), "sgd")
-    (first, second) = run_ranks(on_a_rank, 2, AUTO, 10**9, little)
+    (first, second) = call_on_ranks(on_a_rank, 2, AUTO, 10**9, little)
     assert first == second
     assert first[:2] == ("dp_shard=2", "bf16")
     assert "; dp_replicate=2 would need" in first[2]
-    assert run_ranks(on_a_rank, 2, AUTO, little, 10**9)[0] == first, "the same at the next start"
-    assert run_ranks(on_a_rank, 2, AUTO, 10**9, 10**9)[0][0] == "dp_replicate=2"
+    assert call_on_ranks(on_a_rank, 2, AUTO, little, 10**9)[0] == first, "the same at the next start"
+    assert call_on_ranks(on_a_rank, 2, AUTO, 10**9, 10**9)[0][0] == "dp_replicate=2"
 
 
 def test_a_given_mesh_is_taken_as_it_is():

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from atoll import Algorithm
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.mesh_client.bench import MeshBench
@@ -28,6 +27,7 @@ from tests.parallel.mesh_client.clients import (
     update_in,
     write_version,
 )
+from tests.parallel.ranks import call_on_ranks
 
 NAMES = ("proximal", "clipped", "feddyn", "fedcm", "normed", "averaged")
 
@@ -105,7 +105,7 @@ def test_hooks_have_the_numbers_of_one_process(
 ) -> None:
     folder, expected = one_process
     options = LAYOUTS[layout]
-    found = run_ranks(tasks_on_a_rank, plan_of(options).mesh.size, folder, options, names, timeout_s=TIMEOUT_S)[0]
+    found = call_on_ranks(tasks_on_a_rank, plan_of(options).mesh.size, folder, options, names, timeout_s=TIMEOUT_S)[0]
     for name in names:
         for number, (answer, of_one) in enumerate(zip(found[name], expected[name], strict=True), 1):
             where, place = f"{name}, round {number}", folder / name
@@ -161,7 +161,7 @@ def refused_on_a_rank() -> list[str]:
 
 @pytest.mark.real
 def test_what_a_mesh_computes_otherwise_is_refused_before_a_round() -> None:
-    other, failing = run_ranks(refused_on_a_rank, 2, timeout_s=TIMEOUT_S)[1]
+    other, failing = call_on_ranks(refused_on_a_rank, 2, timeout_s=TIMEOUT_S)[1]
     assert "OfTheRank gives other numbers on dp_shard=2 than in one process (round 1, step 1, the gradient of" in other
     assert "a hook of InArrays fails on a mesh (RuntimeError: .numpy() is not supported" in failing
 

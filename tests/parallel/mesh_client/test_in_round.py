@@ -25,6 +25,7 @@ from tests.parallel.mesh_client.clients import (
     update_in,
     write_version,
 )
+from tests.parallel.ranks import call_on_ranks
 
 ADAMW = {"optimizer": "adamw", "lr": 0.01, "epochs": 2}
 
@@ -159,9 +160,9 @@ def test_ranks_with_different_clocks_save_the_same_steps(tmp_path: Path) -> None
 def test_the_word_of_the_first_rank_ends_a_training_with_its_work(tmp_path: Path) -> None:
     write_version(tmp_path)
     request = request_of(tmp_path, "mesh")
-    answer = run_ranks(told_on_a_rank, 2, "task", {"dp_shard": 2}, request, 5)[0]
+    answer = call_on_ranks(told_on_a_rank, 2, "task", {"dp_shard": 2}, request, 5)[0]
     assert (answer["stopped"], answer["steps"], answer["work"]) == (True, 5, 5 / 12)
     _, update = in_one_process(tmp_path, local={"max_steps": 5})
     assert distance(update_in(tmp_path / "mesh", answer["parts"]), update) < 1e-6
     with pytest.raises(RankFailed, match="OutOfTime: no time for the first of 12 steps"):
-        run_ranks(told_on_a_rank, 2, "task", {"dp_shard": 2}, request, 0)
+        call_on_ranks(told_on_a_rank, 2, "task", {"dp_shard": 2}, request, 0)

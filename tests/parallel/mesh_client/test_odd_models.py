@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.forked import RankFailed
 from tests.parallel.mesh_client.clients import (
     Json,
     distance,
@@ -15,6 +15,7 @@ from tests.parallel.mesh_client.clients import (
     request_of,
     write_version,
 )
+from tests.parallel.ranks import call_on_ranks
 
 pytestmark = pytest.mark.real
 
@@ -67,7 +68,7 @@ def test_a_site_without_training_examples_describes_itself_and_evaluates(options
     write_version(tmp_path, name)
     request = request_of(tmp_path, "out", op="evaluate", split="test")
     described, evaluated = evaluated_in_one_process(name, request)
-    found = run_ranks(evaluated_on_a_rank, 2, name, options, request)[0]
+    found = call_on_ranks(evaluated_on_a_rank, 2, name, options, request)[0]
     assert described["num_examples"] == 0
     assert found[0] == {key: described[key] for key in found[0]}
     assert found[1]["statistics"]["loss"] == pytest.approx(evaluated["statistics"]["loss"], rel=5e-6)

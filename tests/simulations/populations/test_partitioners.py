@@ -1,5 +1,7 @@
 """Partitioners of flwr-datasets as populations, on local data; skipped where flwr-datasets is not installed."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 
@@ -8,8 +10,12 @@ from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.population import populate
 from tests.simulations.populations.tasks import labelled, task_of
 
-pytest.importorskip("flwr_datasets", reason="flwr-datasets is not installed: `make setup` installs it")
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of the partitioners themselves
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # those of the partitioners themselves
+    pytest.mark.skipif(
+        find_spec("flwr_datasets") is None, reason="flwr-datasets is not installed: `make setup` installs it"
+    ),
+]
 DATA = {"a": labelled([n % 4 for n in range(120)]), "b": labelled([n % 4 for n in range(60)])}
 
 

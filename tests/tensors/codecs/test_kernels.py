@@ -1,19 +1,21 @@
 """The compiled loops against numpy, bit for bit, over values and bytes of every kind."""
 
+from functools import cache
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.tensors.codecs import quantization, sparsification
+from atoll.tensors.codecs import kernels, quantization, sparsification
 from atoll.tensors.codecs.codec import CHUNK_ELEMENTS
-from atoll.tensors.codecs.kernels import compiled
 from atoll.tensors.codecs.names import parse_codec
 
-pytest.importorskip("numba")
+pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="needs numba: make setup installs it")
 
 NAMES = ("bf16", "fp16", "qsgd8", "topk:0.1")
-LOOPS = compiled()
+compiled = cache(kernels.compiled)
 
 
 def outcome(function):
@@ -28,7 +30,7 @@ def outcome(function):
 def both(function):
     """Compute with the loops, and without."""
     outcomes = []
-    for loops in (LOOPS, None):
+    for loops in (compiled(), None):
         with pytest.MonkeyPatch.context() as patch:
             for module in (quantization, sparsification):
                 patch.setattr(module, "loops_for", lambda _, loops=loops: loops)

@@ -6,13 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import get_peft_model
 
 from atoll import Base, Deadline
 from atoll.training.worker.bench import Received
 from atoll.training.worker.model_bench import ModelBench
+from tests.later import later
 from tests.training.base.test_peft import base as base  # a fixture
 from tests.training.base.test_peft import llama, lora, task_of
+
+peft = later("peft")
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make test-cuda"),
@@ -21,7 +23,7 @@ pytestmark = [
 
 
 def test_the_factors_move_as_on_the_cpu(base: Path) -> None:
-    task = task_of(lambda: get_peft_model(llama(), lora()), Base(base))
+    task = task_of(lambda: peft.get_peft_model(llama(), lora()), Base(base))
     updates = []
     for device in ("cpu", "cuda"):
         request: dict[str, Any] = {"site": "a", "seed": 3, "model_seed": 5, "local": {}, "device": device}

@@ -14,8 +14,6 @@ from torch.utils.data import TensorDataset
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from atoll import Base, Deadline, Local, Task, freeze_a
 from atoll.task.errors import TaskBroken
@@ -26,6 +24,9 @@ from atoll.training.local.parameters import build_model, initial_parameters, loa
 from atoll.training.worker.bench import Received
 from atoll.training.worker.model_bench import ModelBench
 from atoll.training.worker.model_files import write_initial
+from tests.later import later
+
+peft, transformers = later("peft"), later("transformers")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")]
 
@@ -33,7 +34,7 @@ TOKENS = torch.arange(48).reshape(4, 12) % 40
 
 
 def llama(*, tied: bool = False) -> nn.Module:
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=40,
         hidden_size=16,
         intermediate_size=24,
@@ -43,11 +44,11 @@ def llama(*, tied: bool = False) -> nn.Module:
         max_position_embeddings=16,
         tie_word_embeddings=tied,
     )
-    return LlamaForCausalLM(config)
+    return transformers.LlamaForCausalLM(config)
 
 
-def lora(**changed: Any) -> LoraConfig:
-    return LoraConfig(**{"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "down_proj"]} | changed)
+def lora(**changed: Any) -> Any:
+    return peft.LoraConfig(**{"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "down_proj"]} | changed)
 
 
 class Logits(nn.Module):
@@ -112,13 +113,13 @@ def exported(task: Task, version: dict[str, Any], folder: Path) -> None:
 
 
 CASES = {
-    "lora": lambda: get_peft_model(llama(), lora()),
-    "biases": lambda: get_peft_model(llama(), lora(bias="lora_only")),
-    "a whole head": lambda: get_peft_model(llama(), lora(modules_to_save=["lm_head"])),
-    "embeddings": lambda: get_peft_model(llama(), lora(target_modules=["embed_tokens", "q_proj"])),
-    "another name": lambda: get_peft_model(llama(), lora(), adapter_name="site"),
-    "frozen A": lambda: freeze_a(get_peft_model(llama(), lora())),
-    "in a model": lambda: Logits(get_peft_model(llama(), lora())),
+    "lora": lambda: peft.get_peft_model(llama(), lora()),
+    "biases": lambda: peft.get_peft_model(llama(), lora(bias="lora_only")),
+    "a whole head": lambda: peft.get_peft_model(llama(), lora(modules_to_save=["lm_head"])),
+    "embeddings": lambda: peft.get_peft_model(llama(), lora(target_modules=["embed_tokens", "q_proj"])),
+    "another name": lambda: peft.get_peft_model(llama(), lora(), adapter_name="site"),
+    "frozen A": lambda: freeze_a(peft.get_peft_model(llama(), lora())),
+    "in a model": lambda: Logits(peft.get_peft_model(llama(), lora())),
 }
 
 
@@ -133,13 +134,13 @@ def test_peft_loads_the_files_of_a_version_and_computes_the_same(case: str, base
     )
     model, version = trained(task)
     exported(task, version, tmp_path)
-    plain = LlamaForCausalLM.from_pretrained(base)
-    loaded = PeftModel.from_pretrained(plain, tmp_path, adapter_name="default").eval()
+    plain = transformers.LlamaForCausalLM.from_pretrained(base)
+    loaded = peft.PeftModel.from_pretrained(plain, tmp_path, adapter_name="default").eval()
     with torch.no_grad():
         ours, theirs = model(TOKENS), loaded(TOKENS).logits
         ours = getattr(ours, "logits", ours)
     assert torch.equal(ours, theirs)
-    untouched = LlamaForCausalLM.from_pretrained(base).eval()
+    untouched = transformers.LlamaForCausalLM.from_pretrained(base).eval()
     with torch.no_grad():
         assert not torch.equal(untouched(TOKENS).logits, ours)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
@@ -154,15 +155,15 @@ def test_an_adapter_that_is_made_from_the_bases_weights_is_refused_with_a_base_a
         with pytest.raises(
             TaskBroken, match=f"{next(iter(changed))}=.*begins with values made from the base's weights"
         ):
-            build_model(task_of(lambda made=changed: get_peft_model(llama(), lora(**made)), Base(base)), 0)
+            build_model(task_of(lambda made=changed: peft.get_peft_model(llama(), lora(**made)), Base(base)), 0)
 
     def with_weights() -> nn.Module:
-        return get_peft_model(LlamaForCausalLM.from_pretrained(base), lora(use_dora=True))
+        return peft.get_peft_model(transformers.LlamaForCausalLM.from_pretrained(base), lora(use_dora=True))
 
     task = task_of(with_weights)
     model, version = trained(task)
     exported(task, version, tmp_path)
-    loaded = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(base), tmp_path).eval()
+    loaded = peft.PeftModel.from_pretrained(transformers.LlamaForCausalLM.from_pretrained(base), tmp_path).eval()
     with torch.no_grad():
         assert torch.equal(model(TOKENS).logits, loaded(TOKENS).logits)
 
@@ -186,7 +187,7 @@ def test_pefts_own_files_have_the_same_tensors(base: Path, tmp_path: Path) -> No
     task = task_of(CASES["lora"], Base(base))
     model, version = trained(task)
     exported(task, version, tmp_path)
-    expected = get_peft_model_state_dict(model)
+    expected = peft.get_peft_model_state_dict(model)
     found = safetensors_file.read(tmp_path / "adapter_model.safetensors")
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], tensor.numpy()) for name, tensor in expected.items())
@@ -212,16 +213,18 @@ def test_the_mean_of_products_with_a_frozen_a_is_the_product_of_the_mean() -> No
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
 def test_an_adapter_over_a_tied_tensor_is_refused_by_name() -> None:
     def over_the_head(**more: Any) -> Task:
-        return task_of(lambda: get_peft_model(llama(tied=True), lora(target_modules=["q_proj", "lm_head"], **more)))
+        return task_of(
+            lambda: peft.get_peft_model(llama(tied=True), lora(target_modules=["q_proj", "lm_head"], **more))
+        )
 
     with pytest.raises(TaskBroken, match=r"lm_head: an adapter over a tied tensor \(.*embed_tokens.*lm_head.*\)"):
         initial_parameters(over_the_head(), 0)
-    assert initial_parameters(task_of(lambda: get_peft_model(llama(tied=True), lora())), 0)
+    assert initial_parameters(task_of(lambda: peft.get_peft_model(llama(tied=True), lora())), 0)
 
 
 def test_what_peft_has_no_place_for_is_refused_by_name(tmp_path: Path) -> None:
     def with_norm() -> nn.Module:
-        model = get_peft_model(llama(), lora())
+        model = peft.get_peft_model(llama(), lora())
         model.base_model.model.model.norm.weight.requires_grad_(True)
         return model
 
@@ -241,7 +244,7 @@ def test_a_tied_base_is_found_under_either_name(tmp_path: Path) -> None:
     torch.manual_seed(2)
     whole = llama(tied=True)
     whole.save_pretrained(tmp_path)
-    task = task_of(lambda: get_peft_model(llama(tied=True), lora()), Base(tmp_path))
+    task = task_of(lambda: peft.get_peft_model(llama(tied=True), lora()), Base(tmp_path))
     model = build_model(task, 9)
     assert torch.equal(model.state_dict()["base_model.model.lm_head.weight"], whole.state_dict()["lm_head.weight"])
     assert "base_model.model.model.embed_tokens.weight" in frozen_of(model)

@@ -16,7 +16,7 @@ from atoll.task.collated import Collated
 from atoll.training.local.draws import Drew, Steady, drawing, unseeded
 from atoll.training.local.row_forms import kind_of
 from atoll.training.local.training import evaluate, train_locally
-from tests.parallel import drawing as odd
+from tests.training import drawing as odd
 from tests.training.drawing import Noisy, Residual, Together, expected
 
 

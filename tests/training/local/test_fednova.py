@@ -142,7 +142,7 @@ def test_a_task_that_does_not_go_with_the_algorithm_does_not_load() -> None:
     def fit(*_: object) -> float:
         return 1.0
 
-    with pytest.raises(TaskBroken, match=r"a `fit` of its own.*local.optimizer must be 'sgd'.*got 'adam'"):
+    with pytest.raises(TaskBroken, match=r"a custom `fit`.*local.optimizer must be 'sgd'.*got 'adam'"):
         ModelBench(make_task(fit=fit), {"local": {"optimizer": "adam"}, "algorithm": "fednova"})
     with pytest.raises(TaskBroken, match=r"supports fedavg, .*fednova"):
         ModelBench(make_task(), {"algorithm": "fedmoon"})

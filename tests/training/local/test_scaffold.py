@@ -187,7 +187,7 @@ def test_settings_that_break_option_ii_are_refused_by_coordinator_and_client(fie
 
 def test_all_faults_come_at_once() -> None:
     local = Local(momentum=0.9, weight_decay=0.1)
-    with pytest.raises(TaskBroken, match=r"`fit` of its own.*local\.momentum .*local\.weight_decay"):
+    with pytest.raises(TaskBroken, match=r"a custom `fit`.*local\.momentum .*local\.weight_decay"):
         ModelBench(replace(make_task(fit=lambda *_: 1.0), local=local), dict(SCAFFOLD))
 
 

@@ -7,7 +7,6 @@ from torch import nn
 
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
@@ -16,6 +15,7 @@ from atoll.training.optimizers.options import OptimizerConfig
 from atoll.training.optimizers.schedule import Schedule
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import mine, mlp
+from tests.parallel.ranks import call_on_ranks
 
 PLANS = [Plan(mesh=Mesh(dp_shard=2), zero=3), Plan(mesh=Mesh(tp=2)), Plan(mesh=Mesh(pp=2))]
 CONFIGS = [OptimizerConfig(name="lars", lr=0.5, trust=0.02), OptimizerConfig(name="lamb", lr=0.02)]
@@ -42,6 +42,6 @@ def every_loss() -> list[list[float]]:
 
 def test_every_way_to_cut_the_model_gives_the_losses_of_one_process() -> None:
     alone = [losses(Plan(), config) for _ in PLANS for config in CONFIGS]
-    for found in run_ranks(every_loss, 2):
+    for found in call_on_ranks(every_loss, 2):
         for ours, expected in zip(found, alone, strict=True):
             assert ours == pytest.approx(expected, rel=2e-5)

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.forked import RankFailed
 from atoll.training.optimizers.lamb import LAMB
 from atoll.training.optimizers.larc import LARC
 from atoll.training.optimizers.lars import LARS
@@ -33,6 +33,7 @@ from atoll.training.optimizers.make import make_optimizer
 from atoll.training.optimizers.norms import norms, total_norm
 from atoll.training.optimizers.novograd import NovoGrad
 from atoll.training.optimizers.options import OptimizerConfig
+from tests.parallel.ranks import call_on_ranks
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -117,7 +118,7 @@ def train_all_fsdp() -> dict[str, tuple[Arrays, int]]:
 
 
 def test_two_fsdp_ranks_equal_one_process_with_one_exchange_per_step() -> None:
-    for results in run_ranks(train_all_fsdp, 2):
+    for results in call_on_ranks(train_all_fsdp, 2):
         for kind, (weights, count) in results.items():
             assert count == 1, kind
             for name, array in alone(kind).items():
@@ -146,7 +147,7 @@ def train_2d() -> dict[str, tuple[Arrays, int, list[float], list[float]]]:
 
 
 def test_four_ranks_of_fsdp_and_tensor_parallelism_equal_one_process() -> None:
-    for results in run_ranks(train_2d, 4):
+    for results in call_on_ranks(train_2d, 4):
         for kind, (weights, count, ours, by_hand) in results.items():
             assert count == 2, kind  # one for each of the two axes
             assert ours == pytest.approx(by_hand, rel=1e-6)
@@ -177,7 +178,7 @@ def placements() -> dict[str, Any]:
 
 
 def test_only_what_is_cut_is_summed_over_the_ranks() -> None:
-    for result in run_ranks(placements, 2):
+    for result in call_on_ranks(placements, 2):
         assert result["norms"] == pytest.approx([6.0, 6.0, 30.0**0.5, 2.0**0.5])
         assert (result["count"], result["unshared"]) == (1, 0)
         assert "tensor 1 has no norm yet" in result["refused"]
@@ -205,7 +206,7 @@ def train_sequence_parallel(kind: str) -> tuple[list[bool], Arrays]:
 
 
 def test_a_gradient_that_is_still_to_be_summed_is_summed_first() -> None:
-    for seen, weights in run_ranks(train_sequence_parallel, 2, "lars"):
+    for seen, weights in call_on_ranks(train_sequence_parallel, 2, "lars"):
         assert seen == [True]
         for name, array in alone("lars").items():
             np.testing.assert_allclose(weights[name], array, rtol=1e-6, atol=1e-6, err_msg=name)
@@ -247,7 +248,7 @@ def resume_all() -> dict[str, tuple[bool, Arrays, Arrays]]:
 
 
 def test_sharded_state_goes_through_a_checkpoint_and_carries_on_exactly() -> None:
-    for results in run_ranks(resume_all, 2):
+    for results in call_on_ranks(resume_all, 2):
         for kind, (is_cut, straight, resumed) in results.items():
             assert is_cut, kind
             for name, array in straight.items():
@@ -277,7 +278,7 @@ def test_plain_and_sharded_parameters_may_be_mixed() -> None:
             gradients(model, step)
             optimizer.step()
         expected[name] = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
-    for results in run_ranks(train_mixed, 2):
+    for results in call_on_ranks(train_mixed, 2):
         for name, weights in results.items():
             for key, array in expected[name].items():
                 np.testing.assert_allclose(weights[key], array, rtol=1e-5, atol=1e-5, err_msg=f"{name}: {key}")
@@ -299,7 +300,7 @@ def noise_pair(num_ranks: int) -> tuple[float, float]:
 def test_both_norms_of_the_noise_scale_can_be_read_from_a_sharded_model() -> None:
     small, big = noise_pair(1)
     assert small != pytest.approx(big, rel=0.01)
-    for found in run_ranks(noise_pair, 2, 2):
+    for found in call_on_ranks(noise_pair, 2, 2):
         assert found == pytest.approx((small, big), rel=1e-5)
 
 
@@ -310,4 +311,4 @@ def miscount() -> None:
 
 def test_a_mesh_larger_than_the_world_is_no_hang() -> None:
     with pytest.raises(RankFailed, match="3"):
-        run_ranks(miscount, 2, timeout_s=30.0)
+        call_on_ranks(miscount, 2, timeout_s=30.0)
