@@ -17,8 +17,9 @@ from atoll.cli.faults import EXIT_AWAY, EXIT_PIPE
 from atoll.cli.sections import Section, described
 from atoll.cli.shutdown_deadline import EXIT_LATE
 from atoll.client.session import events as client_events
+from atoll.ground.process import crash_points
 from atoll.parallel.mesh_client import crash_points as rank_crash_points
-from atoll.protocol import crash_points, vocabulary
+from atoll.protocol import vocabulary
 from atoll.protocol.settings import load_text
 from atoll.server import process
 from atoll.server.audit.actions import Action

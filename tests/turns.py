@@ -5,6 +5,7 @@ of a day, `ATOLL_TEST_DAY=all` gives every cell the marker `long`, which is what
 """
 
 import os
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,3 +25,13 @@ def is_due(number: int, days: int) -> bool:
 def in_turn(*values: Any, number: int, days: int, id: str | None = None) -> Any:
     """Return the parameters of a cell, `long` unless it has its turn today."""
     return pytest.param(*values, marks=() if is_due(number, days) else pytest.mark.long, id=id)
+
+
+def table(rows: Iterable[str], columns: Iterable[str], *, days: int) -> list[Any]:
+    """Return the cells of a table, of which each row and each column has some a day."""
+    names = [*columns]
+    return [
+        in_turn(row, column, number=place + shift, days=days, id=f"{row}-{column}")
+        for place, row in enumerate(rows)
+        for shift, column in enumerate(names)
+    ]

@@ -31,13 +31,14 @@ from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
 from atoll.server.config.run_changes import are_equal, moved_ends, with_number_of_versions
 from atoll.server.errors import OperatorError, UnknownRun
+from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.reducer import Reducer
 from atoll.server.hosting.attendance import Attendance
 from atoll.server.hosting.clock_watch import ClockWatch
 from atoll.server.hosting.control_streams import Connection
 from atoll.server.hosting.fair_executor import FairExecutor
-from atoll.server.hosting.hosted_run import HostedRun, MessageRuns
+from atoll.server.hosting.hosted_run import HostedRun
 from atoll.server.hosting.message_driver import MessageDriver
 from atoll.server.hosting.message_judge import MessageJudge
 from atoll.server.hosting.recovering import Replayed, check_has_model, check_losses, files_lost, losses_at_start
@@ -151,7 +152,6 @@ class Coordinator:
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         shared = self._shared_parts()
         self._factory = RunFactory(config, state, shared, self._folding, self.ranks, dialer)
-        self._of_messages = MessageRuns(config, state, shared)
 
     def _shared_parts(self) -> SharedParts:
         return SharedParts(
@@ -338,11 +338,18 @@ class Coordinator:
         config = with_number_of_versions(config, self.config.keep_versions)
         run_id = RunId(f"{config.name}-{await on_thread(self._journal_thread, self.journal.next_number, config.name)}")
         if config.is_of_messages:
-            self._listen(await self._of_messages.added(config, run_id))
+            await self._add_messages(config, run_id)
         else:
             config = await self._add_rounds(config, run_id)
         self.audit.record(Action.RUN_ADD, run_id, digests={"config": digest_of(config.model_dump_json().encode())})
         return run_id
+
+    async def _add_messages(self, config: RunConfig, run_id: RunId) -> None:
+        self._factory.check_answers_messages()
+        row = RunRow.new(run_id, config, config.rules, self.clock.now())
+        run = self._factory.message_driver(row, ExchangeMachine(config.exchange_rules), 0)
+        await on_thread(self._journal_thread, self.journal.add_run, row)
+        self._listen(run)
 
     async def _add_rounds(self, config: RunConfig, run_id: RunId) -> RunConfig:
         """Add a run of rounds; return its settings with the digest of what does not travel."""
@@ -477,7 +484,7 @@ class Coordinator:
         if isinstance(machine, RunMachine):
             run: HostedRun = await self._recovered_rounds(row, machine, replayed.seq)
         else:
-            run = self._listen(self._of_messages.driver(row.config, row.run_id, machine, replayed.seq))
+            run = self._listen(self._factory.message_driver(row, machine, replayed.seq))
         ledger = run.machine.ledger
         if ledger.is_open:
             run.post(CoordinatorStarted(down_since, self.config.start_allowance))

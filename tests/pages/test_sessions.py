@@ -59,7 +59,7 @@ class Worlds:
                 begin_run(source, self.address)
         ignored = shutil.ignore_patterns(".logs", ".bin")
         shutil.copytree(source, folder, symlinks=True, dirs_exist_ok=True, ignore=ignored)
-        tables = [block.text for block in blocks_of(page) if block.language == "toml"]
+        tables = [block.text for block in blocks_of(page) if block.language in ("toml", "python")]
         for name, part in given.files.items():
             (folder / name).write_text(_local(next(text for text in tables if part in text), given))
         shell = Shell(folder, self.address)

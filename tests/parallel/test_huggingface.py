@@ -20,6 +20,7 @@ from tests.parallel.engine.cases import mine, plan
 from tests.parallel.engine.families import Logits, lora, of_family, of_kind
 from tests.parallel.engine.reference import Trace
 from tests.parallel.ranks import call_on_ranks
+from tests.turns import in_turn
 
 peft = later("peft")
 
@@ -92,8 +93,8 @@ def trained_on_ranks(names: list[str], layout: Plan) -> list[Trace]:
 @pytest.mark.parametrize(
     "layout",
     [
-        pytest.param(plan(tp=2), id="tp 2"),
-        pytest.param(plan(pp=2), id="pp 2"),
+        in_turn(plan(tp=2), number=0, days=2, id="tp 2"),
+        in_turn(plan(pp=2), number=1, days=2, id="pp 2"),
         pytest.param(plan(pp=2, schedule="interleaved-1f1b"), id="pp 2, interleaved", marks=pytest.mark.long),
         pytest.param(plan(pp=2, dp_shard=2, zero=3), id="pp x fsdp 2x2", marks=pytest.mark.long),
         pytest.param(plan(pp=2, tp=2), id="pp x tp 2x2", marks=pytest.mark.long),

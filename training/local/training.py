@@ -11,12 +11,11 @@ from atoll.task.array_task import is_work
 from atoll.task.deadline import Deadline
 from atoll.task.errors import OutOfTime, TaskBroken
 from atoll.task.local import Local
-from atoll.task.metrics import Statistics, add, as_statistics, of_batch
+from atoll.task.metrics import Statistics, add, as_statistics
 from atoll.task.randomness import seed_everything, seeded
 from atoll.task.task import Task
 from atoll.training.local.batches import to_device
 from atoll.training.local.client import TrainingClient
-from atoll.training.local.custom_optimizer import custom_optimizer
 from atoll.training.local.draws import Fetch, drawing, held_by, seed_held
 from atoll.training.local.fednova import Normalizer
 from atoll.training.local.kept_optimizer import KeptOptimizer
@@ -26,10 +25,9 @@ from atoll.training.local.one_loss import one_loss
 from atoll.training.local.parameters import initial_parameters, load_parameters, trained_by_name, update_of
 from atoll.training.local.same_form import SameForm
 from atoll.training.local.scaffold import ControlVariates
-from atoll.training.local.trees import map_tensors
+from atoll.training.local.step import Descent, Step, make_optimizer, measured
 from atoll.training.local.unit_check import check_of
 from atoll.training.local.units import units_of
-from atoll.training.optimizers.make import decay_groups
 
 __all__ = [
     "Work",
@@ -116,11 +114,10 @@ def train_locally(
         return Work(_weight(task, dataset), done, {}, 0)
 
     fetch, normalizer = drawing(dataset, seed), Normalizer(local)
-    step = Step(task, model, local, algorithm)
-    statistics: Statistics = {}
-    if isinstance(algorithm, TrainingClient):
-        algorithm.begin()
-    units = list[float]()
+    client = algorithm if isinstance(algorithm, TrainingClient) else None
+    step = _step(task, model, local, algorithm)
+    if client is not None:
+        client.begin()
     recent: deque[float] = deque([0.0], maxlen=RECENT_STEPS)
     done, order = 0, draw_order(num_examples, local, model)
     for number, indices in order.batches():
@@ -128,97 +125,35 @@ def train_locally(
             break
         began = deadline.now()
         with lone_row_refused():
-            of_step, counted = step(to_device(fetch(number, indices), device), len(indices))
-        statistics = add(statistics, of_step)
-        units.append(counted)
+            step(to_device(fetch(number, indices), device), len(indices))
+        step.wait()
         recent.append(deadline.now() - began)
         normalizer.step()
         done += 1
     if done == 0:
         raise OutOfTime(f"no time for the first of {count_of(order.steps, 'step')}")
-    if isinstance(algorithm, TrainingClient):
-        algorithm.end()
-    weight = units_of(task).weight(units, order.sizes, num_examples)
-    return Work(weight, done / order.steps, statistics, done, normalizer)
+    if client is not None:
+        client.end()
+    weight = units_of(task).weight(step.units, order.sizes, num_examples)
+    return Work(weight, done / order.steps, step.statistics(), done, normalizer)
 
 
-class Step:
-    """A step of the local optimizer, whose state lasts for this training.
-
-    FedProx adds the gradient μ (w - w_global) of its proximal term to that of the loss (Li et al., "Federated
-    Optimization in Heterogeneous Networks", MLSys 2020, Algorithm 2). SCAFFOLD adds its corrections (`scaffold`).
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        model: torch.nn.Module,
-        local: Local,
-        algorithm: ControlVariates | TrainingClient | KeptOptimizer | None = None,
-    ) -> None:
-        self._task, self._model, self._local = task, model, local
-        self._client = algorithm if isinstance(algorithm, TrainingClient) else None
-        corrections = algorithm.corrections if isinstance(algorithm, ControlVariates) else {}
-        self._units, self._check = units_of(task), check_of(task)
-        self._form = SameForm(model)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._start = [p.detach().clone() for p in self._parameters] if local.prox_mu else []
-        by_name = trained_by_name(model) if corrections else {}
-        self._corrections = [
-            (by_name[name], torch.tensor(array).to(by_name[name])) for name, array in corrections.items()
-        ]
-        self._optimizer = make_optimizer(local, self._parameters)
-        if isinstance(algorithm, KeptOptimizer):
-            algorithm.begin(self._optimizer, trained_by_name(model))
-
-    def __call__(self, batch: Any, num_examples: int) -> tuple[Statistics, float]:
-        """Take the step; return the statistics of the model before it, and the units if the task says them."""
-        inputs, targets = batch
-        self._optimizer.zero_grad(set_to_none=True)
-        outputs = self._model(inputs)
-        self._check.see(outputs, targets)
-        self._form.see()
-        measured = _measured(self._task, outputs, targets)  # before the loss, which may change the outputs in place
-        loss = one_loss(self._task.loss(outputs, targets), is_trained=True)
-        self._objective(loss, outputs, batch).backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            for parameter, start in zip(self._parameters, self._start, strict=False):
-                if parameter.grad is not None:
-                    parameter.grad.add_(parameter - start, alpha=self._local.prox_mu)
-            for parameter, correction in self._corrections:
-                if parameter.grad is None:  # no part of this loss: its gradient is zero
-                    parameter.grad = torch.zeros_like(parameter)
-                parameter.grad.add_(correction)
-            if self._client is not None:
-                self._client.change_gradients()
-            if self._local.clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(self._parameters, self._local.clip_norm)
-            self._optimizer.step()
-            if self._client is not None:
-                self._client.stepped()
-            counted = self._units(targets) if self._units.is_said else 0
-            return _with_loss(measured, self._task, loss, targets, num_examples), counted
-
-    def _objective(self, loss: torch.Tensor, outputs: Any, batch: Any) -> torch.Tensor:
-        """Return the loss whose gradient is taken."""
-        if self._client is None:
-            return loss
-        return one_loss(self._client.loss(loss, outputs, batch), is_trained=True)
-
-
-def make_optimizer(local: Local, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer that `local` names, with a fresh state.
-
-    Raises:
-        TaskBroken: a user's own does not make one.
-    """
-    if local.has_custom_optimizer:
-        return custom_optimizer(local, parameters)
-    groups = decay_groups(parameters, spares_vectors=not local.decay_vectors)
-    if local.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
-    kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
-    return kind(groups, lr=local.lr, weight_decay=local.weight_decay)
+def _step(
+    task: Task, model: torch.nn.Module, local: Local, algorithm: ControlVariates | TrainingClient | KeptOptimizer | None
+) -> Step:
+    """Return the step of one client, which has begun."""
+    descent = Descent(local, [p for p in model.parameters() if p.requires_grad])
+    corrections: list[torch.Tensor | None] = []
+    if isinstance(algorithm, ControlVariates) and algorithm.corrections:
+        arrays = {id(p): algorithm.corrections.get(name) for name, p in trained_by_name(model).items()}
+        found = [(p, arrays.get(id(p))) for p in descent.parameters]
+        corrections = [None if array is None else torch.tensor(array).to(p) for p, array in found]
+    step = Step(task, model, algorithm if isinstance(algorithm, TrainingClient) else None)
+    step.begin(descent, corrections)
+    if isinstance(algorithm, KeptOptimizer):
+        assert descent.optimizer is not None
+        algorithm.begin(descent.optimizer, trained_by_name(model))
+    return step
 
 
 def evaluate(
@@ -268,17 +203,12 @@ class Evaluation:
                 inputs, targets = to_device(fetch(0, indices), self._device)
                 outputs = self._model(inputs)
                 self._check.see(outputs, targets)
-                measured = _measured(task, outputs, targets)
+                found = measured(task, outputs, targets)
                 loss = one_loss(task.loss(outputs, targets))
-                sums = add(sums or {}, _with_loss(measured, task, loss, targets, len(indices)))
+                sums = add(sums or {}, _with_loss(found, task, loss, targets, len(indices)))
         if sums is None:
             return {} if "loss" in task.metrics else {"loss": (0.0, 0.0)}
         return sums
-
-
-def _measured(task: Task, outputs: Any, targets: Any) -> Statistics:
-    with torch.no_grad():
-        return of_batch(task.metrics, map_tensors(torch.Tensor.detach, outputs), targets) if task.metrics else {}
 
 
 def _with_loss(measured: Statistics, task: Task, loss: torch.Tensor, targets: Any, num_examples: int) -> Statistics:

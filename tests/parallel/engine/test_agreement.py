@@ -10,7 +10,7 @@ from atoll.parallel.engine.plan import Plan
 from tests.parallel.engine import routed
 from tests.parallel.engine.cases import plan
 from tests.parallel.ranks import call_on_ranks
-from tests.turns import in_turn
+from tests.turns import table
 
 PLANS: dict[str, dict[str, Any]] = {
     "ddp 2": {"dp_replicate": 2},
@@ -37,16 +37,7 @@ def check(model: str, plan: Plan, optimizer: str = "sgd", *, tolerance: float = 
             assert (value - right.parameters[name]).abs().max().item() <= tolerance, name
 
 
-def cells(*models: str) -> list[Any]:
-    """Return each plan with one of the models a day."""
-    return [
-        in_turn(name, model, number=row + column, days=len(models), id=f"{name}-{model}")
-        for row, name in enumerate(PLANS)
-        for column, model in enumerate(models)
-    ]
-
-
-@pytest.mark.parametrize(("name", "model"), cells("experts", "layers", "backwards"))
+@pytest.mark.parametrize(("name", "model"), table(PLANS, ["experts", "layers", "backwards"], days=3))
 def test_ranks_that_call_different_modules_train_as_one_process(name: str, model: str) -> None:
     check(model, plan(**PLANS[name]))
 
@@ -57,7 +48,7 @@ def test_a_parameter_that_no_rank_has_used_is_left_alone(name: str) -> None:
     check("experts", plan(**PLANS[name]), "adamw")
 
 
-@pytest.mark.parametrize(("name", "model"), cells("again", "turns"))
+@pytest.mark.parametrize(("name", "model"), table(PLANS, ["again", "turns"], days=2))
 def test_layers_that_ranks_call_more_or_less_often_train_as_in_one_process(name: str, model: str) -> None:
     check(model, plan(**PLANS[name]))
 

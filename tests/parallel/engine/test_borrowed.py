@@ -15,6 +15,7 @@ from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from tests.parallel.engine.cases import mine, plan
 from tests.parallel.ranks import call_on_ranks
+from tests.turns import table
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
 
@@ -144,8 +145,7 @@ def test_blocks_whose_weights_are_used_outside_of_their_call_are_found(name: str
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("plan_name", PLANS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "plan_name"), table(MODELS, PLANS, days=3))
 def test_borrowed_weights_train_sharded_as_in_one_process(name: str, plan_name: str) -> None:
     layout = plan(**PLANS[plan_name])
     for losses in call_on_ranks(trained, layout.mesh.size, name, layout, MODELS[name][1]):

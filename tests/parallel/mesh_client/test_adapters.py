@@ -22,6 +22,7 @@ from tests.parallel.mesh_client.clients import (
     request_of,
     write_version,
 )
+from tests.turns import in_turn
 
 LAYOUTS: dict[str, Json] = {
     "ddp": {"dp_replicate": 2},
@@ -43,7 +44,7 @@ CASES = [
     *(("lora_without_a", layout) for layout in ("ddp", "fsdp", "tp", "pp")),
     *((name, layout) for name in ("lora_on_gpt2", "whole_gpt2") for layout in ("fsdp", "pp", "pp x fsdp")),
 ]
-SHORT = {("part_of_decoder", "pp x fsdp"), ("lora_on_llama", "fsdp"), ("drawn", "fsdp"), ("whole_gpt2", "pp")}
+SHORT = [("part_of_decoder", "pp x fsdp"), ("lora_on_llama", "fsdp"), ("drawn", "fsdp"), ("whole_gpt2", "pp")]
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
 
@@ -56,7 +57,10 @@ def loaded(name: str, folder: Path, **fields: Any) -> Json:
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [pytest.param(*case, marks=[] if case in SHORT else [pytest.mark.long]) for case in CASES],
+    [
+        *(in_turn(*case, number=number, days=2) for number, case in enumerate(SHORT)),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in CASES if case not in SHORT),
+    ],
 )
 def test_a_part_that_travels_is_trained_as_in_one_process(name: str, layout: str, tmp_path: Path) -> None:
     load = loaded(name, tmp_path)

@@ -17,6 +17,7 @@ from tests.parallel.ranks import call_on_ranks
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import model, run
 from tests.training import weighted
+from tests.turns import table
 
 CONFIG = TrainConfig(batch_size=8, log_every=1, epochs=2)
 
@@ -50,8 +51,7 @@ def test_accumulation_is_the_plain_loop_in_float64(kind: str, accumulate: int, t
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("kind", weighted.KINDS)
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(("kind", "plan"), table(weighted.KINDS, PLANS, days=3))
 def test_ranks_and_stages_are_the_plain_loop_in_float64(kind: str, plan: str, tmp_path: Path) -> None:
     results = call_on_ranks(trained, 2, tmp_path, kind, PLANS[plan])
     check(tmp_path, kind, results[0])
