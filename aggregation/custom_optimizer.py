@@ -1,11 +1,11 @@
-"""A custom server optimizer behind the contract `Optimizer`: a call that fails, or has two results, is named.
+"""A custom server optimizer behind the contract `Optimizer`: a failing or non-deterministic call is named.
 
     gram (K, K) --prepare--> a number or an array --> place.prepared
     master, mean (n), slots (n) --apply--> new elements, new slots
 
 Any method may have a further parameter `place`, and two parts are optional:
 
-- `prepare(gram)` is asked once in each fold, before the first `apply`. g_kl = <u_k, u_l> over all trained floats, so
+- `prepare(gram)` is called once in each fold, before the first `apply`. g_kl = <u_k, u_l> over all trained floats, so
   that ||sum_k p_k u_k||^2 = p^T G p with the shares p of `place`.
 - `whole = True`: each call gets all elements of one tensor, in their flat order; otherwise any part of it.
 """
@@ -24,11 +24,10 @@ from atoll.plugins.guard import RAISED, Guarded
 from atoll.plugins.place import NOWHERE, Place
 
 CHECKED_VALUES = 64
-"""Largest number of elements of a call that are computed a second time, to find an `apply` that is no function of
-them."""
+"""Largest number of elements of a call that are computed twice, to find an `apply` that is no function of them."""
 
 CHECKED_TOLERANCE = 1e-9
-"""Largest relative difference of the two results: libraries round by length."""
+"""Largest relative difference of the two results: rounding in libraries depends on the length."""
 
 _SLOT = re.compile(r"[a-z][a-z_]{0,31}")
 _RESERVED = ("aggregate",)
@@ -58,19 +57,19 @@ class CustomOptimizer(Guarded):
             raise ValueError("; ".join(faults))
         self.slots = tuple(self._first)
         self.is_whole = bool(getattr(custom, "whole", False))
-        """The calls get whole tensors."""
+        """Whether the calls get whole tensors."""
         self.has_prepare = hasattr(custom, "prepare")
-        """The optimizer is asked once in each fold, before its first step."""
+        """Whether the optimizer has `prepare`, which is called once in each fold, before its first step."""
 
     def init(self, slot: str) -> float:
         """Return the value of every element of a slot before the first round."""
         return self._first[slot]
 
     def apply(self, master: Block, mean: Block, state: State, place: Place = NOWHERE) -> Block:
-        """Return the new elements of the model, and set those of `state`.
+        """Return the new elements of the model, and set the elements of `state`.
 
-        The first elements are computed a second time, alone: an optimizer that keeps state of its own between calls, or
-        whose values depend on other elements, has two results, and is refused.
+        The first elements are computed a second time, alone: an optimizer that keeps state between calls, or whose
+        values depend on other elements, gives different results, and is refused.
         """
         number = 0 if self.is_whole else min(CHECKED_VALUES, (len(mean) + 1) // 2)
         first, of_mean = master[:number].copy(), mean[:number].copy()
@@ -109,7 +108,7 @@ class CustomOptimizer(Guarded):
         return made[_MODEL]
 
     def prepare(self, gram: NDArray[np.float64], place: Place) -> NDArray[np.float64]:
-        """Return the result of `prepare`, a finite number or an array of them; the optimizer is asked twice.
+        """Return the result of `prepare`, a finite number or an array; it is called twice.
 
         Args:
             gram: (K, K).

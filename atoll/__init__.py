@@ -3,21 +3,27 @@
 Everything that a project of yours imports is here:
 
     Task           a model in PyTorch, its data, loss and metrics
-    Algorithm      the client's side of a custom federated algorithm Base           the files of a model's tensors that
-    every site has and none sends Local          the settings of the local training in one round Context        the
-    circumstances of a call of a task's function: site, round, version, options, settings Statistic      a number of a
-    site's data, and the rule by which those of sites are merged Metric         a metric whose value is more than a
-    ratio of two sums ArrayTask      the protocol of a task in numpy arrays, for scikit-learn and all else that is not
-    PyTorch Instructions   the request to an `ArrayTask` for one local training Trained        the result of that
-    training Grid           the nodes of a run of messages, for its server program: `program.main` Outgoing       a
-    message of that program to a node, with its `Content`; the node's answer is a `Reply` Deadline       the end of the
-    time that a training has task_name      the name of a task, the same on every machine load_task      the task that a
-    reference `path/to/file.py:attribute` names simulate       a federation on this machine, as `atoll simulate`;
-    returns a `SimulatedRun` train          a centralized training, as `atoll train`; returns a `Training` compare
-    runs beside each other, or a task both ways, as `atoll compare`; returns a `Comparison` sweep          a grid of
-    simulations, as `atoll sweep`; returns a `Sweep` freeze_a       LoRA adapters of which only the factor B is trained
-    (FFA-LoRA) codec_faults   the ways in which a custom codec breaks its contract connect        the runs of a
-    coordinator, from its state directory or over the network; returns a `Federation`, with
+    Algorithm      the client's side of a custom federated algorithm
+    Base           the files of a model's tensors that every site has and none sends
+    Local          the settings of the local training in one round
+    Context        the circumstances of a call of a task's function: site, round, version, options, settings
+    Statistic      a number of a site's data, and the rule by which those of sites are merged
+    Metric         a metric whose value is more than a ratio of two sums
+    ArrayTask      the protocol of a task in numpy arrays, for scikit-learn and all else that is not PyTorch
+    Instructions   the request to an `ArrayTask` for one local training
+    Trained        the result of that training
+    Grid           the nodes of a run of messages, for its server program: `program.main`
+    Outgoing       a message of that program to a node, with its `Content`; the node's answer is a `Reply`
+    Deadline       the end of the time that a training has
+    task_name      the name of a task, the same on every machine
+    load_task      the task that a reference `path/to/file.py:attribute` names
+    simulate       a federation on this machine, as `atoll simulate`; returns a `SimulatedRun`
+    train          a centralized training, as `atoll train`; returns a `Training`
+    compare        runs beside each other, or a task both ways, as `atoll compare`; returns a `Comparison`
+    sweep          a grid of simulations, as `atoll sweep`; returns a `Sweep`
+    freeze_a       LoRA adapters of which only the factor B is trained (FFA-LoRA)
+    codec_faults   the ways in which a custom codec breaks its contract
+    connect        the runs of a coordinator, from its state directory or over the network; returns a `Federation`, with
                    a `DeployedRun`, its `DeployedRound` and each `Event`
     Table          rows of plain values, in all of these
     AtollError     the one exception of these calls, with the sentences that the commands print

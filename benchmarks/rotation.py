@@ -24,7 +24,6 @@ import grpc
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from atoll.cli.runs import admin
 from atoll.client.agent import Agent
 from atoll.client.config import AgentConfig
 from atoll.client.disk.seen_store import Memory
@@ -32,6 +31,7 @@ from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.disk.verifier import Verifier
 from atoll.client.policy.gate import Gate
 from atoll.client.wire import control_stream
+from atoll.operations import admin
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import services as rpc
 from atoll.protocol.identity import renewal

@@ -20,8 +20,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from atoll.cli.runs import admin
 from atoll.ground.printable import printable_size
+from atoll.operations import admin
 from atoll.protocol.identity.names import Role
 from atoll.protocol.vocabulary import Fate, Phase, RunState
 from atoll.server.journal.holder import running_coordinator

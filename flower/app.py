@@ -20,17 +20,17 @@ from atoll.task.apps import PROJECT
 from atoll.task.errors import TaskNotFound
 
 PREFIX = "flower:"
-"""The beginning of the name of a task that is a Flower app."""
+"""The prefix of the name of a task that is a Flower app."""
 
 TABLES = ("project", "tool", "tool.flwr", "tool.flwr.app", "tool.flwr.app.components", "tool.flwr.app.config",
           "tool.flwr.federations")  # fmt: skip
-"""The keys whose values are tables, where a project has them."""
+"""The keys whose values must be tables."""
 
 REFERENCE = re.compile(r"[^.:][^:]*:[^.:][^:]*")
 """The form of a reference to an object of an app: a module from the app's folder, and an attribute."""
 
 SERVER = 1
-"""Flower's id of the server: a process has one."""
+"""The id of the server in Flower."""
 
 UNNUMBERED = 1
 """The run id where no coordinator has given the run a number: before a run, or by an older coordinator."""
@@ -58,7 +58,7 @@ class FlowerApp:
     config: Config
     """The run config: its defaults, flattened with dots."""
     num_supernodes: int = 0
-    """The number of clients of a simulation, as the project's federations state it; 0: they do not."""
+    """The number of clients of a simulation, as stated by the project's federations; 0: not stated."""
 
     @property
     def task(self) -> str:
@@ -66,7 +66,7 @@ class FlowerApp:
         return f"{PREFIX}{self.publisher}/{self.name}"
 
     def run_config(self, given: Mapping[str, Any]) -> Config:
-        """Return the run config with a run's values over the defaults.
+        """Return the run config: the defaults, overridden by a run's values.
 
         Raises:
             ValueError: values without a default, or of another type; with all faults.
@@ -88,10 +88,11 @@ class FlowerApp:
     def load(self, reference: str) -> Any:
         """Return the object that `module:attribute` names, with the app's folder first on `sys.path`.
 
-        The modules of another app that this process has loaded are forgotten: two apps may have the same names.
+        The modules of another app that this process has loaded are unloaded: two apps may have modules of the same
+        names.
 
         Raises:
-            TaskNotFound: there is no such module or attribute, or its name is that of a module from elsewhere.
+            TaskNotFound: there is no such module or attribute, or a module from elsewhere has its name.
             Exception: any error that the app's module raises.
         """
         module, _, attribute = reference.partition(":")
@@ -114,7 +115,7 @@ class FlowerApp:
 
 
 def _import_from(folder: Path) -> None:
-    """Let imports find the modules of an app first, and no longer those of the apps before it."""
+    """Let imports find the modules of an app first, and no longer the modules of earlier apps."""
     for other in [each for each in _folders if each != folder]:
         _folders.remove(other)
         sys.path[:] = [path for path in sys.path if path != str(other)]
@@ -129,11 +130,11 @@ def _import_from(folder: Path) -> None:
 
 
 _folders: set[Path] = set()
-"""The folder of the app whose modules this process has."""
+"""The folder of the app whose modules this process has loaded."""
 
 
 def _is_in(folder: Path, module: Any) -> bool:
-    """Return whether a folder itself, and none below it, has the file of a module or the package."""
+    """Return whether a folder, and not a subfolder, has the file of a module or the package."""
     file = getattr(module, "__file__", None)
     places = [Path(file).parent if Path(file).stem == "__init__" else Path(file)] if file else []
     places += [] if file else map(Path, getattr(module, "__path__", ()))
@@ -144,7 +145,7 @@ def read_app(reference: str) -> FlowerApp:
     """Read the description of an app.
 
     Raises:
-        TaskNotFound: there is no such file, or the table lacks what an app needs; with all faults.
+        TaskNotFound: there is no such file, or the table lacks required keys; with all faults.
     """
     folder = Path(reference).resolve().parent
     try:
@@ -165,7 +166,7 @@ def read_app(reference: str) -> FlowerApp:
         for key in TABLES
         if (value := _at(document, key)) is not None and not isinstance(value, Mapping)
     ]
-    faults = faults or [f"{key} must be a text, got {value!r}" for key, value in given.items() if not _is_text(value)]
+    faults = faults or [f"{key} must be a string, got {value!r}" for key, value in given.items() if not _is_text(value)]
     faults += [
         f"{key} must be module:attribute, got {given[key]!r}"
         for key in references
@@ -186,7 +187,7 @@ def read_app(reference: str) -> FlowerApp:
 
 
 def _at(table: Any, path: str) -> Any:
-    """Return the value of nested tables at keys joined by dots; None: there is none."""
+    """Return the value of nested tables at keys joined by dots, or None."""
     for key in path.split("."):
         table = table.get(key) if isinstance(table, Mapping) else None
     return table

@@ -1,4 +1,4 @@
-"""The benches of a Flower app: that of a site, with its `ClientApp`, and that of the coordinator, with its `main()`."""
+"""The benches of a Flower app: the site's, with its `ClientApp`, and the coordinator's, with its `main()`."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -33,21 +33,21 @@ from atoll.training.worker.bench import AllTravels, Measures, MessageAnswer, Out
 from atoll.training.worker.warm_start import Aliases
 
 EMPTY, NUMBER = "[0:0]", "[]"
-"""The endings of the names of an empty list of metrics, and of a number whose own name ends as those of lists do."""
+"""The name suffixes of an empty list of metrics, and of a number whose name ends like a list's."""
 
 NO_EVALUATE = "No evaluate function registered"
-"""The beginning of Flower's error for such an app: a strategy goes on without its evaluations."""
+"""The first words of Flower's error for such an app: a strategy continues without its evaluations."""
 
 
 class _AppBench(AllTravels):
-    """The part that both benches share; see `bench.Bench`."""
+    """The common part of both benches; see `bench.Bench`."""
 
     metrics: ClassVar[Metrics] = {}
     grows = False
 
     def __init__(self, app: FlowerApp, request: dict[str, Any]) -> None:
         if (request.get("algorithm") or "fedavg") != "fedavg":
-            raise TaskBroken(f"a Flower app has its own client: algorithm {request['algorithm']} does not go with it")
+            raise TaskBroken(f"a Flower app has a client, which has no part in algorithm {request['algorithm']}")
         self._app = app
         self._terms, self._run_config = _terms_of(app, request)
 
@@ -64,7 +64,7 @@ class _AppBench(AllTravels):
         return None
 
     def measures(self) -> Measures:
-        """Return that the app names its metrics itself."""
+        """Return unknown names: the app names its metrics itself."""
         return Measures(None)
 
     def statistics(self, request: dict[str, Any], deadline: Deadline) -> SiteStatistics:
@@ -72,7 +72,7 @@ class _AppBench(AllTravels):
         raise TaskBroken(self.no_statistics())
 
     def no_statistics(self) -> str:
-        """Return the reason: an app has no such function."""
+        """Return the reason why an app has no statistics of its data."""
         return "a Flower app has no statistics of its data"
 
     def _record(self, arrays: Arrays) -> ArrayRecord:
@@ -89,7 +89,7 @@ class ClientBench(_AppBench):
         self._client = ClientHost(app, request["site"], self._settings)
 
     def initial(self, seed: int) -> Arrays:
-        """Return nothing: the model is the server's, and comes with the first version."""
+        """Return nothing: the model is the server's, and arrives with the first version."""
         return {}
 
     def settings(self) -> list[str]:
@@ -116,7 +116,7 @@ class ClientBench(_AppBench):
     def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | str:
         """Send the app an `evaluate` message, and return its metrics, weighted by its examples.
 
-        What the app changes in its state is lost: only a training that counts changes it.
+        Changes of the app's state are lost: only an accepted training changes it.
         """
         self._take_terms(request)
         if request["split"] != "test":
@@ -135,7 +135,7 @@ class ClientBench(_AppBench):
         return as_statistics(weighted(metrics, self._terms.weight)[1])
 
     def message(self, content: Content, own: Arrays | None, request: dict[str, Any]) -> MessageAnswer:
-        """Hand the app a message of a ServerApp as it is; the state of its context stays with a reply that counts."""
+        """Hand the app a ServerApp's message unchanged; the state of its context is kept with a reply that counts."""
         self._take_terms(request)
         state, records = _state_of(own), from_content(content)
         del content  # the app has a copy: a large file need not stay mapped while it trains
@@ -161,14 +161,14 @@ class ClientBench(_AppBench):
         return self._client.call(envelope, content, state=state, run_config=self._run_config, noise=noise)
 
     def _update(self, record: ArrayRecord, version: Arrays) -> Arrays:
-        """Return local - global, in the dtype in which each array travels."""
+        """Return local - global, each array in its dtype on the wire."""
         local = {name: array.numpy() for name, array in record.items()}
         try:
             check_like(travelling(local), layout_of(version))
-        except TaskMismatch as error:  # Flower's own code takes any arrays that the replies have in common
-            raise TaskMismatch(f"the arrays of a reply are not those of the model: {error}; {HOSTED}") from error
+        except TaskMismatch as error:  # Flower's code takes any arrays that the replies have in common
+            raise TaskMismatch(f"the arrays of a reply differ from the model's: {error}; {HOSTED}") from error
         update = {}
-        for name in [*local]:  # one array after the other is let go
+        for name in [*local]:  # arrays are freed one after the other
             begun, moved = in_app(version[name], self._terms.casts.get(name)), local.pop(name)
             difference = np.asarray(moved - begun)
             if difference.dtype.kind == "i" and bool(((difference < 0) != (moved < begun)).any()):
@@ -193,7 +193,7 @@ class MainBench(_AppBench):
         self._measured, self._loading = Measured(self._folder), request
 
     def initial(self, seed: int) -> Arrays:
-        """Return the arrays with which `main()` starts its strategy; measure them once, as Flower does."""
+        """Return the arrays with which `main()` starts its strategy; evaluate them once, as Flower does."""
         if self._host is None:
             seed_everything(seed)
         with self._main() as main:
@@ -212,22 +212,22 @@ class MainBench(_AppBench):
         raise TaskBroken("this worker was started without a site, so it has no data to train on")
 
     def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | str:
-        """Return what the app's `evaluate_fn` measures."""
+        """Return the metrics of the app's `evaluate_fn`."""
         if request["split"] != "server":
             return "there is no site"
-        if self._host is None:  # after a restart, `main()` draws again what it drew in `initial`
+        if self._host is None:  # after a restart, `main()` draws the numbers of `initial` again
             seed_everything(request.get("model_seed") or 0)
         with self._main() as main:
             if main.started().evaluate_fn is None:
                 return "the app has no evaluate_fn"
             found = main.evaluate(version := request.get("version") or 0, self._record(arrays.version))
         if found is None:
-            return {}  # no reason: it is asked for the next version, too
+            return {}  # no reason: it is called for the next version, too
         self._measured.add(version, found)
         return {name: (value, 1.0) for name, value in numbers_of(found).items()}
 
     def plan(self, nodes: int) -> dict[str, Any]:
-        """Return how the app runs natively, or why not; see `strategies.native`."""
+        """Return the app's native run, or the reasons why there is none; see `strategies.native`."""
         try:
             with self._main() as main:
                 return asdict(native(self._app, main.started(), nodes))
@@ -235,7 +235,7 @@ class MainBench(_AppBench):
             return asdict(Native("", {}, {}, reasons=(str(error),)))
 
     def conclude(self, arrays: Arrays, history: dict[str, Any]) -> None:
-        """Let `main()` go on with the result of the run."""
+        """Let `main()` continue with the result of the run."""
         by_round = {
             kind: {int(number): metric_record(values) for number, values in rounds.items()}
             for kind, rounds in history.items()
@@ -249,7 +249,7 @@ class MainBench(_AppBench):
 
     @contextmanager
     def _main(self) -> Iterator[ServerHost]:
-        """Let `main()` run in its folder, or where it has gone from there: a simulator has another current folder."""
+        """Let `main()` run in its folder, or where it has moved to: a simulator has another current folder."""
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
         with nullcontext() if self._folder is None else chdir(self._where or self._folder):
@@ -280,7 +280,7 @@ def _state_of(own: Arrays | None) -> RecordDict:
 
 
 def _own_of(state: RecordDict) -> Arrays:
-    """Return the state of the app's context as the site's own tensors."""
+    """Return the state of the app's context as tensors that stay at the site."""
     return to_tensors(to_content(state))
 
 
@@ -296,7 +296,7 @@ def weighted(metrics: MetricRecord, weight: str) -> tuple[int | float, dict[str,
     """Return the weight of a reply, and its other metrics as (weight x value, weight); lists as in `numbers_of`.
 
     Raises:
-        TaskMismatch: there is no weight, or it is no number >= 0.
+        TaskMismatch: the weight is missing, or is no number >= 0.
     """
     number = metrics.get(weight)
     if not isinstance(number, int | float) or isinstance(number, bool) or not 0 <= number < math.inf:
@@ -306,9 +306,9 @@ def weighted(metrics: MetricRecord, weight: str) -> tuple[int | float, dict[str,
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a record of metrics, of which `metric_record` makes it again.
+    """Return the numbers of a record of metrics, from which `metric_record` restores it.
 
-    The value j of a list named `m` is `m[j]`, an empty list `m[0:0]`, a number named `m[j]` itself `m[j][]`.
+    The value j of a list named `m` is `m[j]`, an empty list `m[0:0]`, a plain number named `m[j]` is `m[j][]`.
     """
     numbers: dict[str, float] = {}
     for name, value in metrics.items():
@@ -321,7 +321,7 @@ def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def metric_record(numbers: Mapping[str, float | None]) -> MetricRecord:
-    """Return the record of metrics of which `numbers_of` makes these numbers, but for integers, which are floats.
+    """Return the record of metrics from which `numbers_of` made these numbers; integers have become floats.
 
     JSON has null for NaN.
     """

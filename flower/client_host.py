@@ -1,4 +1,4 @@
-"""The host of a `ClientApp`: one call for each message, as in Flower's own process, with modules that stay warm."""
+"""The host of a `ClientApp`: one call for each message, as in Flower's process, with modules that stay loaded."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from atoll.task.errors import TaskBroken
 from atoll.task.noise import Noise
 
 TTL_S = 1e12
-"""The time to live of a message [s]: it never expires, as the round has its own deadline."""
+"""The time to live of a message [s]: it never expires, as the round has a deadline."""
 
 
 ANSWERED = "the ClientApp answered"
@@ -35,14 +35,14 @@ class Envelope:
     group: str = ""
     """Flower's strategies leave it empty, those before 1.21 give the round."""
     number: int = 0
-    """The number of the message in its run, of the round, or of the version to evaluate."""
+    """The number of the message in its run, or of the round, or of the version to evaluate."""
     run_id: int = UNNUMBERED
     created_at: float = 0.0
-    """The instant at which it was sent first [s since the epoch]; 0: the coordinator does not say."""
+    """The instant at which it was first sent [s since the epoch]; 0: unknown."""
 
 
 class NodeConfig(dict[str, Any]):
-    """The settings of a site, as an app reads them; a missing one is told with the way out."""
+    """The settings of a site, as an app reads them; the error of a missing setting has the way out."""
 
     def __missing__(self, key: str) -> NoReturn:
         raise KeyError(f"{key}: this site has no such setting; its agent takes --set task.{key}=VALUE")
@@ -58,7 +58,7 @@ class ClientHost:
 
     Raises:
         TaskBroken: the app's reference to its ClientApp names another object.
-        Exception: any error that loading it raises.
+        Exception: any error while it is loaded.
     """
 
     def __init__(self, app: FlowerApp, site: str, node_config: Mapping[str, Any]) -> None:
@@ -85,7 +85,7 @@ class ClientHost:
         Args:
             envelope: its metadata.
             content: records that the app may change; no other call may have them.
-            state: the state of the context, which then has what the app leaves in its own.
+            state: the state of the context, which is updated by the app.
             run_config: the run config.
             noise: of this call; None: there is no secret.
 
@@ -121,5 +121,5 @@ class ClientHost:
 
 
 def config_record(config: Mapping[str, Any], server_round: int) -> ConfigRecord:
-    """Return the config of a message of a strategy: that of the run, and the round."""
+    """Return the config of a strategy's message: the run's config, and the round."""
     return ConfigRecord({**config, "server-round": server_round})

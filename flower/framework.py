@@ -1,4 +1,4 @@
-"""Flower as a framework of apps, as `task.apps` asks for one. Importing this imports no flwr."""
+"""Flower as a framework of apps, with the interface of `task.apps`. Importing this imports no flwr."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ def name_of(reference: str) -> str:
 
 
 def bench(reference: str, request: dict[str, Any]) -> Any:
-    """Return the bench of a request's site, or without a site that of the coordinator, in which `main()` runs."""
+    """Return the bench of a request's site, or without a site the coordinator's bench, in which `main()` runs."""
     from atoll.flower.bench import ClientBench, MainBench  # imports flwr
 
     return (MainBench if request.get("site") is None else ClientBench)(read_app(reference), request)
@@ -34,7 +34,7 @@ def program(reference: str, options: Mapping[str, Any]) -> Callable[[Any], None]
 
 
 def program_of(found: object, options: Mapping[str, Any]) -> Callable[[Any], None] | None:
-    """Return a ServerApp as a server program; None: the object is none."""
+    """Return a ServerApp as a server program; None: the object is no ServerApp."""
     if not (type(found).__module__.startswith("flwr.") and type(found).__name__ == "ServerApp"):
         return None
     from atoll.flower.hosted.grid import as_program  # imports flwr

@@ -1,7 +1,7 @@
-"""The metrics that an app's `evaluate_fn` has returned, by version: with its integers, which a run's journal lacks.
+"""The metrics of an app's `evaluate_fn` by version, with integers, which a run's journal lacks.
 
 In a file beside the folder of `main()`, a line for each: {"version": 2, "metrics": {"loss": "0.25", "seen": 100}}. A
-float is a text, as JSON has no NaN.
+float is a string, as JSON has no NaN.
 """
 
 import json
@@ -14,10 +14,10 @@ from flwr.app import MetricRecord
 
 
 class Measured:
-    """The records of one call of `main()`, and of those before it in the same folder.
+    """The records of one call of `main()`, and of earlier calls in the same folder.
 
     Args:
-        folder: of the `main()`; None: they are in memory alone.
+        folder: of the `main()`; None: the records are in memory only.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -33,7 +33,7 @@ class Measured:
         return version in self._found
 
     def add(self, version: int, metrics: Mapping[str, Any]) -> None:
-        """Keep the metrics of a version; those that it had are gone."""
+        """Keep the metrics of a version, in place of older ones."""
         encoded = self._found[version] = {name: _of_each(_text, value) for name, value in metrics.items()}
         if self._file is not None:
             with self._file.open("a", encoding="utf-8") as file:

@@ -1,7 +1,7 @@
 """Flower's records as the content of a message, and as the named arrays of a model.
 
-A content has the names, kinds and values of all records as plain, and each array and byte string as its bytes. They are
-Flower's own (`Array.data`), of any dtype and `stype`, so that equal records come back.
+A content has the names, kinds and values of all records as plain, and each array and byte string as bytes. The bytes
+are Flower's (`Array.data`), of any dtype and `stype`, so that equal records are restored.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,13 +16,13 @@ from atoll.task.content import Content
 from atoll.task.errors import TaskBroken
 
 CAST = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.float16): np.dtype(np.float32)}
-"""The dtypes that travel as others; the app gets them back as they were."""
+"""The dtypes that travel in another dtype; the app gets its dtype back."""
 
 NAME_MAX, DIMS_MAX = 1024, 8
-"""Most characters of an array's name that travels, and most of its dimensions: `protocol/manifest`."""
+"""Largest length of an array's name, and largest number of its dimensions, on the wire (`protocol/manifest`)."""
 
 AVERAGED = ALLOWED.keys() - {np.dtype(name) for name in ("int8", "int16", "uint8")}
-"""The other dtypes of arrays that are averaged: in narrower integers a difference of two values may have no place."""
+"""The other dtypes of arrays that are averaged: narrower integers may overflow in a difference of two values."""
 
 
 def to_content(records: RecordDict) -> Content:
@@ -57,7 +57,7 @@ def from_content(content: Content) -> RecordDict:
     """Return the records of `to_content`, which share no memory with it.
 
     Raises:
-        ValueError: the content is not of this form.
+        ValueError: the content does not have this form.
     """
     try:
         _refuse_twice(content.plain)
@@ -78,10 +78,10 @@ def _record(kind: str, rows: list[Any], arrays: Mapping[str, "np.ndarray[Any, An
 
 
 def _refuse_twice(rows: list[Any]) -> None:
-    """Raise a ValueError if two rows have the same name: one of them would be lost."""
+    """Raise ValueError if two rows have the same name: one of them would be lost."""
     names = [row[0] for row in rows]
     if len(set(names)) < len(names):
-        raise ValueError(f"a name is there twice in {names}")
+        raise ValueError(f"a name occurs twice in {names}")
 
 
 def _value(item: Any, arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> Any:
@@ -94,19 +94,20 @@ def _value(item: Any, arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> Any:
 
 
 def arrays_of(record: ArrayRecord) -> Arrays:
-    """Return the arrays of a record, as they travel: those in `CAST` as float32.
+    """Return the arrays of a record in their form on the wire: dtypes in `CAST` as float32.
 
     Raises:
-        TaskBroken: an array has a dtype, a name or a shape that no model of Atoll has; the message lists all of them.
+        TaskBroken: an array has a dtype, a name or a shape that no model of Atoll may have; the message lists all of
+            them.
     """
     return travelling({key: array.numpy() for key, array in record.items()})
 
 
 def travelling(arrays: Arrays) -> Arrays:
-    """Return an app's arrays as they travel: those in `CAST` as float32, the others themselves where contiguous.
+    """Return an app's arrays in their form on the wire: `CAST` as float32, others uncopied if contiguous.
 
     Raises:
-        TaskBroken: as `arrays_of`, or a name or a shape is none of a model's tensors.
+        TaskBroken: as `arrays_of`, or no tensor of a model may have the name or the shape.
     """
     faults = [*_faults_of(arrays)] if arrays else ["there is no array in the record"]
     if faults:
@@ -130,16 +131,16 @@ def _faults_of(arrays: Arrays) -> Iterator[str]:
 
 
 def casts_of(record: ArrayRecord) -> dict[str, str]:
-    """Return the app's dtype of each array that travels as another."""
+    """Return the app's dtype of each array that travels in another dtype."""
     dtypes = {key: np.dtype(array.dtype) for key, array in record.items()}
     return {key: dtype.name for key, dtype in dtypes.items() if dtype in CAST}
 
 
 def record_of(arrays: Mapping[str, np.ndarray[Any, Any]], order: list[str], casts: Mapping[str, str]) -> ArrayRecord:
-    """Return a record of its own copies of arrays, in the app's order and with the app's dtypes."""
+    """Return a record of copies of arrays, in the app's order and with the app's dtypes."""
     return ArrayRecord({key: Array(in_app(arrays[key], casts.get(key))) for key in order})
 
 
 def in_app(array: "np.ndarray[Any, Any]", dtype: str | None) -> "np.ndarray[Any, Any]":
-    """Return an array that has travelled in the app's dtype; None: it is its own."""
+    """Return an array from the wire in the app's dtype; None: its dtype has not changed."""
     return array if dtype is None else np.asarray(array, dtype=dtype)

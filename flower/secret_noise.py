@@ -1,10 +1,10 @@
 """The noise of Flower's differential privacy, drawn from a secret in place of numpy's global generator.
 
-Flower's mods and wrappers draw by `np.random.normal` in modules of its own. Here the name `np` of these modules stands
-for numpy with another `normal`, so a seed that the app sets changes nothing. What an app with such a mod or wrapper
-draws itself is seeded from the secret, too. Where there is no secret, as in a simulation, all of it is as in Flower.
+Flower's mods and wrappers call `np.random.normal` in Flower's modules. Here the name `np` of these modules is replaced
+by numpy with another `normal`, so a seed that the app sets has no effect. Other random numbers of an app with such a
+mod or wrapper are seeded from the secret, too. Without a secret, as in a simulation, all is as in Flower.
 
-One for a process, as numpy's generator is: a worker and a program run one app.
+There is one for a process, like numpy's generator: a worker and a program run one app.
 """
 
 import re
@@ -38,9 +38,9 @@ class FlowerNoise:
         self.load()
 
     def load(self) -> None:
-        """Forget the app before: the next one is loaded until the first job begins."""
+        """Forget the previous app: the next one is loaded until the first job begins."""
         self._is_loading, self._is_seeded = True, False
-        self._is_drawn = False  # the app that is loaded has a mod or wrapper
+        self._is_drawn = False  # whether the loaded app has a mod or wrapper
 
     def begin(self, source: Source | None, seed: int | None) -> None:
         """Seed all generators for a job of an app that is loaded.
@@ -56,14 +56,14 @@ class FlowerNoise:
             self._seed()
 
     def made(self) -> None:
-        """Take note of a mod or wrapper: of the whole app as it is loaded, or of a job that makes it on the way."""
+        """Register a mod or wrapper: of the whole app while it is loaded, or of a job that makes one."""
         if self._is_loading:
             self._is_drawn = True
         elif not self._is_seeded:
             self._seed()
 
     def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
-        """Return what `np.random.normal` does."""
+        """Return the noise in place of `np.random.normal`."""
         draw = np.random.normal if self._source is None else self._source().normal
         return draw(loc, scale, size)
 
@@ -77,7 +77,7 @@ class FlowerNoise:
 
 @cache
 def flower_noise() -> FlowerNoise:
-    """Return the noise of this process; the first call, before an app is loaded, stands in for Flower's."""
+    """Return the noise of this process; the first call, before an app is loaded, replaces Flower's."""
     noise = FlowerNoise()
     for kind in _classes():
         kind.__init__ = _noted(kind.__init__, noise)
@@ -123,7 +123,7 @@ class NoisyContext(_Context):  # type: ignore[misc]
 
 
 class _Over:
-    """A module with other values of some names."""
+    """A module with replaced values of some names."""
 
     def __init__(self, module: Any, **values: Any) -> None:
         self._module = module

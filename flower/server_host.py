@@ -3,8 +3,8 @@
     main's thread       main() --> strategy.start(...) waits here: evaluate_fn calls, then the Result --> rest of main()
     the worker's        started() --> evaluate(version, arrays) ... --> finish(result)
 
-So what an app does before and after `start` is its own code in its own process, in one call of `main()`. What is in
-`start` is Atoll's: the rounds, the journal, the recovery. After a restart `main()` runs again up to `start`.
+So an app's code before and after `start` runs unchanged in a separate process, in one call of `main()`. `start` is
+replaced by Atoll's rounds, journal and recovery. After a restart `main()` runs again up to `start`.
 """
 
 import queue
@@ -26,11 +26,11 @@ from atoll.task.noise import Noise
 HOSTED = "without program.native (--native) it runs hosted"
 TOO_LATE = f"after the start of its strategy; {HOSTED}"
 NO_SIGNALS = "signal only works in main thread"
-"""The beginning of Python's error for a signal handler on another thread, which that of a native `main()` is."""
+"""The first words of Python's error for a signal handler outside of the main thread, where a native `main()` runs."""
 
 
 class NotNative(TaskBroken):
-    """A ServerApp does what has no native counterpart; the message says what."""
+    """A ServerApp has no native counterpart; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Started:
 
 
 class _Refused(BaseException):
-    """The end of a `main()` without a native counterpart; no `except Exception` of an app goes on after it."""
+    """The end of a `main()` without a native counterpart, which no `except Exception` of an app can catch."""
 
 
 def server_app_of(app: FlowerApp) -> ServerApp:
@@ -55,7 +55,7 @@ def server_app_of(app: FlowerApp) -> ServerApp:
 
     Raises:
         TaskBroken: the app's reference to it names another object.
-        TaskNotFound: it names none.
+        TaskNotFound: the reference names no object.
         Exception: any error that the app's module raises.
     """
     found = app.load(app.serverapp)
@@ -88,7 +88,7 @@ class ServerHost:
         self._has_ended = False
 
     def started(self) -> Started:
-        """Return what `main()` starts; the first call runs it up to there.
+        """Return the arguments of `strategy.start`; the first call runs `main()` up to there.
 
         Raises:
             NotNative: `main()` ends without a start, or uses the grid itself.
@@ -118,14 +118,14 @@ class ServerHost:
         """Let `strategy.start` return, and wait for the end of `main()`.
 
         Raises:
-            NotNative: it starts a second strategy, which is found only here, after the rounds of the first.
+            NotNative: `main()` starts a second strategy, which is detected only here, after the rounds of the first.
             Exception: any error of `main()`.
         """
         self.started()
         self._ask(result)
 
     def _ask(self, request: Callable[[], Any] | Result) -> Any:
-        """Let the thread of `main()` meet a request, and return its answer."""
+        """Let the thread of `main()` process a request, and return its answer."""
         if self._has_ended:
             raise TaskBroken("main() has ended within its strategy.start")
         self._requests.put(request)
@@ -190,13 +190,13 @@ class ServerHost:
             self._answers.put(answer)
 
     def refuse(self, reason: str) -> NoReturn:
-        """End `main()`, and tell that it cannot run natively, whatever it does with the exception."""
+        """End `main()`, and report that it cannot run natively, even if it catches the exception."""
         self._refusal = _Refused(reason if self._started is None else f"{reason} {TOO_LATE}")
         raise self._refusal
 
 
 def _changeable(strategy: Strategy, *configs: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the plain values that Flower's loop reads anew in each round, and an app may change meanwhile."""
+    """Return the plain values that Flower's loop rereads in each round, and that an app may change meanwhile."""
     values = {f"{type(strategy).__name__}.{name}": value for name, value in vars(strategy).items()}
     for what, config in zip(("train_config", "evaluate_config"), configs, strict=True):
         values |= {f"{what}[{name!r}]": value for name, value in (config or {}).items()}
@@ -209,7 +209,7 @@ _of_thread = threading.local()
 
 @cache
 def _stand_in() -> None:
-    """Let `Strategy.start` ask the host of its thread; on other threads it stays Flower's own."""
+    """Let `Strategy.start` ask the host of its thread; on other threads it stays Flower's."""
     original = Strategy.start
 
     @wraps(original)
@@ -221,7 +221,7 @@ def _stand_in() -> None:
 
 
 class _NoGrid(Grid):
-    """A grid without nodes: the native run has its own coordinator."""
+    """A grid without nodes: a native run uses Atoll's coordinator."""
 
     def __init__(self, host: ServerHost) -> None:
         self._host = host

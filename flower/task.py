@@ -13,7 +13,7 @@ from atoll.task.given import OPTION
 from atoll.task.overrides import OverridesRefused
 
 NODES = 10
-"""The number of clients on one machine, where neither the project nor the operator states one."""
+"""The number of clients on one machine, if neither the project nor the operator states one."""
 
 if TYPE_CHECKING:
     from atoll.flower.bench import ClientBench, MainBench
@@ -25,9 +25,9 @@ class FlowerTask(AppTask):
     Args:
         app: the app.
         nodes: the number of clients; client i has the partition i.
-        options: values of the run config over its defaults.
+        options: values that override the run config.
         site_settings: further entries of `node_config`, by site.
-        folder: the current folder of `main()`, which is made; None: that of this process.
+        folder: the current folder of `main()`, which is made; None: the current folder of this process.
     """
 
     def __init__(
@@ -99,6 +99,6 @@ class FlowerTask(AppTask):
         raise TaskBroken(f"{self.app.task} is a Flower app: a coordinator or a simulation trains it")
 
     def conclude(self, arrays: Arrays, history: dict[str, Any]) -> None:
-        """Let `main()` go on to its end with the result of a run; see `bench.AppBench`."""
+        """Run `main()` to its end with the result of a run; see `bench.AppBench`."""
         assert self._server is not None, "a run has begun"
         self._server.conclude(arrays, history)

@@ -20,7 +20,7 @@ def lines_of(text: str) -> list[str]:
 def conclusion(text: str) -> str:
     """Return the end of a message on one line; of a traceback it is the exception, which follows the last frame.
 
-    Frames and their code are indented; the exception's own text may have several lines.
+    Frames and their code are indented; the exception's text may have several lines.
     """
     lines = lines_of(text)
     indented = [number for number, line in enumerate(lines) if line.startswith(" ")]

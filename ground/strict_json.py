@@ -29,7 +29,7 @@ def refuse(path: str, value: object, allowed: str) -> NoReturn:
 
 
 def read_object(data: bytes, *, num_bytes_max: int) -> dict[str, Any]:
-    """Decode one JSON object: ASCII, no key twice, no NaN or Infinity, no nesting beyond Python's own limit.
+    """Decode one JSON object: ASCII, no key twice, no NaN or Infinity, no nesting beyond Python's limit.
 
     The worst that 4 MiB can hold (a million empty lists) costs about 0.3 s and 100 MB, once, before it is refused.
     """

@@ -46,7 +46,7 @@ class CollatedData:
 
 
 def collate_of(dataset: Any) -> Callable[[list[Any]], Any] | None:
-    """Return the collation of a data set, also of one that wraps a `Collated` one as torch's own do; None: torch's."""
+    """Return the collation of a data set, also of one that wraps a `Collated` one as torch does; None: torch's."""
     while not isinstance(dataset, Collated):
         parts = getattr(dataset, "datasets", None)
         dataset = parts[0] if isinstance(parts, Sequence) and parts else getattr(dataset, "dataset", None)

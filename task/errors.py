@@ -1,9 +1,10 @@
 """The errors of a task, one class for each kind. Every message names the value and the allowed values.
 
 TaskNotFound  (ValueError)     no task under this reference
-TaskBroken    (ValueError)     the task's code or data cannot be used TaskMismatch  (ValueError)     the global model
-and the task's model differ in names, shapes or dtypes NotFinite     (ValueError)     an infinity or NaN where numbers
-are needed OutOfTime     (RuntimeError)   the deadline came before the first step
+TaskBroken    (ValueError)     the task's code or data cannot be used
+TaskMismatch  (ValueError)     the global model and the task's model differ in names, shapes or dtypes
+NotFinite     (ValueError)     an infinity or NaN where numbers are needed
+OutOfTime     (RuntimeError)   the deadline came before the first step
 """
 
 

@@ -1,9 +1,9 @@
 """The layout of a model's numbers: tensors, boxes of tensors, pieces. Values only, no arrays.
 
 A *layout* is the ordered tuple of a model's tensors. A *piece* is an N-d box of one tensor, stored contiguously in
-C order, little-endian. A plain client has one piece per tensor; a rank of a sharded client has its own boxes.
-The canonical order of pieces (and of the tensors in a version's file) is by element size, largest first, then by
-name, then by offsets: the order that safetensors uses, so that every tensor is aligned. An encoded piece is stored and
+C order, little-endian. A plain client has one piece per tensor; a rank of a sharded client has the boxes of its shard.
+The canonical order of pieces (and of the tensors in a version's file) is by element size, largest first, then by name,
+then by offsets: the order that safetensors uses, so that every tensor is aligned. An encoded piece is stored and
 ordered as bytes, whatever it decodes to.
 """
 
@@ -65,7 +65,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of one tensor, as it is stored and sent; `sha256` is the digest of its bytes."""
+    """A stored and sent box of one tensor; `sha256` is the digest of its bytes."""
 
     tensor: str
     dtype: str
@@ -84,7 +84,7 @@ class Piece:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the piece as it is stored and sent [bytes]."""
+        """The size of the stored and sent piece [bytes]."""
         return self.encoded_bytes if self.codec else self.plain_bytes
 
     @property

@@ -20,7 +20,7 @@ HEADER_BYTES_MAX = 1 << 22
 """Largest header that is read or written [bytes]: 1 KiB for each of 4,096 tensors."""
 
 AXES_MAX = 64
-"""Largest number of a tensor's axes: numpy's own limit."""
+"""Largest number of a tensor's axes: numpy's limit."""
 
 
 class TensorFileCorrupted(OSError):

@@ -12,12 +12,13 @@ import pytest
 
 from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.rules.coordinate import TrimmedMean
+from atoll.cli.command import EXIT_PIPE
 from atoll.cli.experiments.simulate import INTERRUPTED
-from atoll.cli.faults import EXIT_AWAY, EXIT_PIPE
 from atoll.cli.sections import Section, described
 from atoll.cli.shutdown_deadline import EXIT_LATE
 from atoll.client.session import events as client_events
 from atoll.ground.process import crash_points
+from atoll.operations.faults import EXIT_AWAY
 from atoll.parallel.mesh_client import crash_points as rank_crash_points
 from atoll.protocol import vocabulary
 from atoll.protocol.settings import load_text

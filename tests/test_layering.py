@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.house.__main__ import HOUSE
-from tests.house.floors import MAY_IMPORT, WITHOUT_SHELL
-from tests.house.imports import edges, folder_circles, imported_names, module_circles
+from tests.house.floors import APART, MAY_IMPORT, WITHOUT_SHELL
+from tests.house.imports import Edge, edges, folder_circles, imported_names, module_circles
 from tests.house.purity import Purity, absent_places, impure_imports
 from tests.house.tree import AROUND, ROOMS, ROOT, TESTS, Module, read
 from tests.house.upward import missing_places, upward_imports
@@ -51,6 +51,32 @@ def test_no_import_circle_anywhere() -> None:
 def test_no_circle_of_folders() -> None:
     places = {module.path: HOUSE.place(module.path) for module in SHIPPED}
     assert folder_circles(edges(SHIPPED), places) == []
+
+
+def test_the_command_line_and_the_python_interface_do_not_import_each_other() -> None:
+    assert [edge for edge in edges(SHIPPED) if is_across(edge)] == []
+
+
+@pytest.mark.parametrize("folders", [("cli", "interface"), ("interface", "cli")])
+def test_an_import_of_the_other_one_is_found(folders: tuple[str, str]) -> None:
+    importer = Module(f"atoll/{folders[0]}/x.py", f"def f():\n    from atoll.{folders[1]} import y")
+    imported = Module(f"atoll/{folders[1]}/y.py", "")
+    assert [is_across(edge) for edge in edges([importer, imported])] == [True]
+
+
+def is_across(edge: Edge) -> bool:
+    """Whether an import leads from one folder of `APART` to another."""
+    return {"/".join(path.split("/")[:2]) for path in (edge.importer, edge.imported)} == APART
+
+
+def test_operations_print_nothing() -> None:
+    operations = [module for module in SHIPPED if module.path.startswith("atoll/operations/")]
+    assert operations
+    for module in operations:
+        names = [name for _, name in imported_names(module)]
+        called = {ast.unparse(node.func) for node in ast.walk(module.tree) if isinstance(node, ast.Call)}
+        assert not [name for name in names if within(name, {"typer", "click", "rich"})], module.path
+        assert not called & {"print", "sys.stdout.write", "sys.stderr.write", "os.write"}, module.path
 
 
 def test_pure_folders_import_nothing_that_acts() -> None:

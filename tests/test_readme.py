@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.files import load_run
+from atoll.operations.load import load_run
 from atoll.protocol.settings import _toml
 from atoll.simulations.experiments.grid import read_grid
 from atoll.simulations.federation.config import SimulationFile

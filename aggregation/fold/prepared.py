@@ -1,4 +1,4 @@
-"""The part of a server optimizer's step that looks at whole updates: asked once, before the first tile."""
+"""The preparation of a server optimizer's step from whole updates, once, before the first tile."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,13 +16,13 @@ Gram = Callable[[Layout], NDArray[np.float64]]
 
 
 def prepared(step: Step, layout: Layout, gram: Gram, exchange: Exchange | None = None) -> Step:
-    """Return a step whose place has what the optimizer prepares; the same step if it prepares nothing.
+    """Return a step whose place has the optimizer's prepared values; the same step if it has no `prepare`.
 
     Args:
         step: of the fold.
         layout: the model's tensors.
         gram: of the updates within their norm bounds.
-        exchange: with the other ranks: the first rank's number holds at all of them. None: there are none.
+        exchange: with the other ranks: the first rank's number holds at all of them. None: there are no other ranks.
 
     Raises:
         ValueError: an update leaves a tensor out, or `prepare` failed.

@@ -44,7 +44,7 @@ def mixing_for(
     threads: int = 1,
     place: Place = NOWHERE,
 ) -> Array | None:
-    """Return the matrix by which a rule mixes these updates: one pass over them, for rules that look at their geometry.
+    """Return the matrix by which a geometric rule mixes these updates, from one pass over them.
 
     Args:
         rule: the run's rule.
@@ -55,7 +55,7 @@ def mixing_for(
         place: of the call in its run.
 
     Returns:
-        (R, K), or (R, K + 1) with the centre; None for a rule that reduces the updates as they are.
+        (R, K), or (R, K + 1) with the centre; None for a rule that reduces the updates without mixing.
 
     Raises:
         ValueError: too few updates for the rule, an update that leaves out a tensor, a rule that takes a centre without
@@ -89,7 +89,7 @@ def combine(
         tensor: of the elements.
         start: the first element, in the tensor's flat order.
         stop: the element after the last one.
-        sources: those that carry the tensor, in the order of their client ids; the centre last, if it is mixed.
+        sources: the updates that carry the tensor, in the order of their client ids; the centre last, if it is mixed.
         rule: see `rule`.
         mixing: from `mixing_for`, a column for each source.
         scratch: memory to read into, from earlier calls; left out: new memory.

@@ -16,7 +16,7 @@ from atoll.plugins.place import NOWHERE, Place
 
 @dataclass(frozen=True, slots=True)
 class Median:
-    """The coordinate-wise median. It withstands any minority of updates, and suffers where the sites' data differ.
+    """The coordinate-wise median. It withstands any minority of updates, and loses accuracy if the sites' data differ.
 
         out_i = med_k u_ki        the mean of the two in the middle when K is even
 
@@ -64,13 +64,13 @@ class TrimmedMean:
 
 
 def clip_factors(norms: Sequence[float], bound: float | Literal["median"]) -> tuple[float, ...]:
-    """Return the factor of each update with which none is longer than the bound.
+    """Return the factor of each update that brings its norm within the bound.
 
         a_k = min(1, C / ||u_k||)        C given, or the median of the norms
 
     It is the one defence that works for every rule and under secure sums: it blocks updates that are scaled up. The
-    norms are those of the inspection (square root of its squared norms, summed over the float tensors), so that no file
-    is read again.
+    norms come from the inspection (square root of its squared norms, summed over the float tensors), so that no file is
+    read again.
 
     Args:
         norms: (K) ||u_k|| >= 0.

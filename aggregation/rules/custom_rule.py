@@ -1,4 +1,4 @@
-"""A custom rule behind the contract `Rule`: a call that fails, or that has two results, is named."""
+"""A custom rule behind the contract `Rule`: a failing or non-deterministic call is named."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,10 +13,10 @@ from atoll.plugins.place import NOWHERE, Place
 Array = NDArray[np.float64]
 
 CHECKED_VALUES = 64
-"""Largest number of elements of a piece that are reduced a second time, to find a rule that is no function of them."""
+"""Largest number of elements of a piece that are reduced twice, to find a rule that is no function of them."""
 
 CHECKED_TOLERANCE = 1e-5
-"""Largest difference of the two results, relative to the largest value of the element: libraries round by length."""
+"""Largest difference of the two results, relative to the element's largest value: rounding depends on the length."""
 
 
 class RuleFailed(ValueError):
@@ -24,7 +24,7 @@ class RuleFailed(ValueError):
 
 
 class CustomRule(Guarded):
-    """A custom rule, guarded. All methods raise RuleFailed, or the rule's own ValueError.
+    """A custom rule, guarded. All methods raise RuleFailed, or the rule's ValueError.
 
     Args:
         custom: the object; its `reduce` and `mixing` may have a second parameter `place`, a `Place`.
@@ -47,8 +47,8 @@ class CustomRule(Guarded):
     def reduce(self, rows: NDArray[np.float32], place: Place = NOWHERE) -> Array:
         """Reduce (R, n) to (n), the first elements twice: in the piece, and alone.
 
-        A rule that keeps state between its calls, that draws from a generator of its own, or whose values depend on
-        other columns has two results, and is refused.
+        A rule that keeps state between its calls, that draws from a private generator, or whose values depend on other
+        columns gives different results, and is refused.
         """
         number = min(CHECKED_VALUES, (rows.shape[1] + 1) // 2)  # never all of several columns
         again = rows[:, :number].copy()  # `reduce` may overwrite the rows
@@ -70,7 +70,7 @@ class CustomRule(Guarded):
         return values
 
     def _mixing(self, gram: Array, place: Place = NOWHERE) -> Array:
-        """Return the combinations of the updates (R, K) for inner products (K, K); the rule is asked twice."""
+        """Return the combinations of the updates (R, K) for inner products (K, K); the rule is called twice."""
         mixing: Array = self.call("mixing", gram.copy(), place=place, into=_numbers)
         if mixing.ndim != 2 or mixing.shape[1] != len(gram) or len(mixing) < 1 or not np.isfinite(mixing).all():
             raise RuleFailed(

@@ -40,12 +40,12 @@ def distances_to(gram: Array, coefficients: Array) -> Array:
 
 
 class _OneRow:
-    """A rule with one combination, which is the answer."""
+    """A rule with one combination, which is the result."""
 
     __slots__ = ()
 
     def reduce(self, rows: NDArray[np.float32], place: Place = NOWHERE) -> Array:
-        """Return the one row as it is; see `rule.Rule.reduce`."""
+        """Return the single row; see `rule.Rule.reduce`."""
         row: Array = rows[0].astype(np.float64)
         return row
 
@@ -105,7 +105,7 @@ class GeometricMedian(_OneRow):
         z_0 = 0,  z_{t+1} = sum_k b_k u_k / sum_k b_k        b_k = 1 / max(v, ||u_k - z_t||)
 
     Smoothed Weiszfeld steps. They begin at the present global model (z_0 = 0), where the paper begins at the mean: from
-    0 an update of any length has lost its pull after one step, from the mean it keeps it. v is a fraction of the median
+    0 an update of any length loses its pull after one step, from the mean it keeps it. v is a fraction of the median
     norm, so the rule does not depend on the updates' scale.
 
     Args:
@@ -199,7 +199,7 @@ class NearestNeighbourMixing:
 
     @property
     def takes_centre(self) -> bool:
-        """The need of the rule after it for a centre; the centre is not mixed."""
+        """Whether the rule after the mixing needs a centre, which is not mixed."""
         return takes_centre(self.rule)
 
     def check(self, num_updates: int) -> None:
@@ -213,7 +213,7 @@ class NearestNeighbourMixing:
         check_count(self.rule, num_updates)
 
     def mixing(self, gram: Array, place: Place = NOWHERE) -> Array:
-        """Return the neighbours' means, mixed once more by the rule after them; see `rule.GeometricRule.mixing`."""
+        """Return the neighbours' means, mixed again by the next rule; see `rule.GeometricRule.mixing`."""
         num_updates = len(gram) - self.takes_centre
         self.check(num_updates)
         num_nearest = num_updates - num_malicious(self.malicious, num_updates)

@@ -11,7 +11,7 @@ Legend: K updates u_k, of which up to f may be anything; g_kl = <u_k, u_l> over 
 For all rules:
 
 - Updates come in the order of their client ids, so that the result depends on the set of updates alone.
-- Updates count equally. `num_examples` is the client's own claim: a liar would weigh most. A late update's discount
+- Updates count equally. `num_examples` is the client's claim: a liar would weigh most. A late update's discount
   does not count either.
 - Integer tensors do not take part.
 """
@@ -69,14 +69,14 @@ class Checked(Protocol):
     """A rule that needs a minimum number of updates."""
 
     def check(self, num_updates: int) -> None:
-        """Raise ValueError, with the number and what is allowed, if the rule guarantees nothing for so few updates."""
+        """Raise ValueError, with the number and the allowed ones, if the rule guarantees nothing for so few updates."""
 
 
 def check_count(rule: Rule, num_updates: int) -> None:
     """Check that the rule can take this number of updates: for a quorum before a run, and for a round before its fold.
 
     Raises:
-        ValueError: there are none, or too few for the rule.
+        ValueError: there are no updates, or too few for the rule.
     """
     if num_updates < 1:
         raise ValueError(f"{count_of(num_updates, 'update is', 'updates are')} too few for a rule: it needs at least 1")

@@ -1,4 +1,4 @@
-"""The fold of updates that lie side by side in memory: the bits of `streaming`, without a file and a reader for each.
+"""The fold of updates side by side in memory: the bits of `streaming`, without a file and a reader for each.
 
     rows (K, F) float32    one update a row, all tensors of the model side by side in canonical order
 

@@ -18,7 +18,7 @@ def run() -> None:
             stopping.check()
             import traceback
 
-            from atoll.cli.faults import EXIT_BUG
+            from atoll.cli.command import EXIT_BUG
 
             traceback.print_exc()
             raise SystemExit(EXIT_BUG) from None

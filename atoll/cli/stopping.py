@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from atoll.protocol.signals import ENDING, end_by_default, ending, leave_closed_terminal, survive_hang_up
+from atoll.protocol.signals import ENDING, Stopped, end_by_default, ending, leave_closed_terminal, survive_hang_up
 
 INTERRUPTED = 130
 """The exit code of a command that a signal has ended, and 0 for a service, which ends in no other way."""
@@ -43,10 +43,6 @@ AGAIN_S = 0.5
 _left = " before it began; nothing was written"
 _code: int | None = None
 _masks = threading.local()
-
-
-class Stopped(SystemExit):
-    """The end of the process; a SystemExit, as event loops and libraries let it pass."""
 
 
 def if_stopped(what: str) -> None:

@@ -1,1 +1,1 @@
-"""The Python interface: what the commands do, for scripts and notebooks."""
+"""The Python interface: the operations for scripts and notebooks."""

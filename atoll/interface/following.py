@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from atoll.interface.errors import one_error
 
 if TYPE_CHECKING:
-    from atoll.cli.runs.following import Ending
+    from atoll.operations.following import Ending
 
 Kind = Literal["began", "event", "record", "jumped", "waiting"]
 Document = Mapping[str, Any]
@@ -87,7 +87,7 @@ class _Followed:
     """The items of a run, read on one thread, an item at each call."""
 
     def __init__(self, open_items: Open) -> None:
-        from atoll.cli.runs.following import Ending
+        from atoll.operations.following import Ending
 
         self._ending, self._thread = Ending(), ThreadPoolExecutor(1, "atoll-follow")
         self._items = open_items(self._ending)

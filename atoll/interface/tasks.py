@@ -37,7 +37,7 @@ def named(task: Task | ArrayTask | str) -> Named:
     """
     refuse_within_a_load()
     if isinstance(task, str):
-        from atoll.cli.files import load_user_task
+        from atoll.operations.load import load_user_task
 
         return Named(load_user_task(task), task, is_of_a_cell=False)
     if not is_task(task):

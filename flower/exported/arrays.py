@@ -17,7 +17,7 @@ def in_layout(record: ArrayRecord, layout: Layout) -> Arrays:
     """Return the arrays of a record in the dtypes of a model; integers are rounded to the nearest, half to even.
 
     Raises:
-        TaskMismatch: names or shapes are others than the model's; with every difference.
+        TaskMismatch: names or shapes differ from the model's; with every difference.
     """
     found = {name: array.numpy() for name, array in record.items()}
     dtypes = {tensor.name: NUMPY_DTYPES[tensor.dtype] for tensor in layout}
@@ -30,7 +30,7 @@ def moved(version: Arrays, update: Arrays) -> Arrays:
     """Return the client's model, version + update.
 
     Raises:
-        TaskMismatch: the update lacks tensors of the version, or has others.
+        TaskMismatch: the update's tensors differ from the version's.
     """
     check_like(update, layout_of(version))
     return {name: np.asarray(array + update[name], array.dtype) for name, array in version.items()}

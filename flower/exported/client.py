@@ -67,7 +67,7 @@ class Client:
         return Message(content=content, reply_to=message)
 
     def evaluate(self, message: Message) -> Message:
-        """Measure the model of a message on the site's test data; return the sums of the metrics.
+        """Evaluate the model of a message on the site's test data; return the sums of the metrics.
 
         Raises:
             TaskMismatch: the message has the tensors of another model.

@@ -1,4 +1,4 @@
-"""A task of an exported app, ready for work at one site; it stays warm from one message to the next."""
+"""A task of an exported app, ready for work at one site; it stays loaded between messages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Ready:
     site: str
     """The name of the site; empty: the server."""
     seed: int
-    """The seed of the run, of which the model is built."""
+    """The seed of the run, from which the model is built."""
 
     @cached_property
     def layout(self) -> Layout:
@@ -41,7 +41,7 @@ def ready_at(reference: str, values: RunValues, node_config: Mapping[str, Any] |
         reference: of the task.
         values: of the run.
         node_config: the node's settings: `site`, or `partition-id` as the place among the task's sites; `device`; and
-            the task's own settings of a site. None: the server, which has no site.
+            the task's settings of a site. None: the server, which has no site.
 
     Raises:
         TaskBroken: the settings name no site.

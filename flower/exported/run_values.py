@@ -1,7 +1,7 @@
 """The values of a run in the run config of an exported app. Importing this imports no flwr.
 
     num-server-rounds = 12
-    run = "digits"                 the name and the seed of the run, of which each training draws
+    run = "digits"                 the name and the seed of the run, which seed each training
     seed = 0
     start = "/data/model.safetensors"   the file from which the model starts, at the ServerApp, with `strict`
     frozen = "9f86..."             the digest of the tensors that do not travel
@@ -9,7 +9,7 @@
     task.smoothing = 0.2           options of the task
     json.lr = '{"kind": ...}'      settings that are no single value, such as schedules: a run config has no tables
 
-They mean what they mean in a run of Atoll: see `task.given`.
+The values have the meaning of a run of Atoll: see `task.given`.
 """
 
 import json
@@ -33,11 +33,11 @@ class RunValues:
     rounds: int
     seed: int
     given: Mapping[str, Any] = field(default_factory=dict)
-    """The values for the task, as they travel in a run of Atoll."""
+    """The values for the task, in the form of a run of Atoll."""
     start: str = ""
-    """The file from which the model starts; empty: the task's own values."""
+    """The file from which the model starts; empty: the task's initial values."""
     is_strict: bool = True
-    """Refuse a start that lacks a tensor of the model, or has others."""
+    """Refuse a start whose tensors differ from the model's."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -81,6 +81,6 @@ class RunValues:
 
 
 def _with_rounds(value: Any, rounds: int) -> Any:
-    """Return a schedule that ends with the run's rounds, where it has none of its own; any other value as it is."""
+    """Return a schedule that ends with the run's rounds, unless it has an end; any other value unchanged."""
     ends = isinstance(value, Mapping) and value.get("kind") in BOUNDED
     return {"rounds": rounds, **value} if ends else value

@@ -38,7 +38,7 @@ class Server:
         return self._values.rounds
 
     def initial(self) -> ArrayRecord:
-        """Return version 0: the task's own tensors, or those of the file that `start` names.
+        """Return version 0: the task's initial tensors, or the tensors of the file that `start` names.
 
         Raises:
             StartRefused: the file does not fit the model; with all faults.
@@ -50,7 +50,7 @@ class Server:
         return record_of(arrays, [*arrays], {})
 
     def merged(self, records: Sequence[RecordDict], weighted_by: str) -> MetricRecord:
-        """Return the metrics of all clients together: of their added sums, not a mean of the clients' values.
+        """Return the metrics over all clients, from their added sums: no mean of the clients' values.
 
         Args:
             records: the contents of the replies.
@@ -64,7 +64,7 @@ class Server:
         return self._measured(merge(sums))
 
     def evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """Return the metrics of a version on the task's `test_data`; None: it has none."""
+        """Return the metrics of a version on the task's `test_data`; None: the task has no test data."""
         received = Received(in_layout(arrays, self._here.layout))
         request = {"split": "server", "version": server_round, "model_seed": self._values.seed}
         found = self._bench.evaluate(received, request | {"local": dict(self._values.given)})

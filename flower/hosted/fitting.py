@@ -1,9 +1,9 @@
-"""The replies that fit each other, for Flower's own aggregation: one that does not fit becomes an error of its node.
+"""The replies that fit each other, for Flower's aggregation: a reply that does not fit becomes an error of its node.
 
-A strategy of Flower's ends the run for one reply with another record or key than the others have, and averages an array
-that is not finite into the model. So in the process of a hosted `main()`, on each of its threads, the aggregations of
-Flower's own classes get an error in place of such a reply. A loop or an aggregation of the app's own gets all replies
-as they are. A metric that is not finite changes no model: Flower's mean of it is NaN, and so it is here.
+One reply with a record or key that the others lack ends the run of a Flower strategy, and an array that is not finite
+is averaged into the model. So in the process of a hosted `main()`, on each of its threads, the aggregations of Flower's
+classes get an error in place of such a reply. A custom loop or aggregation of the app gets all replies unchanged. A
+metric that is not finite changes no model: Flower's mean of it is NaN, and so it is here.
 """
 
 import functools
@@ -26,11 +26,11 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from atoll.flower.hosted.replies import UNREADABLE, values_of
 
 FAILED = 2
-"""Flower's code of an app that raised."""
+"""Flower's error code of an app that raised."""
 
 _judging = threading.Event()
 _inside = threading.local()
-"""The thread is in an aggregation whose replies were judged."""
+"""Whether the thread is in an aggregation whose replies were judged."""
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def only_fitting() -> Iterator[None]:
 
 @functools.cache
 def _stand_in() -> None:
-    """Let the aggregations of Flower's own classes ask first."""
+    """Wrap the aggregations of Flower's classes, so that replies are judged first."""
     for module, names in ((flower, _OF_MESSAGES), (before_121, _OF_RESULTS)):
         for kind in filter(inspect.isclass, vars(module).values()):
             for name, fit in names.items():
@@ -55,7 +55,7 @@ def _stand_in() -> None:
 
 
 def _fitted(original: Callable[..., Any], fit: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
-    """Return an aggregation that is given what fits; those that it calls itself judge no more."""
+    """Return an aggregation that gets the fitting replies; nested aggregations do not judge again."""
 
     @functools.wraps(original)
     def aggregate(strategy: Any, server_round: int, *given: Any, **named: Any) -> Any:
@@ -103,13 +103,13 @@ def _fitting(strategy: Any, replies: list[Message], *, is_train: bool) -> list[M
 
 
 class _Judge:
-    """The parts of replies that an aggregation of Flower's reads.
+    """The parts of replies that an aggregation of Flower reads.
 
     Args:
         of_model: the names of the metrics that the model depends on, such as the weight.
         arrays: the records of arrays are read.
-        shapes: their arrays are added up.
-        metrics: the values of all metrics are added up by Flower, not by a function of the app's own.
+        shapes: the arrays are added.
+        metrics: the values of all metrics are added by Flower, not by a custom function of the app.
     """
 
     def __init__(self, *, of_model: set[str], arrays: bool, shapes: bool, metrics: bool) -> None:
@@ -118,13 +118,13 @@ class _Judge:
     def faults(self, found: Mapping[int, RecordDict]) -> dict[int, str]:
         """Return the faults of replies by their place.
 
-        Compared are the names and keys of records, and then the shapes, with those that more than half of the replies
-        have; where there are none, no reply is wrong.
+        The names and keys of records, and then the shapes, are compared with the majority's (more than half of the
+        replies); without a majority no reply is wrong.
         """
         faults = {place: fault for place, records in found.items() if (fault := self._unsound(records))}
         for part, what in ((self._keys, "records or keys"), (self._forms, "shapes")):
             parts = {place: part(records) for place, records in found.items() if place not in faults}
-            faults |= dict.fromkeys(unlike_most(parts), f"its reply has other {what} than those of most nodes")
+            faults |= dict.fromkeys(unlike_most(parts), f"its reply has other {what} than most nodes")
         return faults
 
     def _unsound(self, records: RecordDict) -> str:
@@ -174,7 +174,7 @@ def _form(values: "np.ndarray[Any, Any]") -> Hashable:
 
 
 def unlike_most(parts: Mapping[int, Hashable]) -> list[int]:
-    """Return the places of parts that differ from the one that more than half of them are; none: there is no such."""
+    """Return the places of parts that differ from the majority's; none without a majority."""
     if not parts:
         return []
     usual, number = Counter(parts.values()).most_common(1)[0]
@@ -192,12 +192,12 @@ def _fit(strategy: Any, results: list[Any], failures: list[Any]) -> tuple[list[A
             forms[place] = _form_of_parameters(result.parameters)
         except UNREADABLE as error:
             faults[place] = str(error)
-    faults |= dict.fromkeys(unlike_most(forms), "its parameters have other shapes than those of most nodes")
+    faults |= dict.fromkeys(unlike_most(forms), "its parameters have other shapes than most nodes")
     return _without(faults, results, failures)
 
 
 def _form_of_parameters(parameters: Any) -> Hashable:
-    """Return the shapes of parameters; None: they are no arrays of numpy's.
+    """Return the shapes of parameters; None: they are no numpy arrays.
 
     Raises:
         ValueError: they cannot be read, or are not finite.

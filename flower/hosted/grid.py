@@ -2,8 +2,8 @@
 
     app = ServerApp(...)                      program.main = "server_app.py:app"
 
-Replies have the order of the messages, and are handed over as they are. Of those that Flower's own aggregation gets,
-one that does not fit becomes an error of its node (`flower_fitting`).
+Replies have the order of the messages, and are handed over unchanged. For Flower's aggregation, a reply that does not
+fit becomes an error of its node (`fitting`).
 """
 
 import itertools
@@ -25,7 +25,7 @@ from atoll.task.programs.grid import TTL_S, Grid, Outgoing, Reply
 from atoll.task.programs.link import LATE
 
 NO_MESSAGE, UNAVAILABLE = 3, 5
-"""Flower's codes of a message whose time to live is over, and of a node that is away."""
+"""Flower's error codes of a message whose time to live is over, and of an absent node."""
 
 
 def as_program(app: Any, options: Mapping[str, Any]) -> Callable[[Grid], None]:
@@ -57,7 +57,7 @@ _Base: Any = FlowerGridBase  # flwr may not be installed where types are checked
 
 
 class FlowerGrid(_Base):  # type: ignore[misc]
-    """Flower's view of the nodes of a run.
+    """The nodes of a run as Flower's `Grid`.
 
     Args:
         grid: the grid of the run.
@@ -70,7 +70,7 @@ class FlowerGrid(_Base):  # type: ignore[misc]
         self._names = itertools.count(1)
 
     def set_run(self, run: Any) -> None:
-        """Take what Flower knows of the run."""
+        """Accept Flower's facts about the run."""
         self._run = run
 
     @property
@@ -91,9 +91,9 @@ class FlowerGrid(_Base):  # type: ignore[misc]
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages, and return the replies that are in by the last one or the timeout, in their order.
+        """Send messages, and return the replies, in order, once all have arrived or after the timeout.
 
-        As in Flower, the end of a message's own time to live is an error of its node, that of the timeout is none.
+        As in Flower, the end of a message's time to live is an error of its node, the timeout is not.
         """
         sent = list(messages)
         for message in sent:
@@ -116,7 +116,7 @@ class FlowerGrid(_Base):  # type: ignore[misc]
         return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to pushed messages that are in and were not pulled before; other ids have none."""
+        """Return the replies to pushed messages that have arrived and were not pulled before."""
         replies = self._grid.pull([int(number) for number in message_ids if number in self._pushed])
         return _messages([self._pushed.pop(str(reply.number)) for reply in replies], replies)
 
@@ -138,12 +138,12 @@ class FlowerGrid(_Base):  # type: ignore[misc]
 
 
 def _name(message: Message, text: str) -> None:
-    """Give a message its id, to which its reply refers; Flower's own grids set it in this way."""
+    """Give a message its id, to which its reply refers; Flower's grids set it in this way."""
     message.metadata.__dict__["_message_id"] = text
 
 
 def _messages(sent: list[Message], replies: list[Reply]) -> list[Message]:
-    """Return the replies as Flower's, each to its message."""
+    """Return the replies as Flower messages, each with a reference to its message."""
     return [
         _reply(message, f"reply-{reply.number}", found, reply.ended_at or message.metadata.created_at)
         for message, reply, found in zip(sent, replies, records_of(replies), strict=True)
@@ -159,7 +159,7 @@ def _reply(message: Message, name: str, found: RecordDict | str, created_at: flo
         dst_node_id=of.src_node_id,
         reply_to_message_id=of.message_id,
         group_id=of.group_id,
-        created_at=created_at,  # of the journal: the same when the program repeats itself
+        created_at=created_at,  # from the journal: the same in a replay
         ttl=of.ttl,
         message_type=of.message_type,
     )
@@ -171,7 +171,7 @@ def _reply(message: Message, name: str, found: RecordDict | str, created_at: flo
 
 
 def _made(**named: Any) -> Message:
-    """Return a message with metadata of its own, which Flower's signature calls internal."""
+    """Return a message with given metadata, which Flower's signature calls internal."""
     make: Any = Message
     message: Message = make(**named)
     return message

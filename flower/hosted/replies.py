@@ -1,6 +1,6 @@
-"""The replies of an exchange as records of Flower, as they are, or the reason for none: their bytes are no records.
+"""The replies of an exchange as records of Flower, unchanged, or the reason why their bytes are no records.
 
-What a loop of the app's own makes of them is its own; `flower_fitting` judges those that Flower's aggregation gets.
+A custom loop of the app gets all of them; `fitting` judges the replies that Flower's aggregation gets.
 """
 
 import io
@@ -20,14 +20,14 @@ from atoll.task.programs.grid import Reply
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 NUMPY = "numpy.ndarray"
 UNREADABLE = (ValueError, TypeError, SyntaxError, TokenError, RecursionError)
-"""The errors of reading the bytes of a stranger."""
+"""The errors of reading untrusted bytes."""
 
 
 def records_of(replies: list[Reply]) -> list[RecordDict | str]:
-    """Return the records of each reply, or the reason for none.
+    """Return the records of each reply, or the reason why it has none.
 
     Args:
-        replies: they lose their arrays one after the other, so that a large one is in memory once.
+        replies: their arrays are removed one after the other, so that a large array is in memory once.
     """
     found: list[RecordDict | str] = []
     for place, reply in enumerate(replies):
@@ -37,7 +37,7 @@ def records_of(replies: list[Reply]) -> list[RecordDict | str]:
 
 
 def _read(content: Content) -> RecordDict | str:
-    """Return the records of a content, or why it has none; only numpy's arrays are read, other kinds are the app's."""
+    """Return the records of a content, or the reason why it has none; only numpy arrays are read."""
     try:
         records = from_content(content)
         for record in records.array_records.values():
@@ -53,8 +53,8 @@ def values_of(array: Array) -> "np.ndarray[Any, Any]":
     """Return the elements of an array in its shape, as a view of its bytes: `Array.numpy` copies them.
 
     Raises:
-        ValueError: its bytes end early, or have another shape than it tells (Flower's first records tell none).
-        TypeError: it is of another kind than numpy's.
+        ValueError: its bytes end early, or have another shape than stated (Flower's first records state none).
+        TypeError: it is no numpy array.
     """
     file = io.BytesIO(array.data)
     if array.stype != NUMPY or (read := HEADERS.get(np.lib.format.read_magic(file))) is None:
@@ -66,6 +66,6 @@ def values_of(array: Array) -> "np.ndarray[Any, Any]":
     if min(shape, default=0) < 0 or size * dtype.itemsize > left:
         raise ValueError(f"an array of {dtype} and shape {shape} in {count_of(left, 'byte')}")
     if array.dtype and tuple(array.shape) != shape:
-        raise ValueError(f"an array of shape {shape} that tells shape {tuple(array.shape)}")
+        raise ValueError(f"an array of shape {shape} that states shape {tuple(array.shape)}")
     values = np.ndarray(size, dtype, array.data, file.tell())
     return values.reshape(shape, order="F" if is_fortran else "C")

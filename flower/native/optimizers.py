@@ -7,7 +7,7 @@ Legend as in `aggregation/optimizers.py`: x the model, D the mean update, m and 
     FedAdam      v <- b2 v + (1 - b2) D^2;   lr sqrt(1 - b2^(t+1)) / (1 - b1^(t+1)) in place of lr
     FedYogi      v <- v - (1 - b2) D^2 sign(v - D^2)
 
-They differ from Atoll's own, which follow the paper: v begins at 0 here, at tau^2 there, and Adam corrects its bias.
+They differ from Atoll's, which follow the paper: v begins at 0 here, at tau^2 there, and Adam corrects its bias.
 
 Source: flwr/serverapp/strategy/{fedopt,fedadagrad,fedadam,fedyogi}.py, after Reddi et al., "Adaptive Federated
 Optimization", ICLR 2021, Algorithm 2.

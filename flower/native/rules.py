@@ -4,9 +4,9 @@
     bulyan_F             f = F
     trimmed_mean_0_25    b = 0.25: without the int(b K) least and greatest values
 
-They differ from Atoll's own multi-Krum: the selected updates are weighed by their examples, which are the clients' own
-claim, and fewer than 2f + 3 updates are taken. Atoll's own trimmed mean takes a share as the decimal that is written,
-and so trims none of three values where b = 1/3; Flower takes the product of floats, which is 1. Source:
+They differ from Atoll's multi-Krum: the selected updates are weighed by their examples, which are claims of the
+clients, and fewer than 2f + 3 updates are accepted. Atoll's trimmed mean takes a share as the written decimal, and so
+trims none of three values where b = 1/3; Flower takes the product of floats, which is 1. Source:
 flwr/serverapp/strategy/{multikrum,bulyan,fedtrimmedavg}.py, after Blanchard et al., NIPS 2017, El Mhamdi et al., "The
 Hidden Vulnerability of Distributed Learning in Byzantium", ICML 2018, and Yin et al., ICML 2018.
 """
@@ -71,7 +71,7 @@ class Krum:
         return mixing
 
     def reduce(self, rows: NDArray[np.float32]) -> Array:
-        """Return the one row."""
+        """Return the single row."""
         row: Array = rows[0].astype(np.float64)
         return row
 

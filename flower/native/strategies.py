@@ -1,13 +1,13 @@
-"""Flower's strategies as settings of a run, for exactly these classes; a subclass is code of the app's own.
+"""Flower's strategies as settings of a run, for exactly these classes; a subclass is custom code of the app.
 
     FedAvg, FedProx                the exact weighted mean
     FedAvgM                        optimizer fedavgm
     FedAdagrad, FedAdam, FedYogi   optimizers of `flower.optimizers`: Flower's moments begin at 0, Adam corrects bias
     FedMedian                      rule median
-    FedTrimmedAvg                  a rule of `flower.rules`: Flower's own number of values that are left out
+    FedTrimmedAvg                  a rule of `flower.rules`: Flower's number of values that are left out
     Krum, MultiKrum, Bulyan        rules of `flower.rules`: Flower weighs the selected updates by their examples
 
-A round has no part of the connected nodes here but a number: `fraction_train` becomes a cohort of `nodes` clients.
+A round has a number of clients here, no fraction: `fraction_train` becomes a cohort of `nodes` clients.
 """
 
 import inspect
@@ -33,7 +33,7 @@ from atoll.task.errors import TaskBroken
 Settings = dict[str, Any]
 
 WAITS_S = 366 * 86400.0
-"""Seconds for which a round waits for its nodes, the most that there is: Flower waits without end."""
+"""Seconds for which a round waits for its nodes, the allowed maximum: Flower waits without end."""
 
 OURS = ("flwr.", "atoll.")
 
@@ -49,20 +49,20 @@ class Native:
     settings: Settings
     """The tables of the run's TOML."""
     became: Mapping[str, str]
-    """The settings that each of the app's values became, for a reader."""
+    """The settings that the app's values became, for a reader."""
     notes: tuple[str, ...] = ()
-    """The differences that stay."""
+    """The remaining differences."""
     reasons: tuple[str, ...] = field(default=())
-    """The reasons that the app cannot run natively; empty: it can."""
+    """The reasons why the app cannot run natively; empty: it can."""
 
 
 def native(app: FlowerApp, started: Started, nodes: int) -> Native:
-    """Return the native run of a ServerApp, or the reasons that there is none.
+    """Return the native run of a ServerApp, or the reasons why there is none.
 
     Args:
         app: the app.
         started: the arguments of its `strategy.start`.
-        nodes: the number of clients that are expected; 0: the strategy's `min_available_nodes`.
+        nodes: the number of expected clients; 0: the strategy's `min_available_nodes`.
     """
     strategy: Any = started.strategy
     name = type(strategy).__name__
@@ -81,7 +81,7 @@ def native(app: FlowerApp, started: Started, nodes: int) -> Native:
 
 
 def _why_not(strategy: Any, trained: int, nodes: int) -> str:
-    """Return why a round of `trained` of the nodes has no counterpart; empty: it has one."""
+    """Return the reason why a round of `trained` of the nodes has no counterpart; empty: it has one."""
     if trained < 1:
         return f"fraction_train = {strategy.fraction_train:g} of {count_of(nodes, 'node')}: a round would train none"
     if isinstance(strategy, flower.MultiKrum) and strategy.num_nodes_to_select < trained:
@@ -93,7 +93,7 @@ def _why_not(strategy: Any, trained: int, nodes: int) -> str:
 
 
 def _of_python(value: Any) -> Any:
-    """Return settings with Python's own numbers in place of numpy's."""
+    """Return settings with Python numbers in place of numpy's."""
     if isinstance(value, dict):
         return {key: _of_python(item) for key, item in value.items()}
     return value.item() if isinstance(value, np.generic) else value
@@ -122,9 +122,9 @@ def _of_options(strategy: Any) -> Iterator[str]:
     """Yield the options of a strategy that have no counterpart."""
     for name in ("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"):
         if getattr(strategy, name) is not aggregate_metricrecords:
-            yield f"{name} is a function of the app's own"
+            yield f"{name} is a custom function of the app"
     if isinstance(strategy, flower.Bulyan) and strategy.selection_rule.__name__ != "select_multikrum":
-        yield "selection_rule is a function of the app's own"
+        yield "selection_rule is a custom function of the app"
     if isinstance(strategy, flower.MultiKrum) and strategy.num_nodes_to_select < 1:
         yield f"num_nodes_to_select is {strategy.num_nodes_to_select}: there would be no model"
     if getattr(strategy, "num_malicious_nodes", 0) < 0:
@@ -134,12 +134,12 @@ def _of_options(strategy: Any) -> Iterator[str]:
 
 
 def _begun(strategy: Any) -> Iterator[str]:
-    """Yield the names of what a strategy keeps from round to round and has before the first, such as its moments."""
+    """Yield the names of the state that a strategy has before the first round, such as its moments."""
     yield from (name for name in _KEPT if getattr(strategy, name, None) is not None)
 
 
 def changed_methods(strategy: Any) -> Iterator[str]:
-    """Yield the names of the methods of a strategy of Flower's that an app has replaced, in the object or its class."""
+    """Yield the names of the methods of a Flower strategy that an app has replaced, in the object or its class."""
     for name in dir(type(strategy)):
         found = getattr(strategy, name)
         function = getattr(found, "__func__", found)
@@ -201,7 +201,7 @@ def _round_of(strategy: Any, started: Started, nodes: int, cohort: int) -> tuple
 
 
 def _fewest(strategy: Any) -> int:
-    """Return the fewest replies that Flower aggregates: one, for Bulyan 4f + 3."""
+    """Return the least number of replies that Flower aggregates: one, for Bulyan 4f + 3."""
     return 4 * strategy.num_malicious_nodes + 3 if isinstance(strategy, flower.Bulyan) else 1
 
 
@@ -221,7 +221,7 @@ def _terms(strategy: Any, started: Started) -> Terms:
 
 
 def _conditions(strategy: Any) -> Iterator[str]:
-    """Yield what a native run asks of the ClientApp and of the nodes, where Flower's own loop decides otherwise."""
+    """Yield the requirements of a native run on the ClientApp and the nodes that differ from Flower's loop."""
     weight = repr(strategy.weighted_by_key)
     yield f"a reply to train has all arrays of the model in their shapes, and {weight} above 0; else it does not count"
     yield "an error of a ClientApp leaves out that node in that round; one of form at all nodes ends the run"

@@ -1,9 +1,9 @@
-"""The terms of a run with a Flower app, which its `main()` gives: they travel in the run's `[local]` table.
+"""The terms of a run with a Flower app, from its `main()`: they travel in the run's `[local]` table.
 
     "train.lr" = 0.1                  the train config
     "evaluate.batch" = 64             the evaluate config
-    "flower.order" = ["w", "b"]       the app's order of the arrays, where it is not that of their names
-    "flower.casts" = ["w=float64"]    the app's dtype of each array that travels as another
+    "flower.order" = ["w", "b"]       the app's order of the arrays, unless they are sorted by name
+    "flower.casts" = ["w=float64"]    the app's dtype of each array that travels in another dtype
     "flower.arrays" = "arrays"        the names of the records in messages, and of the weight in replies
     "flower.config" = "config"
     "flower.weight" = "num-examples"
@@ -31,7 +31,7 @@ class Terms:
     order: tuple[str, ...] = ()
     """The arrays in the app's order; empty: in the order of their names."""
     casts: Mapping[str, str] = field(default_factory=dict)
-    """The app's dtype of each array that travels as another."""
+    """The app's dtype of each array that travels in another dtype."""
     arrays: str = "arrays"
     """The name of the record of arrays in a message."""
     config: str = "config"
@@ -60,7 +60,7 @@ class Terms:
         """Read the terms from the values that a run gives to its task.
 
         Raises:
-            ValueError: keys that are no terms; with all of them.
+            ValueError: unknown keys; with all of them.
         """
         own: dict[str, Any] = {}
         configs: dict[str, dict[str, Any]] = {TRAIN: {}, EVALUATE: {}}
@@ -85,10 +85,10 @@ class Terms:
 
 
 def by_name(names: Iterable[str]) -> list[str]:
-    """Return names in their order; numbers, as the lists of arrays have them, by their value."""
+    """Return names in order; numbers, as in lists of arrays, by value."""
     return sorted(names, key=lambda name: (0, int(name), name) if name.isdecimal() else (1, 0, name))
 
 
 def order_to_send(names: Collection[str]) -> tuple[str, ...]:
-    """Return the order of an app's arrays if it has to travel; empty: it is that of their names."""
+    """Return the order of an app's arrays if it has to travel; empty: they are sorted by name."""
     return () if list(names) == by_name(names) else tuple(names)

@@ -137,8 +137,8 @@ class SecretGenerator(np.random.Generator):
     def torch_generator(self) -> "torch.Generator":
         """Return a generator of torch on the CPU, whose whole state is drawn here, for a library that takes one.
 
-        `manual_seed` would take 32 bits of a secret, which are soon tried out. Torch's own numbers are of a Mersenne
-        Twister: who sees 624 of them whole knows the rest, so secret noise should come from `fill_normal_`.
+        `manual_seed` would take 32 bits of a secret, which are soon guessed. Torch's numbers come from a Mersenne
+        Twister: 624 of them determine the rest, so secret noise should come from `fill_normal_`.
         """
         import torch
 

@@ -34,8 +34,8 @@ def reopen_files() -> None:
     """Give this process, which was just forked, separate positions in the files that its parent had open.
 
     An inherited descriptor shares its position with the parent and with the parent's other children: two processes that
-    seek and then read a row may each read at the other's position. Python's files, and those of libraries of C, keep
-    the numbers of their descriptors. Files that are only written, such as a log, stay shared, and so does the terminal.
+    seek and then read a row may each read at the other's position. The files of Python and of C libraries keep the
+    numbers of their descriptors. Files that are only written, such as a log, stay shared, and so does the terminal.
     """
     if not os.path.isdir(DESCRIPTORS):
         return

@@ -57,7 +57,7 @@ def start_shares(
             faults = [fault for share in shares for fault in _copied(share, file, match, start.path)]
     except SafetensorError as error:
         raise no_safetensors(start.path, error) from error
-    parts = (("the task's own values stay in", match.own), ("not used:", match.unused))
+    parts = (("the initial values stay in", match.own), ("not used:", match.unused))
     return "; ".join(f"{what} {listed(left)}" for what, left in parts if left), faults
 
 

@@ -51,7 +51,7 @@ def client_of(
     in_version = _names(SHARED, version)
     if task.algorithm is None:
         if in_version:
-            raise TaskMismatch(f"{', '.join(in_version)} is unknown: the task has no algorithm of its own")
+            raise TaskMismatch(f"{', '.join(in_version)} is unknown: the task has no custom algorithm")
         return None
     tensors = model.tensors()
     with hooked():

@@ -197,7 +197,7 @@ class Grid:
 
 
 def _write(path: Path, tensors: Arrays, hashed: tuple[Piece, ...], piece_bytes: int, content: Content) -> None:
-    """Write a content whose digest is that of the hashed pieces; the file has its name once it has these bytes.
+    """Write a content with the digest of the hashed pieces; the file gets its name once it has these bytes.
 
     Raises:
         ValueError: another thread has changed an array in place since it was hashed.

@@ -19,7 +19,7 @@ from atoll.tensors.codecs.codec import (
 )
 
 CHUNK_BYTES_MAX = 8 * CHUNK_ELEMENTS
-"""Largest size of a chunk [bytes], whatever its length: twice that of the longest plain one."""
+"""Largest size of a chunk [bytes], whatever its length: twice the size of the longest plain chunk."""
 
 
 class CustomCodec(Guarded):

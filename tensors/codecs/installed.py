@@ -6,7 +6,7 @@
 Both sides of a connection run their copy of the package's code. Equal names on the wire are equal copies: bytes of
 another version are refused by name, and never decoded.
 
-A name that comes over the wire opens nothing: `opened` finds only what this process has opened for its own settings
+A name that comes over the wire opens nothing: `opened` finds only codecs that this process has opened for its settings
 (`open_for`), or after the coordinator has admitted the name (`open_named`). A process has one copy of a package: it
 keeps the loaded copy even if another version is installed meanwhile.
 """
@@ -50,7 +50,7 @@ def is_installed(name: str) -> bool:
 
 
 def families() -> tuple[str, ...]:
-    """Return the names on the wire, without options, of the codecs that are installed here. Imports none of them."""
+    """Return the names on the wire, without options, of the codecs that are installed here, without importing them."""
     found = []
     for name, alike in declared(CODEC.group).items():
         if len(alike) == 1 and NAME.fullmatch(name):
@@ -60,7 +60,7 @@ def families() -> tuple[str, ...]:
 
 
 def other_version(family: str, of: frozenset[str]) -> str:
-    """Return the name of another version of a codec among those of another process; empty: there is none."""
+    """Return the name of another version of a codec among another process's names, or ""."""
     name = family.partition("@")[0]
     return min((each for each in of if each != family and each.partition("@")[0] == name), default="")
 

@@ -25,7 +25,7 @@ FAMILIES = ("bf16", "fp16", "qsgd8", "topk", "sign")
 """The names in a run's TOML, and in an agent's list of the codecs that it supports."""
 
 NAMES = "bf16, fp16, qsgd8, sign, topk:F with F in 0.000001..1"
-"""The names that `parse_codec` allows, for its error and for help texts."""
+"""The names that `parse_codec` allows, for its error and for `--help`."""
 
 FAMILIES_MAX = 64
 """Largest number of codecs of installed packages that another process may name."""
@@ -78,7 +78,7 @@ def fault_of_opening(names: Iterable[str]) -> str:
 
 
 def supported() -> tuple[str, ...]:
-    """Return the families of codecs that this process has: the built-in ones, and those of installed packages."""
+    """Return the families of codecs of this process, built-in and of installed packages."""
     return (*FAMILIES, *installed.families())
 
 

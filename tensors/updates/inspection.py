@@ -54,7 +54,7 @@ class Inspection:
 
 
 class Merged:
-    """The magnitudes and norms of an update in parts, from those of its parts, in any order."""
+    """The magnitudes and norms of an update, merged from its parts in any order."""
 
     def __init__(self) -> None:
         self.magnitudes: dict[str, float | int] = {}

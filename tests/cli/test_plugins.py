@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.files import load_run
+from atoll.operations.load import load_run
 from atoll.protocol.settings import ConfigError
 from tests.cli.invoking import TINY, invoke, refused, said, shown
 from tests.plugins.packages import RULE, install

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.cli.runs import admin
+from atoll.operations import admin
 from atoll.server.journal.holder import running_coordinator
 from atoll.tensors.safetensors_file import read
 from tests.federation.processes import federation

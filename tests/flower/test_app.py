@@ -69,7 +69,7 @@ def test_values_of_a_run_have_the_types_of_the_defaults(tmp_path):
         ("", ["project.name", "publisher", "serverapp", "clientapp"]),
         ("x =", ["not TOML"]),
         (GOOD.replace("quick.server:app", "quick.server"), ["must be module:attribute, got 'quick.server'"]),
-        (GOOD.replace('publisher = "bench"', ""), ["tool.flwr.app.publisher must be a text, got None"]),
+        (GOOD.replace('publisher = "bench"', ""), ["tool.flwr.app.publisher must be a string, got None"]),
         ("tool = 3\nproject = 'x'", ["project must be a table, got 'x'; tool must be a table, got 3"]),
         ("tool.flwr = [1]", ["tool.flwr must be a table, got [1]"]),
         ("tool.flwr.app = true", ["tool.flwr.app must be a table, got True"]),

@@ -38,6 +38,9 @@ TESTS_ELSEWHERE = {
 }
 """Folders whose tests lie elsewhere: what they do is seen through a socket, a process or a whole history."""
 
+APART = {"atoll/cli", "atoll/interface"}
+"""Folders with all below them that do not import each other on any floor; both stand on `atoll/operations`."""
+
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "flower": (
         ("app.py", "measured.py", "records.py", "secret_noise.py"),
@@ -155,20 +158,25 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("experiments", "messages"),
     ),
     "atoll": (
-        ("cli", "cli/printing.py", "cli/sections.py", "cli/shutdown_deadline.py", "cli/stopping.py", "exports"),
-        ("cli/completion.py", "cli/faults.py", "cli/log.py", "cli/waiting.py"),
-        ("cli/local_audit.py", "cli/options.py", "cli/task_failures.py", "cli/temporary.py", "cli/worker_check.py"),
-        ("cli/flower_plan.py", "cli/new.py", "cli/plugins.py", "cli/settings.py"),
-        ("cli/files.py",),
-        ("cli/runs",),
-        ("cli/exports", "cli/members"),
+        ("cli/project", "exports"),
+        ("operations",),
+        ("operations/training",),
+        ("operations/compare.py",),
+        (
+            *("cli", "cli/printing.py", "cli/sections.py"),
+            *("cli/shutdown_deadline.py", "cli/stopping.py"),
+            "interface",
+        ),
+        ("cli/completion.py", "cli/log.py", "cli/waiting.py"),
+        ("cli/command.py", "cli/options.py"),
+        ("cli/new.py", "cli/plugins.py", "cli/requested.py", "cli/settings.py"),
+        ("cli/runs", "cli/serving"),
+        ("cli/exports",),
         ("cli/training",),
-        ("cli/experiments",),
-        ("interface",),
-        ("__init__.py",),
-        ("cli/flower", "cli/project", "cli/serving"),
+        ("cli/experiments", "cli/members"),
+        ("cli/flower",),
         ("cli/commands.py",),
-        ("cli/main.py",),
+        ("__init__.py", "cli/main.py"),
         ("__main__.py",),
     ),
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.files import load_user_task
+from atoll.operations.load import load_user_task
 from atoll.protocol.settings import load_text, quoted
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.messages.run import setting_of

@@ -1,6 +1,6 @@
 """The safetensors files of a base: their tensors by name, read by boxes, and the lines of their digest.
 
-Values are read by blocks of rows, so that no tensor is in memory beside the model's own.
+Values are read by blocks of rows, so that no second copy of a tensor is in memory.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ DTYPES = {
 
 
 class BaseRefused(TaskMismatch):
-    """The files are no base of the model; the message lists every difference."""
+    """The files do not fit the model as a base; the message lists every difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ class Stored:
 def stored_in(path: Path) -> dict[str, Stored]:
     """Return the tensors of a folder of safetensors files, or of one such file, by name.
 
-    With an index (`*.safetensors.index.json`) the names are those of its `weight_map`; else those of all files.
+    With an index (`*.safetensors.index.json`) the names come from its `weight_map`, else from all files.
 
     Raises:
-        BaseRefused: there are no such files, one is damaged or missing, a name is in two; with all faults.
+        BaseRefused: there are no such files, a file is damaged or missing, a name is in two files; with all faults.
     """
     found: dict[str, Stored] = {}
     faults: list[str] = []
@@ -118,11 +118,11 @@ def stored_in(path: Path) -> dict[str, Stored]:
 
 
 def _index_of(path: Path) -> dict[str, str] | None:
-    """Return the file of each tensor from the index of a folder; None: it has none."""
+    """Return the file of each tensor from the index of a folder; None: the folder has no index."""
     indices = sorted(path.glob(f"*{INDEX_SUFFIX}")) if path.is_dir() else []
     if len(indices) > 1:
         names = ", ".join(index.name for index in indices)
-        raise BaseRefused(f"base {path}: it has several indices ({names}); give each model a folder of its own")
+        raise BaseRefused(f"base {path}: it has several indices ({names}); give each model a separate folder")
     if not indices:
         return None
     try:
@@ -146,7 +146,7 @@ def _files_of(path: Path, wanted: dict[str, str] | None) -> list[Path]:
 
 def _tensors_of(file: Path) -> Iterator[Stored]:
     with file.open("rb"):
-        pass  # its reason, where it cannot be read, is clearer than the library's
+        pass  # an error here is clearer than the library's
     with safe_open(file, framework="pt") as opened:
         for name in opened.keys():  # noqa: SIM118 - no mapping
             stored = opened.get_slice(name)

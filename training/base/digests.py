@@ -1,10 +1,10 @@
-"""The digest of tensors that every site has and none sends: equal digests are equal values.
+"""The digest of frozen tensors, which every site has: equal digests are equal values.
 
 It is the SHA-256 of one line for each tensor, sorted by name,
 
     NAME DTYPE SHAPE SHA256    such as  head.weight float32 3,8 9f86d0...
 
-so it depends on no file, no device and no division of the model over ranks.
+so it depends on no file, no device and no sharding of the model.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
-"""The lines of a base's digest that are kept between starts, so that files of 100 GB are not read each time.
+"""Cache of the lines of a base's digest between starts, so that files of 100 GB are not read each time.
 
     {FILE: {"stat": [device, inode, size, last change of the bytes, of the inode], "lines": {TENSOR: line}}}
 
-A file with another stat is read again. One that has changed within the last two seconds is not kept: it may change once
-more within a tick of the file system's clock.
+A file with another stat is read again. A file that has changed within the last two seconds is not cached: it may change
+again within a tick of the file system's clock.
 """
 
 import json
@@ -17,18 +17,18 @@ BASES = "bases.json"
 """Name of the file in the directory of an agent, a run or a training."""
 
 SETTLED_NS = 2_000_000_000
-"""The age of a file's last change from which its lines are kept [ns]."""
+"""The age of a file's last change from which its lines are cached [ns]."""
 
 Lines = dict[Path, dict[str, str]]
 
 
 @contextmanager
 def kept_lines(cache: Path | None, files: Collection[Path]) -> Iterator[Lines]:
-    """Provide the kept lines of unchanged files by name; keep what the block adds to them.
+    """Provide the cached lines of unchanged files by name; cache the lines that the block adds.
 
     Args:
-        cache: the file of the lines; None: none are kept. One that cannot be read or written costs time alone.
-        files: all that the block asks for.
+        cache: the file of the lines; None: no cache. A file that cannot be read or written costs only time.
+        files: all files that the block uses.
     """
     stats = {file: _stat(file) for file in files}  # before their bytes are read
     kept = _read(cache)

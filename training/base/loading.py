@@ -1,4 +1,4 @@
-"""The values of a model from its base: which tensor of the files is which of the model, and their digest.
+"""The values of a model from its base: the match of the files' tensors with the model's, and their digest.
 
 files of the base --names, shapes--> Matched --boxes--> the model, whole or a rank's shares
 """
@@ -18,23 +18,23 @@ from atoll.training.base.base_files import BaseRefused, Stored, stored_in
 from atoll.training.base.kept_lines import kept_lines
 
 THREADS_MAX = 8
-"""Threads that hash tensors; hashing lets other threads run."""
+"""Number of threads that hash tensors; hashing releases the GIL."""
 
 NAMES_MAX = 20
-"""The tensors that a fault lists."""
+"""Largest number of tensors that a fault lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """The tensors of a base's files for those of a model."""
+    """The tensors of a base's files, matched with a model's."""
 
     place: Path
     """The folder or file."""
     sources: Mapping[str, Sequence[Stored]]
-    """The tensors of the files, by the first name of the model's tensor; a tied one may have several."""
+    """The tensors of the files, by the first name of the model's tensor; a tied tensor may have several."""
 
     def read(self, name: str, box: Sequence[slice], into: torch.Tensor) -> list[str]:
-        """Copy a box of a tensor; nothing if the files have none for it. Return the faults of its values."""
+        """Copy a box of a tensor, if the files have it, and return the faults of its values."""
         found = self.sources.get(name, ())
         if not found:
             return []
@@ -44,11 +44,11 @@ class Matched:
         return [f"{names} are one tensor of the model, and differ in {self.place}"] if others else []
 
     def lines(self, names: Collection[str], cache: Path | None = None) -> dict[str, str]:
-        """Return the lines of the digest of those of some tensors that the files have (`digests`).
+        """Return the lines of the digest (`digests`) of the given tensors that the files have.
 
         Args:
             names: of the model's tensors.
-            cache: the file in which the lines of unchanged files are found, and to which new ones are added.
+            cache: the file with the lines of unchanged files, to which new lines are added.
         """
         wanted = {name: self.sources[name][0] for name in names if name in self.sources}
         with kept_lines(cache, {stored.file for stored in wanted.values()}) as known:
@@ -66,17 +66,17 @@ def match(
     aliases: Mapping[str, Sequence[str]],
     frozen: Collection[str],
 ) -> Matched:
-    """Match the tensors of a model with those of its base's files. No value is looked at: only names, shapes, dtypes.
+    """Match the tensors of a model with its base's files, by names, shapes and dtypes; no value is read.
 
     Args:
         base: the place of the files, and the names in them.
-        context: the circumstances in which the place is asked for.
+        context: for a place that is a function of the context.
         forms: the model's tensors by their first names, which may be on the meta device.
         aliases: all names of each tied tensor, by the first.
-        frozen: the names of those that do not travel, which the files must have.
+        frozen: the names of the tensors that do not travel, which the files must have.
 
     Raises:
-        BaseRefused: frozen tensors are missing, shapes or kinds differ, or tensors are left over; with all of them.
+        BaseRefused: frozen tensors are missing, shapes or kinds differ, or tensors are left over; with all faults.
     """
     place = place_of(base, context)
     stored = stored_in(place)
@@ -102,7 +102,7 @@ def match(
 
 
 def _misfit(name: str, tensor: torch.Tensor, stored: Stored) -> str:
-    """Return how a stored tensor differs from the model's; empty: it fits."""
+    """Return the difference of a stored tensor from the model's; empty: it fits."""
     shape, dtype = tuple(tensor.shape), tensor.dtype
     is_kind = stored.dtype.is_floating_point == dtype.is_floating_point and (
         dtype.is_floating_point or torch.promote_types(stored.dtype, dtype) == dtype
@@ -122,7 +122,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def tensors_of(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, list[str]]]:
-    """Return a model's tensors by their first names, and all names of each tied one by the first; on meta, too."""
+    """Return a model's tensors by first name, and all names of each tied tensor by the first; also on meta."""
     names: dict[int, list[str]] = {}
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():

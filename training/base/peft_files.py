@@ -27,22 +27,22 @@ class Adapter:
     name: str
     """The adapter's name in the model, such as default."""
     prefix: str
-    """The beginning of the names of the `PeftModel` in the task's model."""
+    """The prefix of the names of the `PeftModel` in the task's model."""
     config: Mapping[str, Any]
     """The adapter's configuration, as PEFT saves it."""
     frozen: Sequence[str] = ()
     """The adapter's tensors that do not travel."""
     elsewhere: Sequence[str] = ()
-    """The tensors that travel and are none of the adapter."""
+    """The travelling tensors that do not belong to the adapter."""
     unknown: Sequence[str] = ()
-    """The tensors of PEFT's file that the model has under no such name."""
+    """The tensors of PEFT's file whose names the model lacks."""
 
     @classmethod
     def read(cls, file: Path) -> "Adapter":
         """Return the note in a version's file.
 
         Raises:
-            NoAdapter: it has none, or tensors have no place in PEFT's files.
+            NoAdapter: it has no adapter, or tensors have no place in PEFT's files.
         """
         text = safetensors_file.read_metadata(file).get(NOTE)
         if text is None:
@@ -71,7 +71,7 @@ def write_adapter(version: Path, adapter: Adapter, folder: Path, frozen: Path | 
         version: the file of the version.
         adapter: its note.
         folder: the folder of the files, which must exist.
-        frozen: the file with the adapter's frozen tensors; None: it has none.
+        frozen: the file with the adapter's frozen tensors; None: there are no frozen tensors.
 
     Raises:
         OSError: a file cannot be read or written.

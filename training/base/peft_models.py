@@ -5,7 +5,7 @@ PEFT saves the tensors of an adapter under their names in the model, without the
     base_model.model.q_proj.lora_A.default.weight             base_model.model.q_proj.lora_A.weight
     base_model.model.lm_head.modules_to_save.default.weight   base_model.model.lm_head.weight
 
-The note is made with PEFT's own functions, and says so if that rule is not theirs for a model.
+The note is made with PEFT's functions, and says so if they name a model's tensors by another rule.
 """
 
 import copy
@@ -23,7 +23,7 @@ from atoll.training.base.peft_files import Adapter, peft_name
 
 
 def adapter_of(model: torch.nn.Module, travelling: Iterable[str]) -> Adapter | None:
-    """Return the note on the active adapter of a model that is, or has in it, a `PeftModel`; None: it has none.
+    """Return the note on the active adapter of a model that is or contains a `PeftModel`, or None.
 
     Args:
         model: of the task.
@@ -56,7 +56,7 @@ def note_of(adapter: Adapter | None) -> str:
 
 
 def adapter_faults(model: torch.nn.Module) -> list[str]:
-    """Return the reasons why the adapters of a model cannot be trained: one over a tied tensor changes two layers.
+    """Return the reasons why a model's adapters cannot be trained: one over a tied tensor changes two layers.
 
     With PEFT's `ensure_weight_tying` the adapters are tied, too.
     """
@@ -79,7 +79,7 @@ def adapter_faults(model: torch.nn.Module) -> list[str]:
 
 
 def base_faults(model: torch.nn.Module) -> list[str]:
-    """Return the reasons why an adapter cannot have a `Base`: it begins with values that are made from the base's."""
+    """Return the reasons why an adapter cannot have a `Base`: its first values are computed from the base's."""
     found = _peft_model(model)
     if found is None:
         return []
@@ -97,7 +97,7 @@ def freeze_a(model: torch.nn.Module) -> torch.nn.Module:
     """Freeze the factors A of all LoRA adapters of a model, in place, and return it: only B is trained (FFA-LoRA).
 
     The mean of B_i A over the sites is then the product of the mean of B_i with A, and half as many bytes travel. A is
-    drawn by the seed of the run, alike at every site.
+    drawn from the seed of the run, the same at every site.
 
     Source:
         Sun et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024.
@@ -109,7 +109,7 @@ def freeze_a(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _peft_model(model: torch.nn.Module) -> tuple[str, Any] | None:
-    """Return the `PeftModel` in a model, with the prefix of its names. Only the model's own code imports PEFT."""
+    """Return the `PeftModel` in a model, with the prefix of its names. Only the model's code imports PEFT."""
     if (peft := sys.modules.get("peft")) is None:
         return None
     for name, module in model.named_modules():

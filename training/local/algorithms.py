@@ -1,4 +1,4 @@
-"""The algorithms in which the client takes part, and the requirements of each on a client's training."""
+"""The algorithms with a client's part, and the requirements of each on a client's training."""
 
 from collections.abc import Iterator
 
@@ -7,11 +7,12 @@ from atoll.task.local import Local, optimizer_factory
 from atoll.task.task import Task
 
 CONCATENATE = "concatenate"
-"""The algorithm in which an update is not a difference, but the rows that the client appends to each tensor."""
+"""The algorithm whose updates are no differences, but rows that the client appends to each tensor."""
 
 ALGORITHMS = ("fedavg", "fednova", "scaffold", CONCATENATE)
-"""The algorithms by their names in an invitation. "fedavg" needs nothing of the client; FedSGD and FedProx are settings
-of `Local`."""
+"""The algorithms by their names in an invitation. "fedavg" has no requirements; FedSGD and FedProx are settings of
+`Local`.
+"""
 
 
 def check_algorithm(algorithm: str, local: Local | None, *, has_fit: bool = False, has_own: bool = False) -> None:
@@ -21,7 +22,7 @@ def check_algorithm(algorithm: str, local: Local | None, *, has_fit: bool = Fals
         algorithm: the run's algorithm.
         local: the training of one round; None for a task that trains by itself (an `ArrayTask`).
         has_fit: the task has a `fit` in place of the built-in loop.
-        has_own: the task has an algorithm of its own.
+        has_own: the task has a custom algorithm.
 
     Raises:
         TaskBroken: it does not fit; with every reason.
@@ -49,10 +50,10 @@ def _faults(algorithm: str, local: Local | None, has_fit: bool, has_own: bool) -
             yield "the tensors of a PyTorch model have fixed shapes: write an ArrayTask, whose arrays may grow"
     elif algorithm == "fedavg":
         if local is not None and local.keep_optimizer and (has_own or has_fit):
-            yield "local.keep_optimizer must be False: the task's own code decides about its state"
+            yield "local.keep_optimizer must be False: the task's code decides about its state"
     else:
         if has_own:
-            yield "the task has an algorithm of its own, whose run says fedavg"
+            yield "the task has a custom algorithm, whose run says fedavg"
         if local is None or has_fit:
             kind = "a custom `fit`" if has_fit else "a custom training (an ArrayTask)"
             yield f"it needs the built-in training loop, and the task has {kind}"
@@ -84,4 +85,4 @@ _NEEDED: dict[str, list[tuple[str, object, str]]] = {
         ("keep_optimizer", False, _PLAIN),
     ],
 }
-"""The fields of `Local` with a required value, by algorithm, each with the value and the reason."""
+"""The fields of `Local` with a required value, by algorithm, with the value and the reason."""

@@ -1,8 +1,8 @@
-"""The state of Python objects as they were made: attributes, hooks, flags, counters, generators of a model or a loss.
+"""The first state of Python objects: attributes, hooks, flags, counters, generators of a model or a loss.
 
-A warm worker trains and evaluates many times with one model. What a forward pass, a loss or a loop leaves on it must
-not reach the next job, whose result would depend on the work that its process happens to have done before. Giving back
-a state costs some microseconds a module; building the model anew costs its whole construction.
+A warm worker trains and evaluates many times with one model. State that a forward pass, a loss or a loop leaves on it
+must not reach the next job, whose result would depend on earlier work of its process. Restoring a state costs some
+microseconds a module; rebuilding the model costs its whole construction.
 """
 
 import sys
@@ -45,17 +45,20 @@ if TYPE_CHECKING or TENSORS:
     from torch.jit import ScriptModule
 
 WALKED_MAX = 10_000
-"""Elements of a container up to which each is looked into; of a longer one only the elements themselves are kept."""
+"""Largest size of a container whose elements are searched; of a longer container only the elements are kept."""
 
 GENERATORS_IN, EXAMPLES_FROM = 1_000, 100
-"""Objects of a data set, and elements of a container in it, up to which its generators are looked for: more of them are
-its examples."""
+"""Largest number of objects of a data set, and of elements of its containers, that are searched for generators: more of
+them are its examples.
+"""
 
 BYTES_MAX = 64 << 20
-"""Bytes of tensors and arrays that are kept to give them back; a change of what lies beyond cannot be undone."""
+"""Largest size of tensors and arrays that are copied to restore them [bytes]; a change of the others cannot be
+undone.
+"""
 
 LIBRARIES = {"torch", "numpy", "atoll", *sys.stdlib_module_names}
-"""Packages whose classes and functions keep nothing of a task in their attributes and globals."""
+"""Packages whose classes and functions keep no state of a task in their attributes and globals."""
 
 CLOSED = {
     "logging",
@@ -70,41 +73,42 @@ CLOSED = {
     "queue",
     "asyncio",
 }
-"""Packages whose objects are not looked into: files, locks and logs cannot be given back."""
+"""Packages whose objects are not searched: files, locks and logs cannot be restored."""
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch.fx", "torch.jit", "torch._C")
 """Packages of torch whose objects hold compiled code."""
 
 CACHED = type(lru_cache(lambda: None))
-"""The type of a function that keeps its results."""
+"""The type of a function that caches its results."""
 
 INSIDE = ("_parameters", "_buffers", "_modules")
-"""The attributes of a module whose entries are attributes to its user."""
+"""The dictionaries of a module whose entries are attributes to its user."""
 
 EMPTY = (dict, OrderedDict, set)
-"""The containers of hooks that torch gives to each module."""
+"""The containers of hooks of each torch module."""
 
 
 class Restored(NamedTuple):
-    """The result of giving back a state."""
+    """The result of restoring a state."""
 
     changed: list[str]
-    """The paths of what had other values, and has those of before."""
+    """The paths of values that had changed, and are restored."""
     kept: list[str]
-    """The paths of what nothing can give back."""
+    """The paths of values that cannot be restored."""
 
 
 class AsBuilt:
-    """The state of some objects, and of all that they hold in Python, when this was made.
+    """Snapshot of the state of some objects, and of all that they hold in Python.
 
     Attributes, slots, lists, dictionaries and sets, hooks, flags of parameters, generators, tensors and arrays;
-    closures and plain globals of functions; class attributes of a task's classes. Not what C objects and files hold.
+    closures and plain globals of functions; class attributes of a task's classes. The state of C objects and files is
+    left out.
 
     Args:
         roots: objects by the names that their differences get.
-        filled: tensors whose values each job loads or checks by itself.
+        filled: tensors whose values each job loads or checks.
         with_process: torch's hooks of all modules and the flags of this process and thread, too.
-        with_caches: results that functions keep (`functools.lru_cache`), too; those with new ones are emptied.
+        with_caches: cached results of functions (`functools.lru_cache`), too; caches with new results are emptied.
     """
 
     def __init__(
@@ -123,7 +127,7 @@ class AsBuilt:
         self._walk([*roots.items(), *(_hooks_of_all_modules() if with_process else ())])
 
     def _walk(self, roots: Iterable[tuple[str, Any]], most: int | None = None) -> None:
-        held: list[Any] = []  # an object that is gone would leave its id to another
+        held: list[Any] = []  # a freed object would leave its id to another
         waiting = deque(roots)
         while waiting and (most is None or len(held) < most):  # no recursion: a chain of objects may be long
             path, value = waiting.popleft()
@@ -136,7 +140,7 @@ class AsBuilt:
 
     @classmethod
     def of_parts(cls, parts: "Iterable[nn.Module]") -> "AsBuilt":
-        """Watch the data in the attributes of a divided model's modules alone."""
+        """Watch only the data in the attributes of a sharded model's modules."""
         found = cls({})
         for part in parts:
             for path, module in part.named_modules():
@@ -161,11 +165,11 @@ class AsBuilt:
         return len(self._cells)
 
     def differences(self) -> list[str]:
-        """Return the paths of what has other values than before."""
+        """Return the paths of changed values."""
         return [path for cell in self._cells if not cell.is_same() and (path := cell.changed())]
 
     def restore(self) -> Restored:
-        """Give back the state, in place: a reference that anything holds stays valid."""
+        """Restore the state in place: existing references stay valid."""
         changed, kept = list[str](), list[str]()
         for cell in [cell for cell in self._cells if not cell.is_same()]:
             path = cell.changed()
@@ -176,7 +180,7 @@ class AsBuilt:
         return Restored(changed, kept)
 
     def _watch(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
-        """Watch one value; return what it holds, with the paths."""
+        """Watch one value; return the values that it holds, with their paths."""
         if isinstance(value, dict):
             return self._dict(path, value)
         if isinstance(value, list | deque | set | tuple | frozenset):
@@ -209,7 +213,7 @@ class AsBuilt:
         return [(f"{path}[{n}]", part) for n, part in enumerate(value)] if len(value) <= self._walked_max else ()
 
     def _attributes(self, path: str, held: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Watch the dictionary of an object's attributes, and yield these."""
+        """Watch the dictionary of an object's attributes, and yield the attributes."""
         self._cells.append(Dictionary(path, held, is_of_object=True))
         for name, part in held.items():
             if name in INSIDE and isinstance(part, dict) and part:
@@ -232,7 +236,7 @@ class AsBuilt:
         self._cells.append(Values(path, value, is_kept))
 
     def _named(self, path: str, owner: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-        """Watch some attributes of an object that are in no dictionary, and yield them."""
+        """Watch and yield some attributes of an object that are in no dictionary."""
         cell = Attributes(path, owner, names)
         if cell.first:
             self._cells.append(cell)
@@ -260,7 +264,7 @@ class AsBuilt:
         return [(path, function.__wrapped__)]
 
     def _class(self, kind: type) -> Iterator[tuple[str, Any]]:
-        """Watch the plain attributes of a task's class and of its bases, and what their methods refer to."""
+        """Watch the plain attributes of a task's class and of its bases, and the objects that their methods use."""
         for base in kind.__mro__[:-1]:
             if not _is_of(base.__module__, LIBRARIES):
                 own = vars(base).items()
@@ -269,7 +273,7 @@ class AsBuilt:
                 yield from ((base.__name__, part) for _, part in own if isinstance(part, FunctionType))
 
     def _empty(self, path: str, held: dict[str, Any]) -> Empty:
-        """Watch the empty containers of torch in a module all at once: it has a dozen of them, mostly for hooks."""
+        """Watch the empty containers of a torch module at once: it has a dozen of them, mostly for hooks."""
         every = {name: part for name, part in held.items() if name.startswith("_") and type(part) in EMPTY}
         found = Empty(path, {name: part for name, part in every.items() if not part and id(part) not in self._seen})
         self._seen.update(map(id, found.now.values()))
@@ -297,14 +301,14 @@ def _is_of(module: Any, packages: Iterable[str]) -> bool:
 
 
 def _is_of_task(kind: type) -> bool:
-    """Return whether a class, or one that it is derived from, is neither Python's nor torch's nor ours."""
+    """Return whether a class, or one of its bases, belongs neither to Python nor to torch nor to Atoll."""
     return any(not _is_of(base.__module__, LIBRARIES) for base in kind.__mro__)
 
 
 def _is_closed(value: Any) -> bool:
     module = str(type(value).__module__)
     if module.startswith("atoll.task.task"):
-        return True  # a whole task, whose data functions may keep what they have read
+        return True  # a whole task, whose data functions may keep their data
     return _is_of(module, CLOSED) or module.startswith(COMPILERS) or (bool(TENSORS) and isinstance(value, ScriptModule))
 
 

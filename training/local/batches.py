@@ -23,7 +23,7 @@ def batch_sizes(num_examples: int, batch_size: int | None, *, model: torch.nn.Mo
     """Return the sizes of one epoch's batches; a short last batch is kept.
 
     One exception: BatchNorm cannot normalize a batch of one example. If the model has such a layer and the last batch
-    would be of one, that example joins the batch before it.
+    would have one example, that example joins the batch before it.
     """
     size = num_examples if batch_size is None else batch_size
     sizes = [min(size, num_examples - start) for start in range(0, num_examples, size)]
@@ -69,20 +69,20 @@ def rows_at(dataset: Any, indices: list[int], begin: Callable[[int], object] = _
 
 
 def row_at(dataset: Any, index: int) -> Any:
-    """Return one row by its number; of a data set whose rows are made together, what it makes of this one."""
+    """Return one row by its number, also of a data set that makes many rows at once."""
     rows = rows_at(dataset, [index])
     return rows[0] if isinstance(rows, list | tuple) and len(rows) == 1 else rows
 
 
 def reads_together(dataset: Any) -> bool:
-    """Return whether a data set has a reader of many rows at once; a `Subset` passes on the one of its data set."""
+    """Return whether a data set reads many rows at once; a `Subset` does if its data set does."""
     while type(dataset) is Subset or isinstance(dataset, Collated):
         dataset = dataset.dataset
     return hasattr(dataset, "__getitems__")
 
 
 def _rows_at(dataset: Any, indices: Sequence[Any], numbers: Sequence[int], begin: Callable[[int], object]) -> Any:
-    """Return rows as `rows_at`; `numbers` are those in the data set that is asked for them, for `begin`."""
+    """Return rows as `rows_at`; `numbers` are the rows' numbers in the outer data set, for `begin`."""
     if isinstance(dataset, Collated):
         return _rows_at(dataset.dataset, indices, numbers, begin)
     if type(dataset) is Subset:
@@ -104,7 +104,7 @@ def _rows_at(dataset: Any, indices: Sequence[Any], numbers: Sequence[int], begin
 def _rows_of_parts(
     whole: "ConcatDataset[Any]", indices: Sequence[int], numbers: Sequence[int], begin: Callable[[int], object]
 ) -> Any:
-    """Return rows of several data sets, each of which reads its own at once, if it can."""
+    """Return rows of several data sets, each of which reads its rows at once, if it can."""
     ends = whole.cumulative_sizes
     of = [bisect_right(ends, index) for index in indices]
     rows: dict[int, Any] = {}
@@ -116,7 +116,7 @@ def _rows_of_parts(
         places = [other for other, its in enumerate(of) if its == part] if together else [place]
         found = _rows_at(dataset, [indices[p] - start for p in places], [numbers[p] for p in places], begin)
         if len(places) == len(of):
-            return found  # perhaps no list, but what the task's own collation takes
+            return found  # perhaps no list, but an input of the task's collation
         if not isinstance(found, list | tuple) or len(found) != len(places):
             found = [dataset[indices[p] - start] for p in places]
         rows |= dict(zip(places, found, strict=True))
@@ -127,7 +127,7 @@ def pair_of(batch: Any) -> Any:
     """Return a batch if it is a pair.
 
     Raises:
-        TaskBroken: it is none.
+        TaskBroken: it is no pair.
     """
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch

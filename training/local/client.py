@@ -28,15 +28,15 @@ EXAMPLES_AT_ONCE = 256
 
 
 class TrainingClient:
-    """The client of one training; see `algorithm.Client` for what the hooks use.
+    """The client of one training; see `algorithm.Client` for the interface of the hooks.
 
     Args:
         task: with the algorithm.
-        model: the model that is trained, with the version's tensors and the site's own layers.
+        model: the model that is trained, with the version's tensors and the layers that stay at the site.
         local: the settings of the round.
         context: of the training.
-        shared: the shared tensors as they were received, by name.
-        state: the client's state; None: the algorithm's first one.
+        shared: the received shared tensors, by name.
+        state: the client's state; None: the algorithm's first state.
         data: returns a function that fetches examples of the training data, and their number.
 
     Raises:
@@ -83,7 +83,7 @@ class TrainingClient:
 
     @property
     def parameters(self) -> Tensors:
-        """The parameters that are trained, as they are now."""
+        """The present values of the trained parameters."""
         return {name: parameter.detach() for name, parameter in self.trained.items()}
 
     def outputs(self, tensors: Mapping[str, torch.Tensor], inputs: Any = None) -> Any:
@@ -140,8 +140,8 @@ class TrainingClient:
         """Return the tensors of a forward pass, which changes no tensor of the model or of the start.
 
         Args:
-            tensors: given ones by name.
-            keeps: the pass changes none of these either; otherwise it may change their buffers in place.
+            tensors: by name, in place of the model's.
+            keeps: the pass changes none of the given tensors either; otherwise it may change their buffers in place.
         """
         if unknown := sorted(tensors.keys() - self.start.keys()):
             raise TaskBroken(f"{', '.join(unknown)}: no tensor of the model (its tensors: {', '.join(self.start)})")
@@ -176,12 +176,12 @@ class TrainingClient:
             parameter.grad = self._placed(changed[name].detach(), parameter).to(parameter.dtype)
 
     def stepped(self) -> None:
-        """Count a step, and let the algorithm follow it."""
+        """Count a step, and call the algorithm's `after_step`."""
         self.num_steps += 1
         self.algorithm.after_step(self)
 
     def check_state(self) -> None:
-        """Check that the client has the state of its last training that counted, if the algorithm needs it.
+        """Check that the client has the state of its last accepted training, if the algorithm needs it.
 
         Raises:
             TaskBroken: the state is lost.
@@ -196,7 +196,7 @@ class TrainingClient:
         """Load the tensors into the model that the site evaluates.
 
         Raises:
-            TaskBroken: there is no such tensor in the model, or of another shape.
+            TaskBroken: the model has no such tensor, or its shape differs.
         """
         changed, state = self.algorithm.evaluated(self), self._tensors()
         for name, tensor in changed.items():
@@ -207,7 +207,7 @@ class TrainingClient:
                 state[name].copy_(self._placed(tensor, state[name]))
 
     def _tensors(self) -> Tensors:
-        """Return the tensors of the model that travel, as they are now."""
+        """Return the present values of the model's tensors that travel."""
         return state_of(self.model)
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
@@ -215,11 +215,11 @@ class TrainingClient:
         return trained_by_name(self.model)
 
     def _placed(self, value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Return a hook's tensor where this one is."""
+        """Return a hook's tensor on the device and in the dtype of this one."""
         return value
 
     def sent(self) -> Arrays:
-        """Return the changes of the shared tensors, as they travel.
+        """Return the changes of the shared tensors, in their form on the wire.
 
         Raises:
             TaskBroken: the algorithm has set tensors of other names or shapes.
@@ -232,7 +232,7 @@ class TrainingClient:
         return changes
 
     def kept(self) -> Arrays:
-        """Return the client's state, as it is stored; errors as in `sent`."""
+        """Return the client's state in its stored form; errors as in `sent`."""
         check_set("client.state", form_of_state(self.state), self._form)
         state = _arrays(self.state, STATE)
         check_finite(state, "client's state")
@@ -275,7 +275,7 @@ def form_of(tensors: Mapping[str, torch.Tensor], prefix: str) -> Layout:
 
 
 def first_shared(task: Task, model: torch.nn.Module) -> Arrays:
-    """Return the shared tensors of version 0; empty without an algorithm of the task's own.
+    """Return the shared tensors of version 0; empty without a custom algorithm.
 
     Raises:
         TaskBroken: some cannot travel.
@@ -321,7 +321,7 @@ def _arrays(tensors: Mapping[str, torch.Tensor], prefix: str) -> Arrays:
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Set all modules to evaluation mode, and each back to its own."""
+    """Set all modules to evaluation mode, and restore the mode of each."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

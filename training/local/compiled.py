@@ -1,8 +1,7 @@
-"""Models with compiled modules, under the names that these have without a compiler.
+"""Models with compiled modules, whose tensors have their names without the compiler.
 
 `torch.compile(module)` wraps the module, and puts `_orig_mod.` before the names of its tensors; `module.compile()` does
-not. A version, an update and a checkpoint know tensors by names, so those would depend on whether, and where, a site
-compiles.
+not. Versions, updates and checkpoints name tensors, so their names would depend on whether, and where, a site compiles.
 """
 
 import sys
@@ -12,9 +11,9 @@ from torch import nn
 
 
 def in_place(model: nn.Module) -> nn.Module:
-    """Return a model whose compiled modules are compiled in place: the same modules and products, other names.
+    """Return a model whose compiled modules are compiled in place: the same modules and results, other names.
 
-    A wrapper with hooks of its own stays, as its module would not call them.
+    A wrapper with hooks stays, as its module would not call them.
     """
     if "torch._dynamo" not in sys.modules or not isinstance(model, nn.Module):
         return model
@@ -32,7 +31,7 @@ def _unwrapped(module: Any) -> Any:
     from torch._dynamo.external_utils import wrap_inline
 
     inner: Any = module._orig_mod
-    inner._compiled_call_impl = module.dynamo_ctx(wrap_inline(inner._call_impl))  # torch skips calls of its own modules
+    inner._compiled_call_impl = module.dynamo_ctx(wrap_inline(inner._call_impl))  # torch skips calls of torch's modules
     return inner
 
 

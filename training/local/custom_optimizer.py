@@ -16,10 +16,10 @@ from atoll.task.local import Local, optimizer_factory
 
 TRIAL_SHAPES = ((6, 4), (6,))
 TRIAL_REPEATS = 50
-"""Steps with gradients that point the same way: an estimate of the distance to the optimum grows in them."""
+"""Number of steps with gradients in the same direction: an estimate of the distance to the optimum grows in them."""
 
 TRIAL_SCALES = (1.0, 1e-3, 1e3, 1.0)
-"""The scales of the random gradients after them: a rule may clip, or look at the size of a gradient."""
+"""The scales of the random gradients after them: a rule may clip, or depend on the size of a gradient."""
 
 TRIAL_RATE = 1.0
 """The learning rate of a second trial: with a small one such an estimate would need more steps to grow."""
@@ -46,12 +46,12 @@ class _Kind:
 
 
 def is_elementwise(local: Local) -> bool:
-    """Return whether an own optimizer moves each element by itself, so that it steps shards as it steps whole tensors.
+    """Return whether a custom optimizer moves each element by itself, so that it can step shards.
 
-    A trial decides: the same steps on two tensors, and on their halves, rows or columns, each with an optimizer of its
-    own, must move the elements alike. With a norm of a tensor or of the gradient, a factored moment, an orthogonalized
-    one, a step size from all gradients (D-adaptation), or noise they do not. Moves are compared, not values, in which a
-    small learning rate hides them; in single precision and, if the optimizer takes it, in double.
+    A trial decides: the same steps on two tensors, and on their halves, rows or columns, each with a separate
+    optimizer, must move the elements alike. With a norm of a tensor or of the gradient, a factored or orthogonalized
+    moment, a step size from all gradients (D-adaptation), or noise they do not. Moves are compared, not values, in
+    which a small learning rate hides them; in single precision and, if the optimizer takes it, in double.
 
     The process remembers the verdict for other rates of the same optimizer, if its settings are plain values.
 
@@ -71,13 +71,13 @@ def _has_like_trials(local: Local) -> bool:
     trials = [replace(local, lr=rate) for rate in (local.lr, TRIAL_RATE)]
     if not all(_moves_alike(trial, torch.float32) for trial in trials):
         return False
-    with suppress(TaskBroken):  # it takes no double precision
+    with suppress(TaskBroken):  # it does not take double precision
         return all(_moves_alike(trial, torch.float64) for trial in trials)
     return True
 
 
 def _kind_of(local: Local) -> _Kind | None:
-    """Return the kind of an optimizer; None: it has settings, such as tensors, of which no text says all."""
+    """Return the kind of an optimizer; None: some settings, such as tensors, have no complete text."""
     with _way_out(local):
         made = custom_optimizer(local, [torch.nn.Parameter(piece.float()) for piece in _drawn(torch.Generator())])
     groups = [{**group, "params": len(group["params"])} for group in made.param_groups]
@@ -88,7 +88,7 @@ def _kind_of(local: Local) -> _Kind | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether the text of a value says all of it."""
+    """Return whether a value's `repr` is complete."""
     if isinstance(value, dict):
         return all(map(_is_plain, (*value.keys(), *value.values())))
     if isinstance(value, list | tuple):
@@ -105,7 +105,7 @@ def _without_rate(value: Any) -> Any:
 
 @contextmanager
 def _way_out(local: Local) -> Iterator[None]:
-    """Run the user's code in a trial; its errors say why it was called, and the way out.
+    """Run the user's code in a trial; errors have the reason of the call, and the way out.
 
     Raises:
         TaskBroken: in place of any error.
@@ -136,9 +136,9 @@ def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _trial(local: Local, dtype: torch.dtype, num_places: int, axis: int) -> list[torch.Tensor]:
-    """Return the path (steps + 1, elements) of each tensor, whose pieces along an axis are in places.
+    """Return the path (steps + 1, elements) of each tensor, which is cut along an axis into places.
 
-    Each place has an optimizer of its own, of the pieces of all tensors there.
+    Each place has a separate optimizer, of the pieces of all tensors there.
     """
 
     def places(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
@@ -180,7 +180,7 @@ def custom_optimizer(local: Local, parameters: Sequence[torch.nn.Parameter]) -> 
     """Make the optimizer: `function(parameters, lr=...)`, with `momentum` and `weight_decay` only if they are not 0.
 
     Raises:
-        TaskBroken: it does not load, raises, makes no optimizer of these parameters, or its step needs arguments.
+        TaskBroken: it does not load, raises, makes no optimizer for these parameters, or its step needs arguments.
     """
     name = f"local.optimizer: {local.optimizer_name}"
     given = {"lr": local.lr, "momentum": local.momentum, "weight_decay": local.weight_decay}

@@ -1,9 +1,9 @@
-"""The random numbers that a data set draws itself (masking, augmentation): a function of (seed, epoch, index) alone.
+"""The random numbers of a data set (masking, augmentation): a function of (seed, epoch, index) alone.
 
-Before each example torch's, numpy's and Python's global generators, and those that the data set holds, are seeded by a
-hash of the three, and after each batch they are set back. So an example draws the same on every rank, in every worker
-process, with any prefetch and after a resume, and neither the model's draws nor the order of the examples change it. A
-collation draws on from the last example of its batch. A data set that reads many examples at once (`__getitems__`) is
+Before each example torch's, numpy's and Python's global generators, and the data set's, are seeded by a hash of the
+three, and after each batch they are restored. So an example draws the same on every rank, in every worker process, with
+any prefetch and after a resume, and neither the model's draws nor the order of the examples change it. A collation
+continues the draws of the last example of its batch. A data set that reads many examples at once (`__getitems__`) is
 seeded by the first of them.
 """
 
@@ -48,7 +48,7 @@ class Steady:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        """Return one example, as the data set itself."""
+        """Return one example of the data set."""
         return self.dataset[index]
 
 
@@ -84,7 +84,7 @@ class Seeded:
 
 
 def drawing(dataset: Any, seed: int, fetcher_of: Callable[[Any], Callable[[torch.Tensor], Any]] = fetcher) -> Fetch:
-    """Return the function that fetches a batch of one epoch, with random numbers of its own.
+    """Return the function that fetches a batch of one epoch, with the random numbers of its examples.
 
     Args:
         dataset: map-style.
@@ -114,7 +114,7 @@ def drawing(dataset: Any, seed: int, fetcher_of: Callable[[Any], Callable[[torch
 
 
 def unseeded(dataset: Any, fetcher_of: Callable[[Any], Callable[[torch.Tensor], Any]] = fetcher) -> Fetch:
-    """Return the function that fetches a batch beside other threads, and fails where the data set draws.
+    """Return the function that fetches a batch beside other threads, and fails if the data set draws.
 
     Raises (the function):
         Drew: the data set has drawn, or was about to, or holds a generator, which a model may share.
@@ -137,7 +137,7 @@ def unseeded(dataset: Any, fetcher_of: Callable[[Any], Callable[[torch.Tensor], 
 
 
 def drawn_stream(examples: Iterable[T], seed: int, epoch: int) -> Iterator[T]:
-    """Yield the examples of a stream, each with random numbers by (seed, epoch, its number in the stream)."""
+    """Yield the examples of a stream, each with random numbers from (seed, epoch, its number in the stream)."""
     source, number = iter(examples), 0
     while True:
         with generators_kept():
@@ -168,7 +168,7 @@ def undrawn_stream(examples: Iterable[T]) -> Iterator[T]:
 
 
 def is_fixed(dataset: Any) -> bool:
-    """Return whether a data set consists of tensors alone, so that it runs no code that could draw."""
+    """Return whether a data set consists only of tensors, so that it runs no code that could draw."""
     if type(dataset) is Subset:
         return is_fixed(dataset.dataset)
     if type(dataset) is ConcatDataset:
@@ -217,7 +217,7 @@ def no_draws(*, set_back: bool) -> Iterator[None]:
     """Refuse draws of this thread from the global generators, which other threads may be using.
 
     Args:
-        set_back: undo what numpy's and Python's generators have moved, if no other thread draws at present.
+        set_back: restore numpy's and Python's generators, if no other thread draws at present.
 
     Raises:
         Drew: torch's generator was asked for a number, or seeded; or numpy's or Python's has moved.
@@ -243,9 +243,9 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class _Refusing(TorchFunctionMode):
-    """A mode of this thread in which torch's functions that draw from the global generator fail.
+    """Mode of this thread in which torch's functions fail if they draw from the global generator.
 
-    A data set that catches the error and goes on has drawn all the same.
+    A data set that catches the error and continues has drawn nevertheless.
     """
 
     has_refused = False
@@ -265,4 +265,4 @@ DRAWING = frozenset(
         *("feature_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "rrelu", "rrelu_"),
     ]
 )
-"""The names of torch's functions that draw; with a `generator` of their own they are allowed."""
+"""The names of torch's functions that draw; with an argument `generator` they are allowed."""

@@ -11,7 +11,7 @@ Weight decay and clipping change the gradients, not their weights.
 
 Source: Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS
 2020, section 4. With momentum and a proximal term together the authors' code (JYWa/FedNova) has another recurrence,
-a <- (1 - ημ) (a + c) + 1 with c <- ρ c + 1, which is not the norm of the weights in its own steps: these are the ones
+a <- (1 - ημ) (a + c) + 1 with c <- ρ c + 1, which is not the norm of the weights in its steps: its weights are the ones
 above, because its momentum buffer accumulates the term, too.
 """
 

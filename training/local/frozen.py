@@ -1,9 +1,9 @@
-"""The tensors of a model that training leaves as they are: with `Task(travels="trained")` they never travel.
+"""The tensors of a model that training does not change: with `Task(travels="trained")` they never travel.
 
 A tensor of the state_dict is *trained*, and travels, if it is
 
     a parameter with requires_grad
-    a buffer of a module that has such a parameter of its own
+    a buffer of a module that directly has such a parameter
     a running statistic of a batch norm, which follows the data even when its scale and shift are frozen
 
 All others are *frozen*. Every site must have the same values of them, from the seed of the run or from a `Base`.
@@ -24,7 +24,7 @@ from atoll.training.base.peft_models import base_faults
 from atoll.training.local.memory import groups_of
 
 _MARK, _BASE = "_atoll_frozen", "_atoll_base"
-"""The attributes of a model that have the names of its frozen tensors, and the files of their values."""
+"""The attributes of a model with the names of its frozen tensors, and with the files of their values."""
 
 
 def keep_frozen(model: torch.nn.Module) -> None:
@@ -45,8 +45,8 @@ def keep_frozen(model: torch.nn.Module) -> None:
     moving = {group[name] for name in group if name in trained}
     if shared := [name for name in group if name not in trained and group[name] in moving]:
         raise TaskBroken(
-            f"{', '.join(shared)}: frozen, and a trained tensor has the same memory; give the trained one memory of "
-            "its own (clone()), or train both"
+            f"{', '.join(shared)}: frozen, and a trained tensor has the same memory; give the trained one separate "
+            "memory (clone()), or train both"
         )
     setattr(model, _MARK, frozenset(every.keys() - trained))
 
@@ -69,7 +69,7 @@ def trained_names(model: torch.nn.Module) -> set[str]:
 
 
 def load_base(model: torch.nn.Module, base: Base, context: Context) -> None:
-    """Give a model, of which only the trained part travels, the values of its base.
+    """Load the values of its base into a model of which only the trained part travels.
 
     Raises:
         BaseRefused: the files do not fit the model; with all differences, before a value is changed.
@@ -81,18 +81,18 @@ def load_base(model: torch.nn.Module, base: Base, context: Context) -> None:
 
 
 def match_base(model: torch.nn.Module, base: Base, context: Context) -> Matched:
-    """Return the files of a model's values, which may be on meta; arguments and errors as for `load_base`."""
+    """Return the files of the values of a model, also on meta; arguments and errors as for `load_base`."""
     if faults := base_faults(model):
         raise TaskBroken("; ".join(faults))
     return match(base, context, *tensors_of(model), frozen_of(model))
 
 
 def frozen_digest(model: torch.nn.Module, cache: Path | None = None) -> str:
-    """Return the digest of a model's frozen tensors, each under its first name; empty: it has none.
+    """Return the digest of a model's frozen tensors, each under its first name, or "".
 
     Args:
-        model: with the values that it was built with.
-        cache: the file of what is known of the base's files (`kept_lines`).
+        model: with its first values.
+        cache: the file with the cached lines of the base's files (`kept_lines`).
     """
     frozen = frozen_of(model)
     tensors = {name: tensor for name, tensor in tensors_of(model)[0].items() if name in frozen}
@@ -106,7 +106,7 @@ class Unchanged:
     """The frozen tensors of a model, which nothing may change: the change would travel to no other site.
 
     Args:
-        tensors: () -> the frozen tensors as they are now, with their names.
+        tensors: () -> the present frozen tensors, with their names.
     """
 
     def __init__(self, tensors: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> None:
@@ -114,7 +114,7 @@ class Unchanged:
         self._seen = [(name, tensor, tensor._version) for name, tensor in tensors()]
 
     def has_same_values(self) -> bool:
-        """Return whether all have their values, in place or as copies that a move to another device has made."""
+        """Return whether all have their values, in place or as copies on another device."""
         now = dict(self._tensors()) if self._seen else {}
         return all(
             one._version == seen and (now[name] is one or torch.equal(now[name].cpu(), one.cpu()))
@@ -123,10 +123,10 @@ class Unchanged:
         )
 
     def check(self) -> None:
-        """Check that none has changed.
+        """Check that no tensor has changed.
 
         Raises:
-            TaskBroken: with the names of those that were written or replaced.
+            TaskBroken: with the names of the tensors that were written or replaced.
         """
         now = dict(self._tensors()) if self._seen else {}
         changed = [name for name, one, seen in self._seen if now.get(name) is not one or one._version != seen]

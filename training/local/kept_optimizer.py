@@ -3,9 +3,9 @@
     optimizer/adamw/exp_avg/NAME      a tensor of the shape of parameter NAME, as float32
     optimizer/adamw/step/NAME         a number
 
-DiLoCo across clients: AdamW inside with a state of its own at each client, Nesterov momentum outside at the server. As
-any state of a client it is that of the last training that counted. A parameter without a state has zeros, which is the
-state of an optimizer before its first step.
+DiLoCo across clients: AdamW inside with a state at each client, Nesterov momentum outside at the server. Like any
+client state it is the state of the last accepted training. A parameter without a state has zeros, the state of an
+optimizer before its first step.
 
 Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, section 2.
 """
@@ -25,14 +25,14 @@ MOMENTS: dict[str, tuple[str, ...]] = {
     "adam": ("exp_avg", "exp_avg_sq"),
     "adamw": ("exp_avg", "exp_avg_sq"),
 }
-"""The entries of torch's state that have the shape of the parameter, by optimizer."""
+"""The entries of torch's state with the parameter's shape, by optimizer."""
 
 STEP = "step"
 """The entry that counts the steps."""
 
 
 def prefix_of(local: Local, entry: str = "") -> str:
-    """Return the beginning of the names of the optimizer's tensors; with an entry, of those of that entry."""
+    """Return the prefix of the names of the optimizer's tensors, or of one entry's tensors."""
     return f"{OPTIMIZER}{local.optimizer_name}/" + (f"{entry}/" if entry else "")
 
 
@@ -66,7 +66,7 @@ class KeptOptimizer:
 
     Args:
         local: the settings of the round.
-        own: the tensors of the client's state, of any kind; None: there are none yet.
+        own: the tensors of the client's state, of any kind; None: the client has no state yet.
     """
 
     def __init__(self, local: Local, own: Mapping[str, np.ndarray[Any, Any]] | None) -> None:
@@ -79,7 +79,7 @@ class KeptOptimizer:
         """Give a new optimizer the state.
 
         Raises:
-            TaskMismatch: it is that of another model.
+            TaskMismatch: it belongs to another model.
         """
         self._optimizer, self._parameters = optimizer, dict(parameters)
         if not self._before:

@@ -1,4 +1,4 @@
-"""Layers that never leave their site: batch norms (FedBN), a local head, or any others that a run's settings name.
+"""Layers that never leave their site: batch norms (FedBN), a local head, or others by the run's settings.
 
 Source: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021. The
 authors look for `bn` in names; here the type of the module decides.

@@ -19,15 +19,15 @@ class LocalOrder:
     """The examples of each batch of one epoch."""
     epochs: int
     steps: int
-    """The number of steps requested, K."""
+    """The number of requested steps, K."""
     seed: int | None
-    """The seed of the order; None: that of the data set, in every epoch."""
+    """The seed of the order; None: the data set's order, in every epoch."""
 
     def batches(self, first: int = 0) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the epoch of each batch, and the indices (B,) int64 of its examples.
 
         Args:
-            first: the step to begin with.
+            first: the first step.
         """
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         every = (
@@ -41,7 +41,7 @@ class LocalOrder:
 def draw_order(num_examples: int, local: Local, model: torch.nn.Module) -> LocalOrder:
     """Return the order of a local training; it takes one number from torch's global generator if it is random.
 
-    A generator of its own draws the order then, as in `DataLoader`: the model's draws do not change it.
+    A separate generator then draws the order, as in `DataLoader`: the model's draws do not change it.
 
     Args:
         num_examples: of the site's data.

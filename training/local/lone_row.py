@@ -1,4 +1,4 @@
-"""The refusal of a batch of one row by a batch norm, in words of Atoll: torch names a tensor's size and no way out."""
+"""The refusal of a batch of one row by a batch norm, with the way out, which torch's message lacks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from atoll.task.errors import TaskBroken
 
 WORDS = "Expected more than 1 value per channel"
-"""The beginning of torch's own error (`torch.nn.functional._verify_batch_size`)."""
+"""The first words of torch's error (`torch.nn.functional._verify_batch_size`)."""
 
 
 @contextmanager

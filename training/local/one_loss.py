@@ -8,7 +8,7 @@ from atoll.task.errors import TaskBroken
 
 
 def one_loss(found: Any, *, is_trained: bool = False) -> torch.Tensor:
-    """Return what a loss function returned as a tensor of no dimensions.
+    """Return the result of a loss function as a tensor of no dimensions.
 
     Args:
         found: one real number, as a tensor of one element.

@@ -1,6 +1,6 @@
 """The conversion between a model and named arrays: initial parameters, loading, the update.
 
-The global model is float32 masters and integers, whatever the model computes in: float16, bfloat16 and float64 tensors
+The global model is float32 masters and integers, whatever the model's dtypes: float16, bfloat16 and float64 tensors
 travel as float32, both ways, and bool as uint8, 0 or 1. A tensor that a model holds under two names (tied weights)
 travels once, under the first. With `Task(travels="trained")` frozen tensors do not travel (`frozen`).
 """
@@ -71,7 +71,7 @@ def _memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def aliases_of(model: torch.nn.Module) -> dict[str, list[str]]:
-    """Return all names of each tensor that the model holds under several, by the one under which it travels."""
+    """Return all names of each tied tensor, by the name under which it travels."""
     names: dict[tuple[Any, ...], list[str]] = {}
     for name, tensor in model.state_dict().items():
         if isinstance(tensor, torch.Tensor) and tensor.numel():
@@ -80,7 +80,7 @@ def aliases_of(model: torch.nn.Module) -> dict[str, list[str]]:
 
 
 def travel_fault(name: str, tensor: Any) -> str | None:
-    """Return the reason why an entry of a state_dict cannot travel, with the way out; None if it can."""
+    """Return the reason why an entry of a state_dict cannot travel, with the way out, or None."""
     if not isinstance(tensor, torch.Tensor):
         return f"{name} is a {type(tensor).__name__}, and only tensors can travel"
     if is_lazy(tensor):
@@ -97,7 +97,7 @@ def travel_fault(name: str, tensor: Any) -> str | None:
 
 
 def forms_of(model: torch.nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return shape and dtype of each tensor that travels, by name, tied parameters once; of a model on meta, too."""
+    """Return shape and dtype of each tensor that travels, by name, tied parameters once; also on meta."""
     travelling, frozen = model.state_dict(), frozen_of(model)
     unique = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
     return {
@@ -130,7 +130,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def value_faults(model: torch.nn.Module) -> list[str]:
-    """Return the reasons why values of a newly built model cannot be in a model's file; none on the meta device."""
+    """Return the reasons why values of a new model cannot be in a model's file; empty on the meta device."""
     frozen = frozen_of(model)
     return [
         fault
@@ -152,12 +152,12 @@ def value_fault(name: str, tensor: torch.Tensor) -> str | None:
 
 
 def parameters_of(model: torch.nn.Module) -> Arrays:
-    """Return a copy of the model's tensors as arrays that travel."""
+    """Return a copy of the model's tensors as arrays in their form on the wire."""
     return {name: _array(tensor) for name, tensor in state_of(model).items()}
 
 
 def initial_parameters(task: "Task", seed: int) -> Arrays:
-    """Return the parameters of a newly built model; the same seed gives the same bits.
+    """Return the parameters of a new model; the same seed gives the same bits.
 
     Raises:
         TaskBroken: `task.model()` returns no module, or tensors that may not travel; or the model starts with NaN,
@@ -203,10 +203,10 @@ def trained_by_name(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def build_model(task: "Task", seed: int) -> torch.nn.Module:
-    """Return the task's model, on the CPU; the run's seed also decides what does not travel, such as fixed features.
+    """Return the task's model, on the CPU; tensors that do not travel also follow from the run's seed.
 
     Raises:
-        TaskBroken: it is no module, or only trained tensors travel, and there are none.
+        TaskBroken: it is no module, or only trained tensors travel and the model has none.
         BaseRefused: the files of its base do not fit.
     """
     model = bare_model(task, seed)
@@ -216,12 +216,12 @@ def build_model(task: "Task", seed: int) -> torch.nn.Module:
 
 
 def bare_model(task: "Task", seed: int) -> torch.nn.Module:
-    """Return the task's model as its code makes it, without the values of its base; errors as in `build_model`."""
+    """Return the result of `task.model()`, without the values of its base; errors as in `build_model`."""
     with seeded(seed), within(Context(seed=seed, options=task.options)):
         model = in_place(task.model())
     if not isinstance(model, torch.nn.Module):
         raise TaskBroken(f"task.model() must return a torch.nn.Module, got {type(model).__name__}")
-    for module in model.modules():  # what arrives is copied into each element
+    for module in model.modules():  # received values are copied into each element
         for name, buffer in module._buffers.items():
             if buffer is not None and overlaps_itself(buffer):
                 module._buffers[name] = buffer.contiguous()
@@ -231,24 +231,24 @@ def bare_model(task: "Task", seed: int) -> torch.nn.Module:
 
 
 def model_on_meta(task: "Task") -> torch.nn.Module:
-    """Return the model without memory for its values; with memory, if its own code cannot build it otherwise."""
+    """Return the model without memory for its values; with memory, if its code cannot build it otherwise."""
     with built_on_meta(task) as model:
         return model
 
 
 @contextmanager
 def built_on_meta(task: "Task") -> Iterator[torch.nn.Module]:
-    """Build the model without memory for its values; with memory, if its own code cannot build it otherwise.
+    """Build the model without memory for its values; with memory, if its code cannot build it otherwise.
 
-    What its code keeps beside the model, such as a table in a cache, or a parameter in a list, stays for the block.
-    Then it is given back: it has no values, and the next model is built by the same code.
+    State that its code keeps beside the model, such as a table in a cache, or a parameter in a list, stays for the
+    block. Then it is restored: it has no values, and the next model is built by the same code.
     """
     before = AsBuilt({"model": task.model}, with_caches=True)
     try:
         try:
             with torch.device("meta"):
                 model = task.model()
-        except Exception:  # any: of code that needs values, and of code that fails without them, too
+        except Exception:  # any error: the code needs values, or fails with them, too
             before.restore()
             model = task.model()
         yield in_place(model)
@@ -274,7 +274,7 @@ def update_of(before: Mapping[str, np.ndarray[Any, Any]], model: torch.nn.Module
 
     Floats are subtracted in float32, float64 in float64 and then rounded to float32. The rounding of the float32
     global parameters to the model's dtype, when they were loaded, is no part of its update: an untrained model has an
-    update of zeros. Of bool, the difference is that of 0 and 1.
+    update of zeros. A difference of bools is a difference of 0 and 1.
 
     Raises:
         TaskMismatch: `before` does not belong to this model.
@@ -297,7 +297,7 @@ def update_of(before: Mapping[str, np.ndarray[Any, Any]], model: torch.nn.Module
 
 
 def integer_difference(name: str, local: np.ndarray[Any, Any], start: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return local - global of whole numbers of (*S): in their dtype if it fits, else in the next wider signed one.
+    """Return local - global of integers of (*S): in their dtype if it fits, else in the next wider signed dtype.
 
     0 - 1 of uint8 is -1 of int16. The mean of such differences, added to the global tensor, is within its dtype.
 
@@ -316,7 +316,7 @@ def integer_difference(name: str, local: np.ndarray[Any, Any], start: np.ndarray
 
 
 def difference_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return a dtype for every difference of two integers of this one; of int64 for those that fit it."""
+    """Return a dtype for every difference of two integers of this dtype; for int64, int64."""
     widest: np.dtype[Any] = np.dtype(_WIDER[dtype][-1])
     return widest
 

@@ -1,7 +1,7 @@
 """The state of a model that does not travel: buffers outside of its state_dict, such as a cache or a running sum.
 
-A warm model trains in many rounds, and in a simulation for many clients. What one training leaves in such a buffer must
-not reach the next one: its update would depend on the work that its process happens to have done before.
+A warm model trains in many rounds, and in a simulation for many clients. State that one training leaves in such a
+buffer must not reach the next one, whose update would depend on earlier work of its process.
 """
 
 import torch
@@ -27,7 +27,7 @@ class PassingState:
         self._names = [(module, set(module._non_persistent_buffers_set)) for module in model.modules()]
 
     def restore(self) -> None:
-        """Give each buffer its first value; a buffer that nothing has changed since costs nothing."""
+        """Restore the first value of each buffer; an unchanged buffer costs nothing."""
         for module, names in self._names:
             if len(module._non_persistent_buffers_set) > len(names):
                 for name in module._non_persistent_buffers_set - names:

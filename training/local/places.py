@@ -1,4 +1,4 @@
-"""The places of a state: one kind for each way in which Python and torch hold values, with the way back."""
+"""The places of a state: one kind for each way in which Python and torch hold values, with its restoration."""
 
 import os
 import random
@@ -22,12 +22,12 @@ if TYPE_CHECKING or "torch" in sys.modules:
     GENERATORS: tuple[type, ...] = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
     OF_TORCH = frozenset(vars(nn.Module()))
     """The attributes that torch gives to each module."""
-else:  # a task in numpy, at a site that has no torch: this is imported after the task
+else:  # a numpy task at a site without torch: this is imported after the task
     TENSORS, OF_TORCH = (), frozenset()
     GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 
 SET_BY_EACH_JOB = ("training",)
-"""Attributes that each training and evaluation sets by itself: their differences are not named."""
+"""Attributes that each training and evaluation sets: their differences are not named."""
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 """Types of values that compare by their contents."""
@@ -41,19 +41,19 @@ def is_tensor(value: Any) -> "TypeGuard[torch.Tensor]":
 
 
 def is_data(value: Any) -> bool:
-    """Return whether a value is data: a number, a text, None, a tensor, an array, a generator, or a container."""
+    """Return whether a value is data: a number, a string, None, a tensor, an array, a generator, or a container."""
     return isinstance(value, DATA)
 
 
 def _is_given_back(value: Any) -> bool:
-    """Return whether a variable gets its first value back in place of this one: data, or a model without values."""
+    """Return whether a variable's first value is restored in place of this one: data, or a model without values."""
     if is_data(value) or not TENSORS or not isinstance(value, torch.nn.Module):
         return is_data(value)
     return any(parameter.is_meta for parameter in value.parameters())
 
 
 def is_generator(value: Any) -> bool:
-    """Return whether a value is a random generator with a state: not one of a secret, or of the system."""
+    """Return whether a value is a random generator with a state, which secret and system generators lack."""
     if isinstance(value, np.random.Generator | np.random.RandomState):
         bits: Any = value.bit_generator if isinstance(value, np.random.Generator) else value._bit_generator
         return str(type(bits).__module__).startswith("numpy.")
@@ -61,7 +61,7 @@ def is_generator(value: Any) -> bool:
 
 
 def generator_cell(path: str, value: Any) -> "Drawn | None":
-    """Return the place of a random generator; None: the value is none, or has no state."""
+    """Return the place of a random generator; None: the value is no generator, or has no state."""
     if not is_generator(value):
         return None
     if TENSORS and isinstance(value, torch.Generator):
@@ -87,9 +87,9 @@ def item(path: str, key: Any) -> str:
 
 
 def storage(held: dict[Any, Any]) -> type[dict[Any, Any]]:
-    """Return Python's own kind of a dictionary: its methods read and write what is stored.
+    """Return Python's class of a dictionary: its methods read and write the stored values.
 
-    A class derived from it may compute more: a table of a library may import a module for each entry that is looked at.
+    A derived class may compute more: a library's table may import a module for each entry that is read.
     """
     return OrderedDict if isinstance(held, OrderedDict) else dict
 
@@ -102,7 +102,7 @@ def _contents(cell: CellType) -> Any:
 
 
 def _differ(one: Any, other: Any) -> bool:
-    """Return whether two values differ, as far as they compare: another object is another value if it is no data."""
+    """Return whether two values differ, as far as they compare; objects that are no data differ by identity."""
     if one is other:
         return False
     if type(one) is not type(other) or not isinstance(one, (*PLAIN, list, tuple, dict, set)):
@@ -118,7 +118,7 @@ def _form(tensor: "torch.Tensor") -> tuple[Any, ...]:
 
 
 class Cell:
-    """One place of a state: whether it is as it was, and the way back."""
+    """One place of a state: its comparison with the first state, and its restoration."""
 
     __slots__ = ("path",)
 
@@ -130,16 +130,16 @@ class Cell:
         raise NotImplementedError
 
     def changed(self) -> str:
-        """Return the path of what differs by its value; empty: only the objects are others, of equal values."""
+        """Return the path of a changed value; empty: only the objects differ, with equal values."""
         return self.path
 
     def restore(self) -> bool:
-        """Give back the first state; return whether it could be."""
+        """Restore the first state; return whether that was possible."""
         raise NotImplementedError
 
 
 class Dictionary(Cell):
-    """A dictionary as it is stored, or the attributes of an object."""
+    """A stored dictionary, or the attributes of an object."""
 
     __slots__ = ("is_of_object", "keys", "now", "storage", "values")
 
@@ -171,7 +171,7 @@ class Dictionary(Cell):
 
 
 class PlainAttributes(Cell):
-    """Data in the attributes of a module that a mesh has divided: hooks, parameters and objects are the engine's."""
+    """Data in the attributes of a module that a mesh has sharded: hooks, parameters and objects are the engine's."""
 
     __slots__ = ("count", "first", "now")
 
@@ -187,16 +187,16 @@ class PlainAttributes(Cell):
         return [name for name, value in self.now.items() if name not in known and name[:1] != "_" and is_data(value)]
 
     def is_same(self) -> bool:
-        """Return whether the data are as they were, and none are new."""
+        """Return whether the data are unchanged, and none are new."""
         return all(self.now.get(name, Cell) is value for name, value in self.first.items()) and not self._new()
 
     def changed(self) -> str:
-        """Return the path of one that has another value."""
+        """Return the path of a changed value."""
         others = (name for name, value in self.first.items() if _differ(value, self.now.get(name, Cell)))
         return next((attribute(self.path, name) for name in (*others, *self._new())), "")
 
     def restore(self) -> bool:
-        """Give them back, and remove new ones."""
+        """Restore the data, and remove new ones."""
         for name in self._new():
             del self.now[name]
         self.now.update(self.first)
@@ -204,7 +204,7 @@ class PlainAttributes(Cell):
 
 
 class Empty(Cell):
-    """The dictionaries and sets of a module that were all empty, such as those of its hooks."""
+    """The dictionaries and sets of a module that were all empty, such as its hooks."""
 
     __slots__ = ("now",)
 
@@ -213,11 +213,11 @@ class Empty(Cell):
         self.now = now
 
     def is_same(self) -> bool:
-        """Return whether all are empty."""
+        """Return whether all of them are empty."""
         return not any(self.now.values())
 
     def changed(self) -> str:
-        """Return the path of one that is not."""
+        """Return the path of a container that is not empty."""
         return next((attribute(self.path, name) for name, held in self.now.items() if held), "")
 
     def restore(self) -> bool:
@@ -241,7 +241,7 @@ class Listing(Cell):
         return len(self.now) == len(self.values) and all(map(is_, self.now, self.values))
 
     def changed(self) -> str:
-        """Return the path of the first element of another value, or its own for another length."""
+        """Return the path of the first changed element, or the container's path if its length has changed."""
         if len(self.now) != len(self.values):
             return self.path
         pairs = enumerate(zip(self.now, self.values, strict=True))
@@ -275,7 +275,7 @@ class SetOf(Listing):
 
 
 class Attributes(Cell):
-    """Attributes that are in no dictionary which can be written: of a class, of an object with slots, of a tensor."""
+    """Attributes that are in no writable dictionary: of a class, of an object with slots, of a tensor."""
 
     __slots__ = ("first", "owner")
 
@@ -305,7 +305,7 @@ class Attributes(Cell):
 
 
 class Global(Cell):
-    """Data that a function names in its module. Another object there now, such as a log, is the module's affair."""
+    """Data that a function names in its module. A new object that is no data, such as a log, is left alone."""
 
     __slots__ = ("name", "now", "value")
 
@@ -329,7 +329,7 @@ class Global(Cell):
 
 
 class Closure(Cell):
-    """A variable of an enclosing function; as for a global, objects that are no data stay."""
+    """A variable of an enclosing function; as for a global, objects that are no data are left alone."""
 
     __slots__ = ("now", "value")
 
@@ -370,7 +370,7 @@ class Values(Cell):
         return not is_written and (self.first is None or self._is_equal())
 
     def _is_equal(self) -> bool:
-        """Compare by contents: what writes into `tensor.data` leaves no other trace."""
+        """Compare by contents: a write into `tensor.data` leaves no other trace."""
         now, first = self.now, self.first
         assert first is not None
         if is_tensor(now):
@@ -409,7 +409,7 @@ def _here(value: Any) -> Any:
 
 
 class Drawn(Cell):
-    """A random generator; or a flag of the process or a function's cache, which have none."""
+    """A random generator, or a flag of the process, or a function's cache."""
 
     __slots__ = ("first", "generator", "get", "put")
 
@@ -429,7 +429,7 @@ class Drawn(Cell):
 
 
 class Flags(Cell):
-    """The flags and the form of a tensor that each job fills anew."""
+    """The flags and the form of a tensor that each job refills."""
 
     __slots__ = ("form", "now", "requires_grad")
 
@@ -478,7 +478,7 @@ class Kind(Cell):
 
 
 def flags_of_process() -> Iterator[Drawn]:
-    """Yield the flags of torch and numpy in this process and thread, which change what a job computes."""
+    """Yield the flags of torch and numpy in this process and thread, which change a job's results."""
     backends = torch.backends
     yield Drawn("torch.set_default_dtype", torch.get_default_dtype, torch.set_default_dtype)
     yield Drawn("torch.set_grad_enabled", torch.is_grad_enabled, torch.set_grad_enabled)

@@ -1,4 +1,4 @@
-"""A loss that may be called once more than its training calls it, because it keeps no count of its calls."""
+"""A loss that may be called an extra time, because it keeps no state between its calls."""
 
 import copy
 import dis
@@ -19,14 +19,14 @@ PLAIN = (int, float, complex, bool, str, bytes, type, type(None), torch.Tensor, 
 """Types of values that a function does not change by calling them."""
 
 STORES = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR")
-"""Instructions that leave something behind after a call."""
+"""Instructions with an effect that outlasts a call."""
 
 
 def repeatable(loss: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return a loss that can be called without an effect on the given one; None if that is not known.
+    """Return the loss if it is pure, else a deep copy, else None.
 
-    A function that assigns nothing outside of itself, and encloses plain values and such functions, is its own; of an
-    object it is a copy, unless its tensors are large.
+    A function is pure if it assigns nothing outside of itself, and encloses plain values and pure functions. An object
+    is copied, unless its tensors are large.
     """
     if isinstance(loss, Contextual):
         inner = repeatable(loss.function)

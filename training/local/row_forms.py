@@ -13,7 +13,7 @@ from atoll.training.local.batches import row_at
 from atoll.training.local.trees import children
 
 LISTED_MAX = 4
-"""Parts of a tree that a sentence names."""
+"""Largest number of parts of a tree that a sentence names."""
 
 
 def form_of(tree: Any) -> str:
@@ -22,13 +22,13 @@ def form_of(tree: Any) -> str:
 
 
 def kind_of(dataset: Any, *, reads: bool) -> str:
-    """Return the form of a data set's first row, such as `float32 [20], int64 []`; empty: it is not known.
+    """Return the form of a data set's first row, such as `float32 [20], int64 []`; empty if unknown.
 
-    Of rows that are read one by one only dtypes and the numbers of dimensions: sizes may differ from row to row.
+    Rows that are read one by one have dtypes and numbers of dimensions only: sizes may differ from row to row.
 
     Args:
         dataset: map-style, with an example.
-        reads: read a row, if its form is not known without.
+        reads: read a row, if its form is unknown otherwise.
     """
     if isinstance(dataset, Collated):
         return kind_of(dataset.dataset, reads=reads)

@@ -1,10 +1,10 @@
-"""The division of a batch by its examples, where inputs and targets are trees (`trees`).
+"""The division of a batch by its examples; inputs and targets are trees (`trees`).
 
 Of n examples, a tensor or an array has n rows, and a list has n entries: texts, boxes of images in differing number,
 images of differing size. Numbers, a single text, None and tensors of one row are the same in all parts. A list of
 fields, such as (labels, weights), is walked like a dict. A list can be both: two fields of two rows, or two entries of
-two rows. Then an earlier batch of another size has shown which it is, or torch's own collation, whose lists of tensors
-are fields, has made it; else it is refused.
+two rows. Then an earlier batch of another size has shown which it is, or torch's collation, whose lists of tensors are
+fields, has made it; else it is refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ Rows = slice | torch.Tensor
 """Consecutive examples, or the indices (m,) int64 of some."""
 
 Forms = dict[str, bool]
-"""The answer whether a list has an entry for each example, by its name, as batches have shown."""
+"""Whether a list has an entry for each example, by its name, as batches have shown."""
 
 CONSTANTS = (int, float, complex, bool, str, bytes, type(None), np.generic)
 """Types of leaves that are the same in all parts of a batch."""
@@ -44,13 +44,13 @@ class Cut:
     """The division of a tree."""
 
     take: Callable[[Rows], Any]
-    """Returns the part of some examples."""
+    """The function that returns the part of some examples."""
 
     is_cut: bool
-    """The answer whether something in the tree has a row or an entry for each example."""
+    """Whether a leaf or list of the tree has a row or an entry for each example."""
 
     keeps: bool = False
-    """The answer whether some tensor in it is the same in all parts."""
+    """Whether some tensor of the tree is the same in all parts."""
 
 
 class Division:
@@ -59,7 +59,7 @@ class Division:
     Args:
         num_rows: examples of the batch.
         forms: what earlier batches have shown; this one adds to it.
-        may_list: the batch may have lists of tensors with an entry for each example, as a task's own collation makes.
+        may_list: the batch may have lists of tensors with an entry for each example, from a custom collation.
     """
 
     def __init__(self, num_rows: int, forms: Forms | None = None, *, may_list: bool = True) -> None:
@@ -71,7 +71,7 @@ class Division:
 
         Args:
             tree: the inputs or targets.
-            name: of it in an error.
+            name: of the tree, for errors.
 
         Raises:
             Undivided: some part of it has neither a row nor an entry for each example, or it is not clear which.
@@ -133,8 +133,8 @@ def num_rows(rows: int | None, *trees: Any) -> int:
     """Return the number of rows of a batch.
 
     Args:
-        rows: the examples of which it was collated, of which each may give several rows: then all tensors have those,
-            and there are no lists; None: not known, so that the first tensor counts.
+        rows: the collated examples, each of which may give several rows: then all tensors have the same number of rows,
+            and there are no lists; None: unknown, so that the first tensor counts.
         trees: inputs and targets.
     """
     found = [leaf for tree in trees for leaf in leaves(tree)]
@@ -146,7 +146,7 @@ def num_rows(rows: int | None, *trees: Any) -> int:
 
 
 def lists_in(tree: Any) -> Iterator[list[Any] | tuple[Any, ...]]:
-    """Yield the lists and tuples of a tree, beside named ones, which may have entries or fields."""
+    """Yield the lists and unnamed tuples of a tree, which may have entries or fields."""
     if isinstance(tree, list | tuple) and not is_record(tree):
         yield tree
     for part in (children(tree) or {}).values():

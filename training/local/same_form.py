@@ -1,7 +1,7 @@
-"""The form of a model, the names and shapes of the tensors that travel, which its forward pass must leave as it is.
+"""The form of a model, the names and shapes of its travelling tensors, which its forward pass must not change.
 
-A parameter that a forward pass makes is in no optimizer and in no version, so it would keep its first value, and other
-values at other sites. A saved buffer that is registered late does not travel, and one that grows has no mean.
+A parameter that a forward pass makes is in no optimizer and in no version, so it would keep its first value, which
+differs between sites. A saved buffer that is registered late does not travel, and one that grows has no mean.
 """
 
 import torch
@@ -13,11 +13,11 @@ from atoll.training.local.unit_check import is_due
 Shapes = dict[str, tuple[int, ...]]
 
 WRAPPERS = ("module.", "_orig_mod.")
-"""Beginnings that DDP and torch.compile give to names."""
+"""Prefixes that DDP and torch.compile add to names."""
 
 
 class SameForm:
-    """The form of some modules when they were built.
+    """The form of newly built modules.
 
     Args:
         modules: the model, or the stages of it on this rank.
@@ -30,7 +30,7 @@ class SameForm:
         self._seen = 0
 
     def fault(self) -> str | None:
-        """Return the reason that the form is another one now; None: it is the same."""
+        """Return the reason why the form has changed, or None."""
         parameters, buffers = _forms(self._modules)
         if made := parameters.keys() - self._parameters.keys():
             return (
@@ -45,7 +45,7 @@ class SameForm:
         if thawed := {name for name in self._frozen - _frozen(self._modules) if name in parameters}:
             return (
                 f"{_listed(thawed)}: requires_grad was set by the model's forward pass, and no optimizer has it: let "
-                "task.model() return a model in which all trains that is to train"
+                "task.model() return a model whose parameters already require gradients"
             )
         before, now = self._parameters | self._buffers, parameters | buffers
         for name, shape in before.items():
@@ -59,7 +59,7 @@ class SameForm:
         return None
 
     def left_by_fit(self) -> str | None:
-        """Return how a loop of the task's own has left other tensors in the model; None: it has not."""
+        """Return the sentence that a custom loop has changed the model's form, or None."""
         before, (parameters, buffers) = self._parameters | self._buffers, _forms(self._modules)
         now = parameters | buffers
         found = [
@@ -73,14 +73,14 @@ class SameForm:
             return None
         return (
             f"task.fit has left other tensors in the model than it was given: {_listed(set(found))}; what travels "
-            "keeps its names and shapes, so train a copy, or give the model back as it came"
+            "keeps its names and shapes, so train a copy, or restore the model's form"
         )
 
     def see(self) -> None:
         """Check the form after a forward pass, if that is due.
 
         Raises:
-            TaskBroken: it is another one.
+            TaskBroken: the form has changed.
         """
         self._seen += 1
         if is_due(self._seen) and (fault := self.fault()):

@@ -39,7 +39,7 @@ class ControlVariates:
         return {name: c - self._client[name] for name, c in self._server.items()}
 
     def after(self, update: Mapping[str, np.ndarray[Any, Any]], *, num_steps: int, lr: float) -> tuple[Arrays, Arrays]:
-        """Return what to send, c_i+ - c_i, and what to store, c_i+; both under `control/<parameter>`.
+        """Return c_i+ - c_i, which is sent, and c_i+, which is stored; both under `control/<parameter>`.
 
         Args:
             update: y - x.
@@ -61,6 +61,6 @@ class ControlVariates:
 
 
 def split(arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Arrays, Arrays]:
-    """Split the tensors of a version, or of a client, into those of the model and the control variates by parameter."""
+    """Split the tensors of a version, or of a client, into the model's and the control variates by parameter."""
     model = {name: array for name, array in arrays.items() if not name.startswith((*BESIDE, STATE, OPTIMIZER))}
     return model, {name.removeprefix(CONTROL): arrays[name] for name in arrays if name.startswith(CONTROL)}

@@ -41,13 +41,13 @@ __all__ = [
 ]
 
 RECENT_STEPS = 5
-"""Number of last steps, the longest of which is the expected duration of the next step."""
+"""Number of last steps whose longest is the expected duration of the next step."""
 
 COUNTED_AT_ONCE = 256
-"""Examples of which the units are counted together."""
+"""Number of examples whose units are counted in one call."""
 
 EVALUATED_AT_ONCE = 256
-"""Examples of one forward pass of an evaluation."""
+"""Number of examples of one forward pass of an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,17 @@ class Work:
     """The work of one local training."""
 
     num_examples: int | float
-    """The weight in FedAvg, n_k > 0: the size of the data set, or its units if the task says them (`Units.weight`);
-    not the number of examples seen."""
+    """The weight in FedAvg, n_k > 0: the size of the data set, or its units if the task defines them (`Units.weight`);
+    not the number of seen examples.
+    """
 
     work: float
     """Steps done / steps requested, in (0, 1]."""
 
     statistics: Statistics
-    """The statistics of the loss and the task's metrics over the batches seen, before each step; empty with `fit`."""
+    """The statistics of the loss and the task's metrics over the trained batches, before each step; empty with
+    `fit`.
+    """
 
     steps: int
     """The number of optimizer steps done; 0 with `fit`, whose steps are not counted."""
@@ -86,10 +89,10 @@ def train_locally(
 
     The state of Python's, numpy's and torch's random generators is set from the seed and left where the training ends:
     this process belongs to the training. The same seed, data and number of threads give the same bits. Random numbers
-    that the data set draws follow from (seed, epoch, index) alone (`draws`), except with `fit`. Each epoch has its own
-    order; the last short batch is kept (`batches.batch_sizes` has the one exception, for BatchNorm).
-    `algorithm` is the client's part in the built-in loop: SCAFFOLD's control variates, the hooks of the task's own
-    algorithm, or the optimizer's state that stays at the client.
+    that the data set draws follow from (seed, epoch, index) alone (`draws`), except with `fit`. Each epoch has another
+    order; the last short batch is kept (`batches.batch_sizes` has the one exception, for BatchNorm). `algorithm` is the
+    client's part in the built-in loop: SCAFFOLD's control variates, the hooks of a custom algorithm, or the optimizer's
+    state that stays at the client.
 
     Raises:
         TaskBroken: the data set is empty, or `fit` returns no work in (0, 1].
@@ -167,8 +170,8 @@ def evaluate(
 ) -> Statistics:
     """Return the statistics of the loss and the task's metrics over the whole data set, in eval mode.
 
-    What the model draws depends on the seed alone, and what the data set draws is the same in every evaluation; the
-    generators are left as they were.
+    The model's draws depend on the seed alone, and the data set's are the same in every evaluation; the generators are
+    restored.
     """
     evaluation = Evaluation(task, model.to(device).eval(), device=device)
     with seeded(seed):
@@ -189,10 +192,10 @@ class Evaluation:
 
     @torch.no_grad()
     def __call__(self, fetch: Fetch, num_examples: int, *, batch_size: int = EVALUATED_AT_ONCE) -> Statistics:
-        """Return the statistics of a data set; what is drawn comes from the generators as they are.
+        """Return the statistics of a data set, with draws from the present state of the generators.
 
         Args:
-            fetch: of the data set, as `drawing` makes it.
+            fetch: of the data set, from `drawing`.
             num_examples: of the data set.
             batch_size: examples of one forward pass.
         """
@@ -220,7 +223,7 @@ def _with_loss(measured: Statistics, task: Task, loss: torch.Tensor, targets: An
 
 
 def _weight(task: Task, dataset: Any) -> int | float:
-    """Return the weight in FedAvg of a site whose training reports no units: they are counted here."""
+    """Return the weight in FedAvg of a site whose training reports no units, which are counted here."""
     units, num_examples = units_of(task), len(dataset)
     if units.function is None:
         return num_examples

@@ -1,7 +1,7 @@
-"""Trees of tensors: what models return and data sets give. A tree keeps its types.
+"""Trees of tensors: outputs of models and batches of data sets. A tree keeps its types.
 
 Nodes are mappings, lists, tuples, named tuples and dataclasses; a `ModelOutput` of Hugging Face is a mapping whose keys
-are attributes, too. Everything else is a leaf.
+are also attributes. Everything else is a leaf.
 """
 
 import copy
@@ -41,7 +41,7 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> 
 
 
 def children(tree: Any) -> dict[Any, Any] | None:
-    """Return the parts of a node by key, place or field; None: it is a leaf."""
+    """Return the parts of a node by key, index or field; None: it is a leaf."""
     if isinstance(tree, Mapping):
         return dict(tree.items())
     if isinstance(tree, list | tuple):
@@ -65,7 +65,7 @@ def with_children(tree: Any, parts: dict[Any, Any]) -> Any:
 
 
 def is_record(tree: Any) -> bool:
-    """Return whether a tuple is a named one."""
+    """Return whether a tuple is a named tuple."""
     return hasattr(tree, "_fields")
 
 

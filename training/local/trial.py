@@ -1,11 +1,11 @@
-"""The trial of a task on a batch of its rows before a training: what its model, its loss and its metrics make of it.
+"""The trial of a task's model, loss and metrics on a batch of its rows, before a training.
 
-A fault that shows here would end a training at its first step, or leave a metric out of all rounds. The model is one of
-its own; what the pass leaves on the loss, the metrics and the data is given back, and so are the random generators: a
-run is the same with and without its trial.
+A fault found here would end a training at its first step, or leave a metric out of all rounds. The trial builds a
+separate model; changes of the loss, the metrics, the data and the random generators are undone: a run is the same with
+and without its trial.
 
 A metric may fail on one batch and not on another: an AUC of a single class, a precision without positives. It is broken
-if it fails on all: on real ones, on these with targets of several classes, and on these with other outputs.
+if it fails on all: on real batches, on these with targets of several classes, and on these with other outputs.
 """
 
 import sys
@@ -41,35 +41,35 @@ from atoll.training.local.trees import map_tensors, tensors
 from atoll.training.local.units import units_of
 
 SMALL = 30_000_000
-"""Number of parameters up to which a real pass is made; a larger model is one on `meta`, without memory."""
+"""Number of parameters up to which the pass is real; a larger model is built on `meta`, without memory."""
 
 FEW, MANY = 8, 256
-"""Examples of the batch, and of the second one where the first fails."""
+"""Number of examples of the batch, and of the second one if the first fails."""
 
 KINDS_MAX = 8
-"""Kinds of rows that are tried."""
+"""Largest number of kinds of rows that are tried."""
 
 SITES_READ = 64
-"""Sites up to which a row of each is read, where its data set does not show the form of its rows."""
+"""Largest number of sites of which a row is read, if the data set does not show the form of its rows."""
 
 WORDS_MAX = 300
 
 _ON_A_COPY = ", which others read: let it work on a copy, as in `x = x - 1` for `x -= 1`"
-"""The fault, and the way out, of code that changes what it is given."""
+"""The fault, and the way out, of code that changes its arguments."""
 
 Casting = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """A data set of a task, of which a trial takes a batch."""
+    """A data set of a task from which a trial takes a batch."""
 
     data: Any
     where: str
     """Its name in a sentence, such as "the train data of site 'a'"."""
     context: Context
     is_trained: bool = False
-    """The batch is one of the built-in training; else of an evaluation."""
+    """Whether the batch is for the built-in training; else for an evaluation."""
     at_once: int | None = None
     """The largest number of examples of a batch; None: any."""
 
@@ -81,7 +81,7 @@ class Rows:
 
 
 def sites_by_kind(data: Mapping[str, Any]) -> list[list[str]]:
-    """Return the sites with rows of each of at most `KINDS_MAX` kinds, from their data sets."""
+    """Return the sites with rows of each kind, at most `KINDS_MAX`, from their data sets."""
     reads, found = len(data) <= SITES_READ, dict[str, list[str]]()
     with generators_kept():
         for site, dataset in data.items():
@@ -106,7 +106,7 @@ def first_of_kinds(kinds: Mapping[str, str], sizes: Mapping[str, int]) -> list[s
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A batch that a model and a loss have taken."""
+    """A batch that a model and a loss accept."""
 
     rows: Rows
     outputs: Any
@@ -114,11 +114,11 @@ class _Seen:
     count: int
     """The number of its examples."""
     is_real: bool
-    """Origin of the outputs: False if they are drawn, in the form of those of a model on `meta`."""
+    """Whether the outputs are real; else they are drawn, in the form of the outputs of a model on `meta`."""
 
 
 class _Refused(Exception):
-    """A batch that the model or the loss does not take; the message says why."""
+    """A batch that the model or the loss refuses; the message has the reason."""
 
 
 def try_batches(
@@ -142,11 +142,11 @@ def try_batches(
         device: of the training.
         casting: returns a context of the pass, such as autocast.
         reading: of an output, before a metric reads it.
-        unmeasured: data sets for evaluations that this run may not make: a metric that takes a batch of one is not
-            broken. They are read where it takes no other.
+        unmeasured: data sets for evaluations that this run may not make: a metric that accepts a batch of one of them
+            is not broken. They are read if it accepts no other batch.
 
     Raises:
-        TaskBroken: they cannot take it; the message has a sentence for each fault, and its cause is the task's error.
+        TaskBroken: they refuse it; the message has a sentence for each fault, and its cause is the task's error.
         OSError: rows cannot be read now.
     """
     held = {"loss": task.loss, "metrics": dict(task.metrics), "units": task.units}
@@ -174,7 +174,7 @@ class _Trial:
         self._model, self._device = model_on_meta(task), torch.device("meta")
         of_module = [*self._model.parameters()] if isinstance(self._model, nn.Module) else []
         self._changing = set[int]()
-        """The metrics that change what they are given."""
+        """The metrics that change their arguments."""
         self._is_real = sum(parameter.numel() for parameter in of_module if not is_lazy(parameter)) < SMALL
         if self._is_real:
             self._model, self._device = bare_model(task, seed).to(device), torch.device(device)
@@ -182,7 +182,7 @@ class _Trial:
     def run(self, every: Sequence[Rows]) -> None:
         """Try all data sets; errors as in `try_batches`."""
         if any(map(is_lazy, self._model.parameters())) or (self._task.fit is None and training_faults(self._model)):
-            return  # a model that nothing can train is refused by the names of its layers, where it is built
+            return  # an untrainable model is refused at its construction, with the names of its layers
         as_built = AsBuilt({"model": self._model})  # `task.model` may return one object again and again
         refused, seen = dict[str, list[str]](), list[_Seen]()
         cause: BaseException | None = None
@@ -204,10 +204,10 @@ class _Trial:
             self._model.zero_grad(set_to_none=True)
 
     def _seen(self, rows: Rows) -> _Seen | None:
-        """Return a batch of a data set with its outputs; None: nothing can be known here.
+        """Return a batch of a data set with its outputs; None: unknown.
 
         Raises:
-            _Refused: no batch can be taken.
+            _Refused: no batch is accepted.
         """
         try:
             return self._pass(rows, rows.places(FEW))
@@ -220,7 +220,7 @@ class _Trial:
             raise refused from refused.__cause__
 
     def _first_in_order(self, rows: Rows) -> Iterator[torch.Tensor]:
-        """Yield the first batch where no shuffle draws another: rows may be sorted into batches of one shape."""
+        """Yield the first batch if no shuffle draws another: rows may be sorted into batches of one shape."""
         if rows.at_once is not None and not (rows.is_trained and self._task.local.shuffle):
             yield torch.arange(min(rows.at_once, len(rows.data)))
 
@@ -292,7 +292,7 @@ class _Trial:
         )
 
     def _cast_that_helps(self, step: str, inputs: Any, targets: Any, outputs: Any) -> str:
-        """Return the way out where only a dtype is wrong; empty: it is something else."""
+        """Return the way out if only a dtype is wrong, else ""."""
         floats = [p.dtype for p in self._model.parameters() if p.is_floating_point()][:1]
         dtypes = {"model": floats, "loss": [*floats, torch.int64], "backward pass": floats}.get(step, [])
         for dtype in dtypes:
@@ -326,7 +326,7 @@ class _Trial:
                 continue
             for one, of_one in [(one, of_one) for one, of_one in found if of_one.fault][:1]:
                 said = f"metric {name!r}: of {count_of(one.count, 'row')} of {one.rows.where}, {of_one.fault}"
-                # drawn outputs may be what a metric need not take, or gives no finite number of
+                # a metric need not accept drawn outputs, or give finite numbers for them
                 is_known = one.is_real or (bool(of_one.sums) and contract_fault(metric, of_one.sums, SUMS_MAX) != "")
                 if lengths or not is_known or self._works_elsewhere(metric, one, room):
                     logger.warning("%s: it is left out wherever it does so", said)
@@ -334,7 +334,7 @@ class _Trial:
                     yield f"{said}: {of_one.way_out}"
 
     def _lengths_of_first_rows(self, metric: Any, seen: Sequence[_Seen], room: int) -> Iterator[int]:
-        """Yield the number of sums of the first examples, which are perhaps of a single class."""
+        """Yield the number of sums of the first examples, perhaps of a single class."""
         for one in seen if isinstance(metric, Metric) else ():
             try:
                 first = self._pass(one.rows, torch.arange(min(one.count, FEW // 2)))
@@ -352,7 +352,7 @@ class _Trial:
         return found
 
     def _works_elsewhere(self, metric: Any, one: _Seen, room: int) -> bool:
-        """Return whether a metric that fails on a batch keeps its contract on a larger, or on a changed one."""
+        """Return whether a metric that fails on a batch keeps its contract on a larger or on a changed batch."""
         return any(not self._tried(metric, other, room).fault for other in self._others(one))
 
     def _others(self, one: _Seen) -> Iterator[_Seen]:
@@ -368,19 +368,19 @@ class _Trial:
             yield from self._seen_unmeasured()
 
     def _seen_unmeasured(self) -> list[_Seen]:
-        """Return a batch of each data set that this run does not measure, as far as it can be read."""
+        """Return a batch of each data set that this run does not evaluate, as far as it can be read."""
         try:
             for rows in self._unmeasured:
                 with suppress(_Refused):
                     self._of_unmeasured += filter(None, [self._seen(rows)])
-        except Exception as error:  # of the task's code, for data that this run does not need
+        except Exception as error:  # an error of the task's code, for data that this run does not need
             logger.debug("%s", error)
         self._unmeasured = ()
         return self._of_unmeasured
 
 
 def _differ(one: Any, other: Any) -> bool:
-    """Return whether two trees of the same tensors have other values somewhere; NaN is equal to itself."""
+    """Return whether two trees of the same tensors differ in a value; NaN is equal to itself."""
     ours, theirs = ([each.detach() for each in tensors(tree) if _is_plain(each)] for tree in (one, other))
     return len(ours) == len(theirs) and any(
         not bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in zip(ours, theirs, strict=True)
@@ -393,7 +393,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _eager() -> AbstractContextManager[Any]:
-    """Return a context in which compiled code runs as it was written; the compiler is imported only by who uses it."""
+    """Return a context in which compiled code runs eagerly; the compiler is not imported for it."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
@@ -439,7 +439,7 @@ def _places(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _drawn(tensor: torch.Tensor) -> torch.Tensor:
-    """Return numbers in the form of an output without memory."""
+    """Return drawn numbers in the form of an output without memory."""
     drawn = torch.rand(tensor.shape)
     return drawn.to(tensor.dtype)
 
@@ -461,7 +461,7 @@ def _way_out(step: str, inputs: Any) -> str:
 
 
 _LIBRARIES = (*sysconfig.get_paths().values(), str(Path(__file__).parents[2]), "<")
-"""Beginnings of file names that are not the task's."""
+"""Prefixes of file names that are not the task's."""
 
 
 def _frames(error: Exception) -> list[traceback.FrameSummary]:

@@ -1,4 +1,4 @@
-"""The check that a loss is the mean, or the sum, that its units say: the loss of a batch against that of its parts."""
+"""The check that a loss is the mean or the sum over its units: a batch's loss against its parts' losses."""
 
 import logging
 import math
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Loss = Callable[[Any, Any], Any]
 
 FIRST = 3
-"""The number of first calls that are all checked; after them those whose number is a power of two."""
+"""The number of first calls that are all checked; later calls are checked if their number is a power of two."""
 
 TOLERANCE = 1e-4
 """The largest relative difference that counts as rounding in single precision."""
@@ -39,8 +39,7 @@ class UnitCheck:
     Args:
         loss: of the task.
         units: of the task.
-        must_hold: keep what is found for `found`, unless the task itself has said the units; else a line in the log
-            says it, once.
+        must_hold: keep the sentence for `found`, unless the task has defined the units; else it is logged once.
         may_list: batches may have lists with an entry for each example (`Division`).
     """
 
@@ -49,20 +48,20 @@ class UnitCheck:
         self._units, self._must_hold = units, must_hold and not units.is_said
         self._seen, self._is_told = 0, False
         self.found: str | None = None
-        """The sentence that the guessed units are wrong, where they must hold."""
+        """The sentence that the guessed units are wrong, if they must hold."""
         self._last: tuple[Any, Any] | None = None
 
     def __call__(self, outputs: Any, targets: Any) -> Any:
         """Return the loss; check its units first, if that is due.
 
         Raises:
-            TaskBroken: it is no single number, or has no gradient where one is needed.
+            TaskBroken: it is no single number, or lacks a required gradient.
         """
         self.see(outputs, targets)
         return one_loss(self.loss(outputs, targets), is_trained=torch.is_grad_enabled())
 
     def see(self, outputs: Any, targets: Any) -> None:
-        """Check a batch, if it is due; of single rows, two batches as one."""
+        """Check a batch, if it is due; two batches of single rows are checked as one."""
         self._seen += 1
         if self._is_told or not is_due(self._seen):
             return
@@ -85,7 +84,7 @@ class UnitCheck:
 
 
 def is_due(number: int) -> bool:
-    """Return whether the call, or the step, of this number (from 1) is one to look at."""
+    """Return whether the call, or the step, of this number (from 1) is checked."""
     return number <= FIRST or not number & (number - 1)
 
 
@@ -104,10 +103,10 @@ def check_of(task: Task) -> UnitCheck:
 
 
 def disagreement(loss: Loss, units: Units, outputs: Any, targets: Any, *, may_list: bool = True) -> str | None:
-    """Return the sentence that a batch's loss is not what its units say; None if it is, or cannot be compared.
+    """Return the sentence that a batch's loss contradicts its units; None if it agrees, or cannot be compared.
 
     It cannot if the batch has one row, it cannot be divided by its examples (`Division`), or the loss fails on a part,
-    is not finite, draws random numbers or keeps something from call to call (`repeatable`).
+    is not finite, draws random numbers or keeps state between calls (`repeatable`).
     """
     rows = _num_rows(outputs, targets)
     if rows < 2 or (division := _divided(outputs, targets, rows, may_list)) is None:
@@ -122,7 +121,7 @@ def disagreement(loss: Loss, units: Units, outputs: Any, targets: Any, *, may_li
         is_repeatable = float(trial(outputs, targets)) == whole
     except TaskBroken:
         raise
-    except Exception:  # a loss that needs more rows, or other ones, than a part has
+    except Exception:  # the loss needs more rows than a part has, or other rows
         return None
     if not (is_repeatable and math.isfinite(whole)):
         return None
@@ -147,7 +146,7 @@ def _divided(outputs: Any, targets: Any, rows: int, may_list: bool) -> tuple[Cut
 
 
 def _of_parts(loss: Loss, units: Units, division: tuple[Cut, Cut], cut: int, rows: int) -> tuple[float, float]:
-    """Return the loss of the batch as its parts before and after a row give it, and the largest of theirs."""
+    """Return the loss of the batch from its parts before and after a row, and the largest loss of a part."""
     total = weight = largest = 0.0
     for part in (slice(0, cut), slice(cut, rows)):
         outputs, targets = (tree.take(part) for tree in division)
@@ -159,7 +158,7 @@ def _of_parts(loss: Loss, units: Units, division: tuple[Cut, Cut], cut: int, row
 
 
 def _tolerance(value: Any, outputs: Any) -> float:
-    """Return the relative difference that is rounding: four steps of the coarsest float, if that is more."""
+    """Return the relative difference that counts as rounding: at least four steps of the coarsest float."""
     floats = [tensor.dtype for tensor in tensors_of((value, outputs)) if tensor.is_floating_point()]
     return max([TOLERANCE, *(4 * torch.finfo(dtype).eps for dtype in floats)])
 
@@ -194,7 +193,7 @@ def _num_rows(outputs: Any, targets: Any) -> int:
 
 
 def _joined(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return two batches of one row as one; the second alone if their forms differ, or a list may have entries."""
+    """Return two batches of one row as one; only the second if their forms differ, or a list may have entries."""
     if any(len(part) == 1 for part in lists_in(other)):
         return other
     ours, theirs = list(tensors_of(one)), list(tensors_of(other))

@@ -1,9 +1,9 @@
-"""The units of a loss: what the mean of a batch divides by, so that means of parts add up to that of the whole.
+"""The units of a loss: the divisor of a batch's mean, by which means of parts add up to the mean of the whole.
 
     L(batch) = sum_p u_p L(part p) / sum_p u_p        for every division of the examples into parts
 
-u is the number of examples, of tokens that count, a sum of class weights: any number >= 0, of which only ratios
-matter. A task says it once, by `Task.units`; else it is guessed from the targets (`count_units`).
+u is the number of examples, of tokens that count, a sum of class weights: any number >= 0, of which only ratios matter.
+A task defines it by `Task.units`; else it is guessed from the targets (`count_units`).
 """
 
 import math
@@ -24,11 +24,11 @@ IGNORED = -100
 """The target that the loss leaves out: `ignore_index` of `torch.nn.functional.cross_entropy`."""
 
 SUM = "sum"
-"""The word for a loss that is a sum over the examples, and no mean."""
+"""The value of `Task.units` for a loss that is a sum over the examples."""
 
 
 def count_units(targets: Any) -> int:
-    """Return the number of units over which a mean loss averages with these targets, as far as they show it.
+    """Return the number of units over which a mean loss averages, as guessed from the targets.
 
     Args:
         targets: integers (classes, tokens): their entries other than -100, which `cross_entropy` ignores; anything
@@ -47,12 +47,13 @@ def count_units(targets: Any) -> int:
 
 
 def units_in(count: Callable[[Any], float], targets: Any, rows: int) -> float:
-    """Return the units of some rows: where they are guessed, and not as entries of one tensor, the number of rows.
+    """Return the units of some rows; if they are guessed and the targets are no single tensor, the number of rows.
 
-    So a batch of any form has its examples as units: a list of boxes, whose first tensor is of one example, or texts.
+    So a batch of any other form has its examples as units: a list of boxes, whose first tensor belongs to one example,
+    or texts.
 
     Args:
-        count: targets -> units, as the task says them or as they are guessed.
+        count: targets -> units, by the task or guessed.
         targets: of these rows.
         rows: their number.
     """
@@ -68,7 +69,7 @@ def are_numbered(targets: torch.Tensor) -> bool:
 
 
 class Units:
-    """The units of a task's loss, as the task says them or as they are guessed.
+    """The units of a task's loss, by the task or guessed.
 
     Args:
         said: of `Task.units`.
@@ -79,17 +80,17 @@ class Units:
 
     @property
     def is_said(self) -> bool:
-        """The answer whether the task has said them."""
+        """Whether the task has defined them."""
         return self._said is not None
 
     @property
     def is_sum(self) -> bool:
-        """The answer whether the loss is a sum over the examples."""
+        """Whether the loss is a sum over the examples."""
         return self._said == SUM
 
     @property
     def function(self) -> Callable[[Any], Any] | None:
-        """The task's own function targets -> units, if it has one."""
+        """The task's function targets -> units, if it has one."""
         return self._said if callable(self._said) else None
 
     def __str__(self) -> str:
@@ -100,7 +101,7 @@ class Units:
         return "the units that Atoll guesses (the entries of whole-number targets that are not -100, else the examples)"
 
     def __call__(self, targets: Any) -> float:
-        """Return the units of some rows; of a sum 1, since its parts are added unweighted.
+        """Return the units of some rows; 1 for a sum, since its parts are added unweighted.
 
         Raises:
             TaskBroken: there is no tensor among the targets to count, or the task's function returns no number, or a
@@ -113,13 +114,13 @@ class Units:
         return as_units(self._said(targets))
 
     def factors(self, targets: Any, rows: int) -> tuple[float, float]:
-        """Return the factor of a batch's loss in the sum over batches, and its summand of what that sum divides by.
+        """Return the factor of a batch's loss in the sum over batches, and its summand of that sum's divisor.
 
         That is (units, units) for a mean, and (1, rows) for a sum, whose value is then the mean of the examples.
 
         Args:
             targets: of the batch.
-            rows: its examples, as in `units_in`.
+            rows: the number of its examples, as in `units_in`.
         """
         if self.is_sum:
             return 1, rows
@@ -127,15 +128,15 @@ class Units:
         return units, units
 
     def sums(self, loss: float, targets: Any, rows: int) -> tuple[float, float]:
-        """Return the summands of a loss over many batches; a batch without units has none, whatever its loss."""
+        """Return the summands of a loss over many batches; a batch without units adds nothing, whatever its loss."""
         factor, count = self.factors(targets, rows)
         return (loss * factor, count) if count else (0.0, 0.0)
 
     def weight(self, of_steps: Sequence[float], sizes: Sequence[int], num_examples: int) -> int | float:
         """Return the weight of an update in FedAvg, n_k > 0: the units of the site's data, else its examples.
 
-        They are those of the first epoch's batches. Where fewer were trained on, they are scaled up by the examples.
-        A sum of fractions stays one, so that multiples of all units change no ratio of weights.
+        They are the units of the first epoch's batches, scaled up by the examples if fewer were trained on. A
+        fractional sum is not rounded, so that multiples of all units change no ratio of weights.
 
         Args:
             of_steps: units of each step, as `__call__` counts them.
@@ -143,8 +144,8 @@ class Units:
             num_examples: of the site's data.
 
         Raises:
-            TaskBroken: the trained examples have no units, as where every target is ignored: no update can weigh 0;
-                or the weight is beyond those that the wire carries.
+            TaskBroken: the trained examples have no units, as if every target is ignored: no update can weigh 0; or the
+                weight is out of the wire's range.
         """
         if self.function is None:
             return num_examples

@@ -1,1 +1,1 @@
-"""Optimizers and rules for large batches: layer-wise steps, learning-rate schedules, noise scale."""
+"""Optimizers for large batches: layer-wise steps, learning-rate schedules, noise scale."""

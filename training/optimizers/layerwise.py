@@ -1,7 +1,7 @@
 """The common part of the layer-wise optimizers: they work on this rank's shards, and treat each tensor as one layer.
 
-The state of a sharded parameter is sharded like it (a DTensor), so `torch.distributed.checkpoint` saves it as it is;
-a state of one number per layer is a 0-d tensor, the same on all ranks. Nothing here waits for the device.
+The state of a sharded parameter is sharded like it (a DTensor), so `torch.distributed.checkpoint` can save it; a state
+of one number per layer is a 0-d tensor, the same on all ranks. Nothing here waits for the device.
 """
 
 import math
@@ -19,13 +19,13 @@ from atoll.training.optimizers.norms import local, norms_of_shards
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Parameters of one group with the same treatment."""
+    """Parameters of one group that are stepped alike."""
 
     group: dict[str, Any]
     """The group's learning rate and other options."""
 
     is_skipped: bool
-    """The flag of biases and norms, which get no trust ratio and no weight decay."""
+    """Whether they are biases and norms, which get no trust ratio and no weight decay."""
 
     parameters: list[Tensor]
     """The parameters as the model has them."""

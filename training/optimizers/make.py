@@ -1,4 +1,4 @@
-"""The construction of optimizers from a config: torch's own or layerwise, and the parameters that decay."""
+"""The construction of optimizers from a config: torch's or layer-wise, and the parameters that decay."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from atoll.training.optimizers.options import OptimizerConfig
 
 LAYERWISE: dict[str, Any] = {"lars": LARS, "larc": LARC, "lamb": LAMB, "novograd": NovoGrad}
 FUSED_ON_SHARDS = ("adam", "adamw")
-"""Torch's methods whose fused step also takes DTensors: that of SGD does not."""
+"""Torch's methods whose fused step also takes DTensors, which SGD's does not."""
 
 ELEMENTWISE: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
@@ -26,8 +26,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer of one model, or of one part of it, without frozen parameters.
 
-    Torch's own methods are fused on CUDA, where torch can, and process all tensors at once elsewhere, if the parameters
-    are alike (all plain, or all on one mesh); a mixture is stepped one by one.
+    Torch's methods are fused on CUDA, where torch can, and process all tensors at once elsewhere, if the parameters are
+    alike (all plain, or all on one mesh); a mixture is stepped one by one.
 
     Args:
         config: the method.
@@ -63,7 +63,7 @@ def decay_groups(parameters: Sequence[Tensor], *, spares_vectors: bool) -> list[
 
     Args:
         parameters: in their order.
-        spares_vectors: exempt those of at most one dimension; else one group has all.
+        spares_vectors: exempt parameters of at most one dimension; else one group has all.
     """
     spared = [spares_vectors and parameter.ndim <= 1 for parameter in parameters]
     decayed = [parameter for parameter, is_spared in zip(parameters, spared, strict=True) if not is_spared]

@@ -18,7 +18,7 @@ from atoll.training.optimizers.dtensor import is_dtensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard, as a view; a plain tensor as it is."""
+    """Return this rank's shard, as a view; a plain tensor unchanged."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
@@ -72,7 +72,7 @@ def _squares(shards: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def _groups(layouts: Sequence[Tensor]) -> list[tuple[dist.ProcessGroup, list[int]]]:
     """Return, for each mesh axis with sharded tensors, the group of ranks along it and the indices of those tensors.
 
-    The order is that of the first tensor that needs an axis, thus the same on all ranks.
+    Axes are in the order of the first tensor that needs them, thus the same on all ranks.
     """
     groups: dict[str, tuple[dist.ProcessGroup, list[int]]] = {}
     for i, layout in enumerate(layouts):

@@ -1,4 +1,4 @@
-"""The optimizers of a training by name, their options, and the ranges of these."""
+"""The optimizers of a training by name, their options, and the options' ranges."""
 
 import math
 from collections.abc import Callable
@@ -115,7 +115,7 @@ class Rule(NamedTuple):
     allowed: str
     """The allowed values in words."""
     is_optional: bool = True
-    """The field may be None."""
+    """Whether the field may be None."""
 
     def is_met(self, value: Any) -> bool:
         """Return whether the field may have this value."""

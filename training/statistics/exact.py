@@ -42,7 +42,7 @@ def number_of(text: str) -> Fraction:
 
 
 def rounded(number: Fraction) -> float | None:
-    """Return the nearest float64 (ties to even); None: the number is beyond the range of float64."""
+    """Return the nearest float64 (ties to even); None: the number is out of float64's range."""
     try:
         return number.numerator / number.denominator  # of whole numbers: correctly rounded
     except OverflowError:

@@ -140,15 +140,15 @@ class _Split:
 
 
 def of_task(task: Task, datasets: Mapping[str, Any], deadline: Deadline) -> SiteStatistics:
-    """Return the statistics of a site: those of the rows, and those of the task's own function.
+    """Return the statistics of a site, from its rows and from the task's function.
 
     Args:
         task: its functions are called in the present context.
-        datasets: the site's data sets by split; None: the site has none.
-        deadline: after which there are none.
+        datasets: the site's data sets by split; None: the site has no such split.
+        deadline: of the whole job.
 
     Raises:
-        TaskBroken: the rows, or what the task's function returns, cannot be used.
+        TaskBroken: the rows, or the results of the task's function, cannot be used.
         OutOfTime: the deadline has passed.
     """
     parts: dict[Place, Part] = {}
@@ -170,7 +170,7 @@ def of_task(task: Task, datasets: Mapping[str, Any], deadline: Deadline) -> Site
 
 
 def of_split(dataset: Any, split: str, deadline: Deadline) -> SiteStatistics:
-    """Return the statistics of one split; what the data set draws at random is drawn with a constant seed.
+    """Return the statistics of one split; the data set's random numbers have a constant seed.
 
     Raises:
         TaskBroken: its rows are no pairs (inputs, targets), or of different shapes.
@@ -193,7 +193,7 @@ def of_split(dataset: Any, split: str, deadline: Deadline) -> SiteStatistics:
 
 
 def _tensors(tree: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a batch with their places in it, such as `age` or `0.pixels`; the only one has no name."""
+    """Yield the tensors of a batch with their paths, such as `age` or `0.pixels`; a single tensor has no name."""
     if isinstance(tree, torch.Tensor | np.ndarray):
         yield name[:NAME_LETTERS_MAX], torch.as_tensor(tree)
     elif isinstance(tree, Mapping):
@@ -208,7 +208,7 @@ def _named(tree: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a part of a batch by their names.
 
     Raises:
-        TaskBroken: two of them have one name.
+        TaskBroken: two tensors have one name.
     """
     found: dict[str, torch.Tensor] = {}
     for name, tensor in _tensors(tree, ""):
@@ -225,7 +225,7 @@ def _column_names(name: str, num: int, names: list[str] | None) -> list[str]:
 
 
 def _feature_names(dataset: Any) -> list[str] | None:
-    """Return the `feature_names` of a data set, or of the one that it wraps; None: it has none that are usable."""
+    """Return the usable `feature_names` of a data set, or of the one that it wraps, or None."""
     while True:
         names = getattr(dataset, "feature_names", None)
         if names is not None and not callable(names):

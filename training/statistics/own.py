@@ -31,7 +31,7 @@ OWN_MAX = 100
 
 
 def own_parts(given: Any, split: str) -> SiteStatistics:
-    """Return the parts of what a task's `statistics` has returned; numbers that are not finite are left out by name.
+    """Return the result of a task's `statistics` as parts; numbers that are not finite are left out by name.
 
     Raises:
         TaskBroken: it is no mapping from names to numbers; the message lists all faults.
@@ -63,7 +63,7 @@ def of_array_task(task: Any, site: str) -> SiteStatistics:
     """Return the statistics of a site by the `statistics` and `num_examples` of an `ArrayTask`, in the present context.
 
     Raises:
-        TaskBroken: it has neither, or what they return cannot be used.
+        TaskBroken: it has neither, or their results cannot be used.
     """
     if why_not := cannot_give(task):
         raise TaskBroken(why_not)
@@ -82,14 +82,14 @@ def of_array_task(task: Any, site: str) -> SiteStatistics:
 
 
 def cannot_give(task: Any) -> str:
-    """Return the reason that an `ArrayTask` has no statistics of its data; empty: it has some."""
+    """Return the reason why an `ArrayTask` has no statistics of its data; empty if it has some."""
     if any(getattr(task, name, None) is not None for name in ("statistics", "num_examples")):
         return ""
     return "the task has no statistics of its data: an ArrayTask gives them by `statistics` or `num_examples`"
 
 
 def _array(value: Any) -> Any:
-    """Return a number, or an array of numbers, as a numpy array; None: it is neither."""
+    """Return a number, or an array of numbers, as a numpy array; None for other values."""
     if hasattr(value, "detach"):  # a tensor of torch, perhaps on another device
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) in ("torch.bfloat16", "torch.float16") else value

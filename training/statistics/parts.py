@@ -1,15 +1,15 @@
-"""The statistics of one site's data in parts, each of which is merged exactly with those of other sites. Pure.
+"""The statistics of one site's data in parts, each of which is merged exactly with other sites' parts. Pure.
 
 A part has a place: split, group and name, such as ("train", "features", "age"). The groups:
 
     examples    Numbers     the number of examples of the split
-    labels      Histogram   whole-number targets: label -> how often it occurs
-    targets     Moments     those of float targets
+    labels      Histogram   whole-number targets: label -> number of occurrences
+    targets     Moments     moments of float targets
     features    Moments     count, missing, sum, sum of squares, least, greatest of a feature
-    own         Numbers     what `Task(statistics=...)` returns, by name
+    own         Numbers     the results of `Task(statistics=...)`, by name
 
 Sums are exact (`exact`): merged parts depend neither on the order of the sites nor on the division of the data among
-them, and the mean and the variance are those of the pooled data, correctly rounded.
+them, and the mean and the variance are equal to the pooled data's, correctly rounded.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ MERGES = ("sum", "count", "min", "max")
 """The rules by which numbers are merged; a count is a sum of numbers of examples, and subject to small cells."""
 
 FEATURES_MAX = 1000
-"""Most features of a split with moments of their own; a tensor with more elements is one feature."""
+"""Most features of a split with separate moments; a tensor with more elements is one feature."""
 
 LABELS_MAX = 1000
 """Most different labels of one histogram."""
@@ -38,7 +38,7 @@ NUMBERS_MAX = 10_000
 """Most numbers of a task's custom statistics in one split."""
 
 NAMES_MAX, NAME_LETTERS_MAX = 1100, 200
-"""Most parts of one split and one group, and most letters of a name."""
+"""Largest number of parts of one split and one group, and largest length of a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Histogram:
 
     cells: Mapping[str, int]
     num_withheld: int = 0
-    """Labels that sites have left out because few examples have them: other numbers are then lower limits."""
+    """Labels that sites have left out because few examples have them; other counts are then lower limits."""
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -101,7 +101,7 @@ class Moments:
     total: Fraction
     squares: Fraction
     least: float | None = None
-    """Least value; None: there is none, or a site keeps it."""
+    """Least value; None: there are no values, or a site withholds it."""
     greatest: float | None = None
 
     @property
@@ -213,7 +213,7 @@ def _shown(value: Fraction) -> float | int | None:
 
 
 def _nested(flat: list[Any], shape: tuple[int, ...]) -> Any:
-    """Return a flat list as nested ones of a shape; the only value of an empty shape as it is."""
+    """Return a flat list as nested lists of a shape; for an empty shape its single value."""
     if not shape:
         return flat[0]
     size = len(flat) // shape[0] if shape[0] else 0

@@ -20,7 +20,7 @@ LEAST_EXPONENT = -1073
 """The e of the least float64 above 0."""
 
 SCALE = LEAST_EXPONENT - 53
-"""Exponent of the unit of the sums; that of the sums of squares is twice as large."""
+"""Exponent of the unit of the sums; for the sums of squares it is doubled."""
 
 
 class ColumnSums:

@@ -1,4 +1,4 @@
-"""The bench of an `ArrayTask` and one site; all that the task returns is checked."""
+"""The bench of an `ArrayTask` and one site; all results of the task are checked."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -71,17 +71,17 @@ class ArrayBench(AllTravels):
         return {}
 
     def buffers(self) -> list[str]:
-        """Return no names: arrays do not tell which of them are trained."""
+        """Return no names: it is unknown which arrays are trained."""
         return []
 
     def num_examples(self) -> int | None:
-        """Return the task's own number; None without a site, or if the task has none."""
+        """Return the task's `num_examples`; None without a site, or if the task has none."""
         count = getattr(self._task, "num_examples", None)
         with within(context_of(self._task, site=self._site)):
             return int(count(self._site)) if count is not None and self._site is not None else None
 
     def train(self, arrays: Received, request: dict[str, Any], deadline: Deadline) -> Outcome:
-        """Let the task train; it has to observe the deadline by itself."""
+        """Let the task train; the task must observe the deadline."""
         if self._site is None:
             raise TaskBroken("this worker was started without a site, so it has no data to train on")
         check_algorithm(request.get("algorithm") or "fedavg", None)
@@ -101,12 +101,12 @@ class ArrayBench(AllTravels):
         if request.get("algorithm") == CONCATENATE:
             check_rows_like(trained.update, layout)
         else:
-            check_like(trained.update, layout, may_omit=True)  # the coordinator decides about partial updates
+            check_like(trained.update, layout, may_omit=True)  # the coordinator judges partial updates
         check_finite(trained.update, "update")
         return Outcome(trained, {"steps": 0})
 
     def message(self, content: Content, own: Arrays | None, request: dict[str, Any]) -> MessageAnswer:
-        """Let the task answer a message of a server program; it keeps nothing for the next one."""
+        """Let the task answer a message of a server program; it keeps no state for the next message."""
         answer, kind = getattr(self._task, "message", None), request["kind"]
         if answer is None:
             raise TaskBroken(f"the task answers no messages, and was asked for {kind!r}")
@@ -121,7 +121,7 @@ class ArrayBench(AllTravels):
         return MessageAnswer(reply)
 
     def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | str:
-        """Return the statistics of the task's own `evaluate`, or the reason why there are none."""
+        """Return the statistics of the task's `evaluate`, or the reason why there are none."""
         if self._kept is not None:
             self._kept.name()
         self._given(request)
@@ -135,7 +135,7 @@ class ArrayBench(AllTravels):
         return f"the task has no data for {split!r} here" if statistics is None else as_statistics(statistics)
 
     def statistics(self, request: dict[str, Any], deadline: Deadline) -> SiteStatistics:
-        """Return what the task's own `statistics` and `num_examples` give; they observe no deadline."""
+        """Return the results of the task's `statistics` and `num_examples`, which observe no deadline."""
         self._given(request)
         if self._site is None:
             raise TaskBroken("this worker was started without a site, so it has no data")
@@ -144,7 +144,7 @@ class ArrayBench(AllTravels):
             return of_array_task(self._task, self._site)
 
     def no_statistics(self) -> str:
-        """Return the reason that the task gives none; empty: it does."""
+        """Return the reason why the task has no statistics, or ""."""
         return cannot_give(self._task)
 
     def _context(self, request: dict[str, Any], **circumstances: Any) -> Context:
@@ -160,7 +160,7 @@ class ArrayBench(AllTravels):
         return given
 
     def measures(self) -> Measures:
-        """Return that the task's `evaluate` names its metrics itself, or that it has none."""
+        """Return unknown names, as the task's `evaluate` names its metrics, or that it has none."""
         has = getattr(self._task, "evaluate", None) is not None
         return Measures(None if has else (), "" if has else "the task has no `evaluate`")
 

@@ -17,17 +17,17 @@ from atoll.training.worker.warm_start import Aliases
 Json = dict[str, Any]
 
 PROCESS, ONE_JOB = "process", "one job"
-"""The life of a bench (`warm` of its request): a process, or one job; absent: many jobs in the process of others."""
+"""The lifetime of a bench (`warm` of its request): a process, or one job; absent: many jobs in a shared process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The tensors at the beginning of a job."""
+    """The tensors at the start of a job."""
 
     version: Arrays
     """The tensors of the global model."""
     own: Arrays | None = None
-    """The tensors that this site has stored for itself; None before the first training."""
+    """The tensors that stay at this site; None before the first training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Measures:
     """The metrics of an evaluation, known before the first one."""
 
     names: tuple[str, ...] | None
-    """The names of the metrics, sorted; None: unknown, as the task's own code names them."""
+    """The names of the metrics, sorted; None: unknown, as the task's code names them."""
     why_not_here: str = ""
-    """The reason that the server's data cannot be measured; empty: they can, as far as is known."""
+    """The reason why the server's data cannot be evaluated; empty: they can, as far as is known."""
 
 
 class Bench(Protocol):
@@ -61,7 +61,7 @@ class Bench(Protocol):
 
     @property
     def grows(self) -> bool:
-        """Return whether the tensors of the run's model grow by rows: a file to start from may have any number."""
+        """Return whether the tensors of the run's model grow by rows: a start file may have any number of rows."""
         ...
 
     def initial(self, seed: int) -> Arrays:
@@ -73,11 +73,11 @@ class Bench(Protocol):
         ...
 
     def adapter(self, seed: int) -> str:
-        """Return the note on the PEFT adapter of the model, for the headers of versions; empty: it has none."""
+        """Return the note on the PEFT adapter of the model, for the headers of versions, or ""."""
         ...
 
     def write_whole(self, out: Path, version: Path | None, seed: int, only: Sequence[str]) -> None:
-        """Write tensors of the model as it is built, or with a version's; empty `only`: all."""
+        """Write tensors of the newly built model, or with a version's values; empty `only`: all."""
         ...
 
     def settings(self) -> list[str]:
@@ -109,34 +109,34 @@ class Bench(Protocol):
         ...
 
     def measures(self) -> Measures:
-        """Return what an evaluation measures."""
+        """Return the names of the metrics of an evaluation, and whether the server has data."""
         ...
 
     def statistics(self, request: Json, deadline: Deadline) -> SiteStatistics:
-        """Return the statistics of the site's data, which no model takes part in."""
+        """Return the statistics of the site's data, which need no model."""
         ...
 
     def no_statistics(self) -> str:
-        """Return the reason that no site has statistics of its data; empty: there may be some."""
+        """Return the reason why no site has statistics of its data; empty: there may be some."""
         ...
 
 
 @runtime_checkable
 class AppBench(Bench, Protocol):
-    """A Flower app, ready for work: its ServerApp has a `main()`, of which a run is a part."""
+    """A Flower app, ready for work: its ServerApp has a `main()`, which contains a run."""
 
     def plan(self, nodes: int) -> Json:
-        """Return how the app runs natively with this number of clients, or the reasons that it cannot."""
+        """Return the app's native run with this number of clients, or the reasons why there is none."""
         ...
 
     def conclude(self, arrays: Arrays, history: Json) -> None:
-        """Let `main()` go on to its end with the result of a run: the last version, and the metrics by round."""
+        """Run `main()` to its end with the result of a run: the last version, and the metrics by round."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MessageAnswer:
-    """The reply to a message, and what the site keeps until the next one."""
+    """The reply to a message, and the tensors that the site keeps until the next one."""
 
     content: Content
     own: Arrays | None = None
@@ -147,18 +147,18 @@ class MessageBench(Protocol):
     """A bench that answers the messages of a server program, too."""
 
     def message(self, content: Content, own: Arrays | None, request: Json) -> MessageAnswer:
-        """Answer a message: its content, the site's own tensors after the last one, and its `kind`, `group`, `seed`."""
+        """Answer a message, from its content, the site's kept tensors, and its `kind`, `group` and `seed`."""
         ...
 
 
 def only_declared(request: Json, declared: Mapping[str, Any]) -> Json:
-    """Return a site's settings without those of its other tasks, of which the agent knows the names."""
+    """Return a site's settings without its other tasks' settings, whose names the agent knows."""
     settings: Json = request.get("settings") or {}
     return {name: value for name, value in settings.items() if name in declared}
 
 
 class AllTravels:
-    """The answers of a bench whose arrays all travel."""
+    """The common part of benches whose arrays all travel."""
 
     def frozen(self, seed: int) -> str:
         """Return nothing: all arrays travel."""
@@ -169,7 +169,7 @@ class AllTravels:
         return ""
 
     def try_out(self) -> None:
-        """Try nothing: a task of arrays has no batches that could be tried before its own training."""
+        """Try nothing: a task of arrays has no batches that could be tried before its training."""
 
     def write_whole(self, out: Path, version: Path | None, seed: int, only: Sequence[str]) -> None:
         """Refuse: a version has all arrays.

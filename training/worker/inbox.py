@@ -1,4 +1,4 @@
-"""The requests of a supervisor, as they arrive: queued, or carried out at once for the running one."""
+"""The requests of a supervisor: queued, or executed at once for the running request."""
 
 import math
 import queue
@@ -13,7 +13,7 @@ from atoll.task.deadline import Deadline
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request with its deadline, which runs from the moment when the request was read."""
+    """A request with its deadline, whose time runs from the reading of the request."""
 
     request: dict[str, Any]
     deadline: Deadline
@@ -21,10 +21,10 @@ class Job:
 
 
 class Inbox:
-    """The queue of requests, and the deadline of the running one; a thread that reads delivers them.
+    """The queue of requests, which a reading thread delivers, and the deadline of the running request.
 
     Args:
-        set_alarm: arms an alarm that ends this process after a number of seconds, whatever it does; infinite: disarms.
+        set_alarm: arms an alarm that kills this process after a number of seconds; infinite: disarms it.
     """
 
     def __init__(self, set_alarm: Callable[[float], None] = lambda _: None) -> None:

@@ -1,7 +1,6 @@
-"""Another interpreter for a worker process: a virtual environment of the site, which need not have Atoll.
+"""Another interpreter for a worker process: the site's virtual environment, which need not have Atoll.
 
-Of this installation it sees the package `atoll` alone, by a link in a folder of its own, and none of the packages
-beside it.
+Of this installation it sees only the package `atoll`, by a link in a separate folder.
 """
 
 import os
@@ -25,10 +24,10 @@ print(*sys.version_info[:2], *(name for name in {NEEDED} if find_spec(name) is N
 
 
 def path_of_atoll(folder: Path) -> dict[str, str]:
-    """Return the environment variable by which another interpreter finds Atoll, and nothing else of this one.
+    """Return the environment variable by which another interpreter finds Atoll, and no other package of this one.
 
     Args:
-        folder: a folder of this process's own, for the link.
+        folder: a private folder of this process, for the link.
 
     Raises:
         OSError: the link cannot be made.
@@ -45,7 +44,7 @@ def path_of_atoll(folder: Path) -> dict[str, str]:
 
 
 def fault_of_interpreter(python: Path) -> str:
-    """Return the reason that an interpreter cannot run a worker; empty: it can."""
+    """Return the reason why an interpreter cannot run a worker; empty: it can."""
     if not python.is_file():
         return f"there is no file {python}"
     if not os.access(python, os.X_OK):

@@ -1,4 +1,4 @@
-"""The traces that a job leaves in a warm process: on the model, and in what the task's functions hold."""
+"""The traces that a job leaves in a warm process: on the model, and in objects of the task's functions."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from atoll.task.task import Task
 
 SAID_MAX = 20
-"""The number of places that one process names."""
+"""Largest number of places that one process names."""
 
 _said: set[str] = set()
 
 
 class Kept:
-    """State that a custom training or evaluation keeps for the next one, which is named and not changed.
+    """State that a custom training or evaluation keeps for the next one, which is named and not restored.
 
     It may be the data that was read, or an open log.
 
@@ -29,11 +29,11 @@ class Kept:
         self._state = AsBuilt(roots)
 
     def name(self) -> None:
-        """Name what differs."""
+        """Name the differences."""
         _say(
             self._state.differences(),
-            "a job has changed it, and the next ones find it so until this process ends: a simulation, or a site whose "
-            "worker starts anew, does not",
+            "a job has changed it, and later jobs find the changed value until this process ends: a simulation, or a "
+            "site whose worker is restarted, does not",
         )
 
 
@@ -53,7 +53,7 @@ class LeftBehind:
         self._kept = None if task.fit is None else Kept({"fit": task.fit})
 
     def restore(self) -> None:
-        """Give back what the functions held, and name what differs."""
+        """Restore the objects of the functions, and name the differences."""
         changed, kept = self._given_back.restore()
         _say(changed, "a job has changed it; each begins with it as it was when the task was loaded")
         _say(kept, "a job has changed it, and it is too large to be given back: the next ones find it so")
@@ -62,7 +62,7 @@ class LeftBehind:
 
 
 def restored(as_built: AsBuilt) -> bool:
-    """Give back a model's state, and name what differs; return whether all of it could be."""
+    """Restore a model's state, and name the differences; return whether all of it could be restored."""
     changed, kept = as_built.restore()
     _say([*changed, *kept], "a job has changed it on the model; each begins with it as task.model() made it")
     return not kept

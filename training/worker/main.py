@@ -24,8 +24,9 @@ Requests, and the fields of their answers (`?`: optional):
     values    statistics                                 -> values (null: undefined), by the task's metrics
     quit                                                 -> (none), then the process ends
 
-`model`, `own`, `out` and `own_out` are safetensors files: the version, the site's own tensors before the training, the
-update, the site's own tensors after it (written if `has_own`). `message` is a file of `task/content`; its reply is one.
+`model`, `own`, `out` and `own_out` are safetensors files: the version, the site's kept tensors before the training, the
+update, the site's kept tensors after it (written if `has_own`). `message` is a file of `task/content`; its reply is
+one.
 
 Every request may have `budget_s`, from now to its deadline, and `lease_s` beyond that. Every answer has `seconds`, and,
 if the task failed, `error` and `detail` instead of its other fields. `layout` lists [name, dtype, shape], `pieces`
@@ -33,7 +34,7 @@ lists [tensor, dtype, offsets, lengths, sha256] of the file that was written, bo
 also has [codec, encoded_bytes]. `codec` encodes the update, `owed` lists the residual files of biased codecs, and
 `residual` is the file for the new residual.
 
-Without an answer of their own, and only for the running request (with a `round_id`: only if it is the same):
+These have no answer, and act only on the running request (with a `round_id`: only if it is the same):
 
     stop      round_id?                 end the training early, with the steps done so far
     extend    budget_s, round_id?       move the deadline to `budget_s` from now

@@ -75,7 +75,7 @@ class ModelBench:
         self._left = LeftBehind(self._here.task, local) if request.get("warm") == PROCESS else None
 
     def visit(self, site: str) -> None:
-        """Work for another site from now on, with the same model; its data is read anew."""
+        """Work for another site from now on, with the same model; its data is reread."""
         self._here = self._here.at(site)
 
     @property
@@ -84,7 +84,7 @@ class ModelBench:
         return self._here.task.metrics
 
     def initial(self, seed: int) -> Arrays:
-        """Return a newly built model's tensors without the local layers; for SCAFFOLD also the server's variate, 0."""
+        """Return a new model's tensors without the local layers; for SCAFFOLD also the server's variate, 0."""
         model = self._new_model(seed)
         stays = names_that_stay(model, self._here.local.keep)
         arrays = {name: array for name, array in first_parameters(self._here.task, model).items() if name not in stays}
@@ -102,15 +102,15 @@ class ModelBench:
         return note_of(adapter_of(model, state_of(model)))
 
     def write_whole(self, out: Path, version: Path | None, seed: int, only: Sequence[str]) -> None:
-        """Write tensors of the model as it is built, or with a version's; empty `only`: all.
+        """Write tensors of the newly built model, or with a version's values; empty `only`: all.
 
         Raises:
             TaskBroken: layers of the model are at the sites.
-            TaskMismatch: the version is of another model.
+            TaskMismatch: the version belongs to another model.
         """
         if self._here.local.keep is not None:
             keep = self._here.local.keep
-            raise TaskBroken(f"the layers of local.keep ({keep}) are at the sites: no model is whole here")
+            raise TaskBroken(f"the layers of local.keep ({keep}) are at the sites: no model is complete here")
         model, self._new = self._new_model(seed), None
         if version is not None:
             load_parameters(model, split(safetensors_file.mapped(version))[0])
@@ -198,10 +198,10 @@ class ModelBench:
     def _client(
         self, arrays: Received, model: torch.nn.Module, local: Local, context: Context
     ) -> TrainingClient | None:
-        """Return the client of the task's own algorithm, with the model as it is loaded; None: there is none."""
+        """Return the client of the task's algorithm, with the loaded model; None: the task has no algorithm."""
         if self._here.task.algorithm is None:
             if unknown := [name for name in arrays.version if name.startswith(SHARED)]:
-                raise TaskMismatch(f"{', '.join(unknown)} is unknown: the task has no algorithm of its own")
+                raise TaskMismatch(f"{', '.join(unknown)} is unknown: the task has no custom algorithm")
             return None
         return TrainingClient(
             self._here.task,
@@ -218,7 +218,7 @@ class ModelBench:
         return self._here.measures()
 
     def statistics(self, request: Json, deadline: Deadline) -> SiteStatistics:
-        """Return the statistics of the rows of both splits, with those of the task's own function."""
+        """Return the statistics of the rows of both splits, and of the task's function."""
         return self._here.statistics(request, deadline)
 
     def no_statistics(self) -> str:
@@ -230,26 +230,26 @@ class ModelBench:
         return self._here.is_empty(split)
 
     def _new_model(self, seed: int) -> torch.nn.Module:
-        """Return a model that is as it was built with a seed; the last one, if it was of that seed."""
+        """Return a model in its first state for a seed; the last model, if it has that seed."""
         task = self._here.task
         if self._new is None or self._new[0] is not task or self._new[1] != seed:
             self._new = None  # before a second one takes memory
             self._new = task, seed, build_model(task, seed)
-            if self._left is not None:  # making a model may give its parameters to the loss
+            if self._left is not None:  # `task.model()` may give its parameters to the loss
                 self._left = LeftBehind(task, self._here.local)
         return self._new[2]
 
     def _any_model(self) -> torch.nn.Module:
-        """Return a model whatever its values."""
+        """Return a model with any values."""
         return self._model if self._model is not None else self._new[2] if self._new else self._new_model(0)
 
     def _the_model(self, request: Json) -> torch.nn.Module:
-        """Return the run's model, of which all that does not travel is as after its construction."""
+        """Return the run's model, whose state that does not travel is as after its construction."""
         task, seed = self._here.task, model_seed(request)
         if self._left is not None:
             self._left.restore()
         if self._model is not None and not self._is_restored(self._model):
-            self._model = None  # something on it cannot be given back
+            self._model = None  # some of its state cannot be restored
         if self._model is None or self._built_for is not task or self._seed != seed:
             self._model = None  # before a second one takes memory
             self._built_for, self._seed, self._digest = task, seed, ""
@@ -261,12 +261,12 @@ class ModelBench:
         return self._model
 
     def _is_restored(self, model: torch.nn.Module) -> bool:
-        """Give the model back what the last job has changed on it; return whether all of it could be."""
+        """Restore the model's state from before the last job; return whether all of it could be restored."""
         model.to(self._device)
         return restored(self._as_built)
 
     def _check_frozen(self) -> None:
-        """Check that nothing has changed the frozen tensors; otherwise the next request builds another model.
+        """Check that the frozen tensors are unchanged; otherwise the next request builds another model.
 
         Raises:
             TaskBroken: with their names.
@@ -282,21 +282,21 @@ class ModelBench:
             raise
 
     def _digest_of(self, model: torch.nn.Module) -> str:
-        """Return the digest of the frozen tensors of the run's model; it is made once."""
+        """Return the digest of the frozen tensors of the run's model; it is computed once."""
         self._digest = self._digest or frozen_digest(model, self._bases)
         return self._digest
 
     def _merged(
         self, arrays: Received, local: Local, request: Json, model: torch.nn.Module
     ) -> tuple[Arrays, frozenset[str]]:
-        """Return a version's tensors with the site's local layers (initial ones before a training), and their names."""
+        """Return a version's tensors with the site's local layers (initial before a training), and their names."""
         version, stays = split(arrays.version)[0], names_that_stay(model, local.keep)
         if travelled := sorted(stays & version.keys()):
             raise TaskMismatch(f"local.keep keeps {', '.join(travelled)} at the site, but the global model has them")
         own = split(arrays.own or {})[0]
         if stays and not own:
             own = initial_parameters(self._here.task, model_seed(request))
-            if self._left is not None:  # what making that model has given to the loss is not the run's model
+            if self._left is not None:  # the construction of that model may have given its parameters to the loss
                 self._left.restore()
         return version | {name: array for name, array in own.items() if name in stays}, stays
 

@@ -22,7 +22,7 @@ from atoll.training.worker.warm_start import Start, started
 logger = logging.getLogger(__name__)
 
 CODEC_STREAM = 1
-"""The stream of the codec's random numbers, beside that of the training with the same seed."""
+"""The stream of the codec's random numbers, beside the training's with the same seed."""
 
 
 def write_initial(out: Path, bench: Bench, seed: int, start: Start | None = None) -> tuple[tuple[Piece, ...], str]:
@@ -31,11 +31,11 @@ def write_initial(out: Path, bench: Bench, seed: int, start: Start | None = None
     Args:
         out: the file.
         bench: the task.
-        seed: of its own values.
-        start: a file whose values take their place; None: none.
+        seed: of its initial values.
+        start: a file whose values replace them, or None.
 
     Returns:
-        The pieces of version 0, and a note on tensors that have kept the task's own values, or are not used.
+        The pieces of version 0, and a note on tensors that have kept their initial values, or are not used.
 
     Raises:
         StartRefused: the file does not fit.
@@ -68,7 +68,7 @@ def write_update(
     Args:
         out: of the file.
         update: local - global.
-        codec: of the float tensors; empty: none.
+        codec: of the float tensors; empty: they are not encoded.
         seed: of the training.
         buffers: names of the model's untrained tensors, which stay plain, as control variates do.
         residuals: files of the earlier residuals of a biased codec.
@@ -82,7 +82,7 @@ def write_update(
         return safetensors_file.write(out, update, durable=False)
     try:
         parsed, feedback = open_codec(codec), None
-    except ValueError as fault:  # a package that has changed since the agent named it: plain values are always taken
+    except ValueError as fault:  # a package that has changed since the agent named it: plain values are always accepted
         logger.warning("the update is sent plain: %s", fault)
         return safetensors_file.write(out, update, durable=False)
     if parsed.is_biased and residual is not None:

@@ -1,4 +1,4 @@
-"""The operations of a worker process, one for each request. Task, data and model stay warm between requests."""
+"""The operations of a worker process, one for each request. Task, data and model stay in memory between requests."""
 
 import traceback
 from collections.abc import Callable
@@ -212,7 +212,7 @@ def kind_of(error: BaseException, op: str) -> str:
 
 
 def detail_of(error: BaseException) -> str:
-    """Return the text of an error for a person: the message of an error of ours, the last traceback lines of any other.
+    """Return an error for a person: the message of one of Atoll's errors, the last traceback lines of any other.
 
     Faults of settings are a line each.
     """

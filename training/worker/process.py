@@ -1,12 +1,12 @@
 """The supervisor of a worker process: blocking calls, for use from threads.
 
-    WorkerCrashed   the process ended: exit code or signal, and the tail of its log
+    WorkerCrashed   the process exited: exit code or signal, and the tail of its log
     WorkerHung      it did not answer in time, or outlived its lease; it has been killed
-    WorkerError     the task's own code failed; the process is intact and continues
+    WorkerError     the task's code failed; the process is intact and continues
 
-User code runs in a process of its own because it may crash, hang, leak or hold the GIL, none of which may affect the
-process that holds the connection. The process is started anew (never forked), in a session of its own, so that Ctrl-C
-in a terminal reaches the supervisor first, and a kill reaches all processes that the user's code has started.
+User code runs in a separate process because it may crash, hang, leak or hold the GIL, which must not affect the process
+that holds the connection. The process is started fresh (never forked), in a separate session, so that Ctrl-C in a
+terminal reaches the supervisor first, and a kill reaches all processes that the user's code has started.
 """
 
 import json
@@ -35,20 +35,20 @@ DIE_TIMEOUT_S = 10.0
 
 
 class WorkerCrashed(RuntimeError):
-    """The worker process ended by itself, by `kill()`, or by a signal from elsewhere."""
+    """The worker process exited, or was killed by `kill()` or by a foreign signal."""
 
     def __init__(self, exit_code: int, log_tail: str) -> None:
         self.exit_code = exit_code
         """The exit code as in subprocess: negative for a signal."""
         self.log_tail = log_tail
-        """The last lines that this process wrote to its log."""
+        """The last lines of this process in its log."""
         self.ending = f"the worker {_ending(exit_code)}"
         """The exit code or the signal, in words."""
         super().__init__(self.ending + (f"; the end of its log:\n{log_tail}" if log_tail else ""))
 
 
 class WorkerHung(RuntimeError):
-    """The worker did not answer in time; its process has been killed."""
+    """The worker did not answer in time; its process was killed."""
 
 
 class WorkerError(RuntimeError):
@@ -65,16 +65,16 @@ class WorkerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The surroundings of a worker process."""
+    """The environment of a worker process."""
 
     python: Path | None = None
-    """The interpreter, of a virtual environment with the task's libraries; None: that of this process."""
+    """The interpreter, of a virtual environment with the task's libraries; None: this process's."""
     folder: Path | None = None
-    """The current folder of a Flower app's `main()`, which is made; None: that of this process."""
+    """The current folder of a Flower app's `main()`, which is made; None: this process's."""
     load_timeout_s: float = LOAD_TIMEOUT_S
     """Seconds in which the process must have started and loaded the task."""
     noise: bytes = field(default=b"", repr=False)
-    """Key of the noise that no request has a key for; empty: there is no secret here."""
+    """Key of the noise of requests without a key; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class RunTerms:
     rounds: int = 1
     """The number of rounds for which the values must fit."""
     run_number: int = 0
-    """The number of the run, for apps; 0: not known."""
+    """The number of the run, for apps; 0: unknown."""
 
 
 class Worker:
@@ -101,8 +101,8 @@ class Worker:
             process keeps the digests of a base's files.
         site: the owner of the data; None for a worker that only evaluates on the server's data.
         run: the run's terms for the task; a task that does not allow them does not load.
-        settings: the site's own settings for the task.
-        threads: number of threads of the process; None: the libraries' own choice.
+        settings: the site's settings for the task.
+        threads: number of threads of the process; None: the libraries' choice.
         device: torch's device: "cpu", "cuda", or "auto" for a GPU if there is one.
         environment: the interpreter, the folder of a Flower app's `main()`, the time to load, and the key of noise.
     """
@@ -139,13 +139,13 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the living process; None without one."""
+        """The process id of the living process, or None."""
         process = self._process
         return process.pid if process and process.alive else None
 
     @property
     def alive(self) -> bool:
-        """The flag of a living process."""
+        """Whether the process lives."""
         return self.pid is not None
 
     def start(self) -> None:
@@ -158,7 +158,8 @@ class Worker:
 
         Args:
             op: the request's name.
-            timeout_s: for the answer [s], infinite for none; `tell("extend", ...)` prolongs it. A start has its own.
+            timeout_s: for the answer [s], or infinite; `tell("extend", ...)` prolongs it. A start has a separate
+                timeout.
             args: the request's fields; paths as str.
 
         Raises:
@@ -175,13 +176,13 @@ class Worker:
             process.tell(op, args)
 
     def kill(self) -> None:
-        """Kill the process and all that it started; a call that waits for it raises WorkerCrashed at once."""
+        """Kill the process and its descendants; a waiting call raises WorkerCrashed at once."""
         process = self._process
         if process:
             process.kill()
 
     def close(self) -> None:
-        """Kill the process and start no other."""
+        """Kill the process for good."""
         self._is_closed = True
         self.kill()
 
@@ -213,7 +214,7 @@ class Worker:
 
 
 class _Process:
-    """One operating system process, from its start to its end."""
+    """An operating system process, from its start to its end."""
 
     def __init__(self, log_path: Path, threads: int | None, python: Path | None) -> None:
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()  # None: it has ended
@@ -249,7 +250,7 @@ class _Process:
             self._send(op, args)
             answer = self._wait(op)
         except BaseException:
-            self.kill()  # a late answer must not be taken for that of the next request
+            self.kill()  # a late answer must not be taken for the next request's
             raise
         if op == "quit":
             self._reaper.join(DIE_TIMEOUT_S)
@@ -297,11 +298,11 @@ class _Process:
         assert self._popen.stdout is not None
         with self._popen.stdout as lines:
             for line in lines:
-                if line.endswith(b"\n"):  # an unfinished one is from a process that died in it
+                if line.endswith(b"\n"):  # an unfinished line is from a process that died in it
                     self._answers.put(json.loads(line))
 
     def _reap(self) -> None:
-        """Wait for the end; then kill what it has started, while its process group id cannot be reused."""
+        """Wait for the end; then kill its descendants, while its process group id cannot be reused."""
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         with self._life:
             with suppress(ProcessLookupError, PermissionError):
@@ -317,7 +318,7 @@ class _Process:
     def _log_tail(self) -> str:
         with self._log_path.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
-            begin = self._log_start if self._log_start <= end else 0  # it has become another file meanwhile
+            begin = self._log_start if self._log_start <= end else 0  # it was replaced by another file meanwhile
             log.seek(max(begin, end - TAIL_BYTES))
             return log.read().decode(errors="replace").strip()
 

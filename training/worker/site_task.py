@@ -24,7 +24,7 @@ from atoll.training.statistics.parts import SPLITS, SiteStatistics
 from atoll.training.worker.bench import Json, Measures, only_declared
 
 READINGS_KEPT = 2
-"""Readings of the data that stay in memory."""
+"""Number of readings of the data that stay in memory."""
 
 HOW_THEY_DIFFER = (
     "give the site the same files of the base, or the same versions of the task and its packages, which draw them"
@@ -42,7 +42,7 @@ class SiteTask:
 
     Raises:
         OverridesRefused: the run's or the site's values do not fit the task; with every reason.
-        TaskBroken: its training does not fit the run's algorithm.
+        TaskBroken: the task's training does not fit the run's algorithm.
     """
 
     def __init__(self, task: Task, request: Json) -> None:
@@ -63,20 +63,20 @@ class SiteTask:
         check_training(task, self.algorithm, self.local)
         self._reading: str | None = None
         self._read: dict[str | None, dict[str, Any]] = {None: {}}
-        """The data sets by reading and split, the present one last."""
+        """The data sets by reading and split, the present reading last."""
         self._loading = request
 
     def at(self, site: str) -> "SiteTask":
-        """Return the same task at another site, whose data is read anew."""
+        """Return the same task at another site, whose data is reread."""
         other = copy(self)
         other.site, other._read = site, {None: {}}
         return other
 
     def local_of(self, request: Json, round_: int) -> Local:
-        """Return the settings of a round, which makes the version of its number; take the options of the request's run.
+        """Return the settings of a round, and take the options of the request's run.
 
-        A version is trained from in the round after it, and evaluated with the settings of its own: after the last
-        round there is no next one, in which a schedule may have no allowed value.
+        Round r makes version r. A version is evaluated with the settings of its round: after the last round there is no
+        next one, in which a schedule may have no allowed value.
         """
         given = Given.read(request.get("local") or {})
         if "local" in request and given.options != self._options:  # the worker's last run had others
@@ -86,11 +86,11 @@ class SiteTask:
         return given.local_of(self.local, max(1, round_))
 
     def check_frozen(self, request: Json, digest: Callable[[], str]) -> None:
-        """Check that the tensors of the model which do not travel are those of the coordinator.
+        """Check that the model's tensors that do not travel are equal to the coordinator's.
 
         Args:
-            request: its run has their digest, or none.
-            digest: () -> that of the model here; empty: all of its tensors travel.
+            request: its run has their digest, or "".
+            digest: () -> the digest of the model here; empty: all of its tensors travel.
 
         Raises:
             TaskMismatch: they differ; with both digests.
@@ -98,7 +98,7 @@ class SiteTask:
         expected = Given.read(request.get("local") or {}).frozen
         if expected and (found := digest() or "none") != expected:
             raise TaskMismatch(
-                f"the tensors that do not travel are others than the coordinator's: their digest is {found} at "
+                f"the tensors that do not travel differ from the coordinator's: their digest is {found} at "
                 f"{self.site or 'the server'}, and {expected} in the run: {HOW_THEY_DIFFER}"
             )
 
@@ -116,7 +116,7 @@ class SiteTask:
         """Return the training split.
 
         Raises:
-            TaskBroken: there is none.
+            TaskBroken: the site has no training split.
         """
         if self.site is None:
             raise TaskBroken("this worker was started without a site, so it has no data to train on")
@@ -144,7 +144,7 @@ class SiteTask:
         return found
 
     def _take_reading(self, reading: str | None) -> None:
-        """Read the data anew for a reading of another name; those of the last ones stay, for runs that take turns."""
+        """Reread the data for a new reading; the last readings stay in memory, for runs that take turns."""
         if reading is None:
             return
         if reading != self._reading:
@@ -196,7 +196,7 @@ class SiteTask:
         return dataset is not None and not len(dataset)
 
     def why_not(self, where: str, local: Local) -> str:
-        """Return the reason that nothing can be measured on a split; empty: it can."""
+        """Return the reason why a split cannot be evaluated; empty: it can."""
         if self.dataset(where) is None:
             return "the task has no test_data" if where == "server" else "this site has no such data"
         if self.is_empty(where):
@@ -210,11 +210,11 @@ class SiteTask:
         return Measures(tuple(sorted({"loss", *self.task.metrics})), self.why_not("server", self.local))
 
     def statistics(self, request: Json, deadline: Deadline) -> SiteStatistics:
-        """Return the statistics of the rows of both splits, with those of the task's own function."""
+        """Return the statistics of the rows of both splits, and of the task's function."""
         self.local_of(request | {"data": None}, 1)  # takes the options of the request
         if self.site is None:
             raise TaskBroken("this worker was started without a site, so it has no data")
-        anew = request.get("data") is not None  # in a worker whose other data may be those of a run
+        anew = request.get("data") is not None  # in a worker whose other data may belong to a run
         datasets = {split: self._read_anew(split) if anew else self.dataset(split) for split in SPLITS}
         with within(self.context(request)):
             return of_task(self.task, datasets, deadline)

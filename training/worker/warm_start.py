@@ -1,7 +1,7 @@
-"""A model that starts from the tensors of a safetensors file, of Atoll or of another library, in place of its own.
+"""A model that starts from the tensors of a safetensors file, of Atoll or of another library.
 
-A tensor of the model takes the values of the file's tensor of its name; one that the model holds under several names
-(tied weights) takes those of any of them. Floats travel as float32, bool as uint8, as everywhere.
+A tensor of the model takes the values of the file's tensor of its name; a tied tensor takes the values of any of its
+names. Floats travel as float32, bool as uint8, as everywhere.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,16 +16,16 @@ from atoll.task.errors import TaskMismatch
 from atoll.tensors.layout import BESIDE
 
 NAMES_MAX = 8
-"""The tensors that a fault lists."""
+"""Largest number of tensors that a fault lists."""
 
-LENIENT = "strict = false keeps the task's own values of what does not fit"
+LENIENT = "strict = false keeps the initial values of tensors that do not fit"
 
 Aliases = Mapping[str, Sequence[str]]
-"""All names of a tensor, by the one under which it travels; a tensor that is missing here has one name."""
+"""All names of a tied tensor, by the name under which it travels; other tensors are missing."""
 
 
 class StartRefused(TaskMismatch):
-    """The file is no start of the model; the message lists every difference, each of them one of the faults."""
+    """The file does not fit the model; the message lists every difference, each of them one of the faults."""
 
     def __init__(self, *faults: str) -> None:
         super().__init__("; ".join(faults))
@@ -34,11 +34,11 @@ class StartRefused(TaskMismatch):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A file whose tensors a model starts from."""
+    """A file from whose tensors a model starts."""
 
     path: Path
     is_strict: bool = True
-    """Refuse a file that does not have all tensors of the model, and no others."""
+    """Whether to refuse a file whose tensors differ from the model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +47,19 @@ class Matched:
 
     arrays: Arrays
     own: tuple[str, ...] = ()
-    """The tensors of the model that have kept the task's own values; none if strict."""
+    """The tensors of the model that have kept their initial values; empty if strict."""
     unused: tuple[str, ...] = ()
-    """The tensors of the file that the model lacks, or has with another shape; none if strict."""
+    """The tensors of the file that the model lacks, or has with another shape; empty if strict."""
 
     @property
     def note(self) -> str:
-        """The tensors that were left, in words; empty: none."""
-        parts = (("the task's own values stay in", self.own), ("not used:", self.unused))
+        """The sentence about the remaining tensors, or ""."""
+        parts = (("the initial values stay in", self.own), ("not used:", self.unused))
         return "; ".join(f"{what} {listed(names)}" for what, names in parts if names)
 
 
 def start_model(model: Any, start: Start) -> str:
-    """Give a newly built torch model the values of a file, in place; return a note on what was left.
+    """Load the values of a file into a new torch model; return a note on the remaining tensors.
 
     Raises:
         StartRefused: the file does not fit, or is no safetensors file; the model is unchanged.
@@ -73,7 +73,7 @@ def start_model(model: Any, start: Start) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names as a person reads them, the first few of many."""
+    """Return names for a person, the first few of many."""
     names = [*names]
     more = len(names) - NAMES_MAX
     return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
@@ -83,7 +83,7 @@ def started(initial: Arrays, aliases: Aliases, start: Start, *, grows: bool = Fa
     """Return a model's tensors with the values of a file.
 
     Args:
-        initial: the task's own tensors, as they travel; SCAFFOLD's control variates stay as they are.
+        initial: the task's initial tensors, in their form on the wire; SCAFFOLD's control variates stay unchanged.
         aliases: the names of its tied tensors.
         start: the file.
         grows: the model grows by rows, so the file may have any number of them.
@@ -99,7 +99,7 @@ def started(initial: Arrays, aliases: Aliases, start: Start, *, grows: bool = Fa
 
 
 def _with_rows_of(given: np.ndarray[Any, Any] | None, own: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return a model's own tensor, or one that has as many rows as the file's if it differs in nothing else."""
+    """Return a model's tensor, with as many rows as the file's if they differ in nothing else."""
     if given is None or given.ndim != own.ndim or given.shape[1:] != own.shape[1:]:
         return own
     resized = np.empty(given.shape, own.dtype)  # its values are the file's, or it is not used
@@ -107,7 +107,7 @@ def _with_rows_of(given: np.ndarray[Any, Any] | None, own: np.ndarray[Any, Any])
 
 
 def matched(initial: Arrays, aliases: Aliases, given: Arrays, *, is_strict: bool, where: str) -> Matched:
-    """Return a model's tensors with the values of the given ones; `where` they are from. Raises as `started`."""
+    """Return a model's tensors with the given values from `where`. Raises as `started`."""
     match = match_names(initial, aliases, given, is_strict=is_strict, where=where)
     arrays, faults = dict(initial), list[str]()
     for name, found in match.sources.items():
@@ -123,28 +123,28 @@ def matched(initial: Arrays, aliases: Aliases, given: Arrays, *, is_strict: bool
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The tensors of a file from which those of a model start."""
+    """The match of a file's tensors with a model's."""
 
     sources: Mapping[str, Sequence[str]]
-    """The names in the file of each tensor of the model that starts from it, which has all of them (tied weights)."""
+    """The names in the file of each tensor of the model that starts from it, several for tied weights."""
     own: tuple[str, ...]
-    """The tensors of the model that keep the task's own values."""
+    """The tensors of the model that keep their initial values."""
     unused: tuple[str, ...]
     """The tensors of the file that the model lacks, or has with another shape."""
     faults: tuple[str, ...]
-    """The reasons that the file is no start, by names, shapes and dtypes."""
+    """The reasons why the file does not fit, by names, shapes and dtypes."""
 
 
 def match_names(
     initial: Mapping[str, Any], aliases: Aliases, given: Mapping[str, Any], *, is_strict: bool, where: str
 ) -> Match:
-    """Match a model's tensors with those of a file. No value is looked at: only shapes and dtypes.
+    """Match a model's tensors with a file's, by names, shapes and dtypes; no value is read.
 
     Args:
-        initial: arrays, or what has their `shape` and `dtype`, as they travel.
+        initial: arrays, or objects with `shape` and `dtype`, in their form on the wire.
         aliases: the names of the model's tied tensors.
-        given: those of the file.
-        is_strict: refuse a file that has not all tensors of the model, and no others.
+        given: the file's tensors.
+        is_strict: refuse a file whose tensors differ from the model's.
         where: the file, for the messages.
     """
     sources: dict[str, list[str]] = {}
@@ -189,7 +189,7 @@ def _differences(own: list[str], unused: list[str], misfits: list[str], where: s
 
 
 def _misfit(given: np.ndarray[Any, Any], own: np.ndarray[Any, Any]) -> str:
-    """Return how a tensor of the file differs from the model's; empty: it fits."""
+    """Return the difference of a file's tensor from the model's; empty: it fits."""
     if given.shape != own.shape:
         return f"{given.dtype} {given.shape}, and the model has {own.dtype} {own.shape}"
     is_same_kind = (given.dtype.kind == "f") == (own.dtype.kind == "f")
@@ -199,7 +199,7 @@ def _misfit(given: np.ndarray[Any, Any], own: np.ndarray[Any, Any]) -> str:
 
 
 def read(path: Path) -> Arrays:
-    """Return the tensors of a safetensors file as they travel, without SCAFFOLD's control variates.
+    """Return the tensors of a safetensors file in their form on the wire, without SCAFFOLD's control variates.
 
     Raises:
         StartRefused: it is no safetensors file.
@@ -224,7 +224,7 @@ def check_readable(path: Path) -> None:
     """Check that a file can be opened: the library's reasons are less clear.
 
     Raises:
-        StartRefused: it cannot, as it is a folder, missing or not for this user.
+        StartRefused: it is a folder, missing or not readable by this user.
         OSError: its disk fails.
     """
     try:
@@ -239,14 +239,14 @@ def check_readable(path: Path) -> None:
 
 
 def no_safetensors(path: Path, error: Exception) -> StartRefused:
-    """Return the refusal of a file in another format, such as that of `torch.save`."""
+    """Return the refusal of a file in another format, such as `torch.save`'s."""
     return StartRefused(
         f"{path} is no safetensors file ({error}): save the model's state_dict with safetensors.torch.save_file"
     )
 
 
 _OF_NUMPY = frozenset({"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U8", "U16", "U32", "U64", "BOOL"})
-"""The dtypes of a file that numpy has."""
+"""The dtypes of a file that numpy supports."""
 
 
 def _by_torch(path: Path, names: list[str]) -> Arrays:

@@ -1,7 +1,7 @@
 """The progress of a sweep: finished cells, the rounds of running cells, and the time left."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TextIO
 
 from rich.console import Console
@@ -10,8 +10,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from atoll.cli.printing import seconds
 from atoll.ground.printable import count_of
 from atoll.simulations.experiments.grid import Grid
-from atoll.simulations.experiments.report import RunReport
-from atoll.simulations.experiments.requested_metric import RequestedMetric
 from atoll.simulations.experiments.sweep import Progress as Sweep
 
 
@@ -79,30 +77,6 @@ class SweepProgress:
             self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:
             self._say(text)
-
-
-class MetricWatch:
-    """A check, as soon as the first round has ended, that the runs measure the metric.
-
-    Args:
-        wanted: the metric.
-        read: (state of the sweep) -> the reports of its runs so far.
-    """
-
-    def __init__(self, wanted: RequestedMetric, read: Callable[[Sweep], Sequence[RunReport]]) -> None:
-        self._wanted, self._read = wanted, read
-        self._is_known, self._seen = False, 0
-
-    def see(self, sweep: Sweep) -> None:
-        """Check again if a round has ended since the last call, until the metric is found.
-
-        Raises:
-            ConfigError: the runs do not measure the metric.
-        """
-        ended = sum(sweep.rounds.values()) + sweep.count("finished")
-        if not self._is_known and ended != self._seen:
-            self._seen = ended
-            self._is_known = self._wanted.is_measured(self._read(sweep), is_over=False)
 
 
 def _bar(stream: TextIO) -> Progress:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli import options
-from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say
-from atoll.cli.task_failures import task_failures_in_one_line
 from atoll.ground.printable import count_of
+from atoll.operations.faults import CommandError
+from atoll.operations.task_failures import task_failures_in_one_line
 from atoll.task.apps import is_app, with_app
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ def export(
     The app trains with Atoll as a library, in Flower's own processes. What no strategy of Flower has is refused; what
     changes only when a round ends is left out, and told.
     """
-    from atoll.cli.files import load_run, load_user_task, note_unused_settings
     from atoll.cli.flower.app_files import AppFiles
     from atoll.cli.flower.counterparts import counterpart
     from atoll.cli.flower.sources import sources_of
+    from atoll.operations.load import load_run, load_user_task, note_unused_settings
 
     if is_app(with_app(what)):
         raise CommandError(f"{what} is a folder, as of a Flower app: name a native task, path/to/file.py:attribute")

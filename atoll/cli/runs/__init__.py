@@ -1,5 +1,1 @@
-"""The commands about a coordinator's runs, rounds, model versions and aggregation ranks.
-
-`admin` calls a running coordinator, `views` reads its state, `following` reads on, `model_export` copies a version of a
-model.
-"""
+"""The commands about a coordinator's runs, rounds, model versions and aggregation ranks."""

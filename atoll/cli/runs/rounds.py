@@ -5,11 +5,12 @@ from typing import Annotated, Any
 import typer
 
 from atoll.cli import options
-from atoll.cli.faults import Commands
+from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, say, seconds, table
 from atoll.cli.runs.sites import say_sites
-from atoll.cli.runs.views import read_view
 from atoll.ground.printable import printable_size
+from atoll.operations.place import STATE
+from atoll.operations.views import read_view
 
 app = typer.Typer(
     cls=Commands,
@@ -30,7 +31,7 @@ Number = Annotated[
 @app.command("list")
 def list_rounds(
     run: options.Run = "",
-    state: options.State = options.STATE,
+    state: options.State = STATE,
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
@@ -90,7 +91,7 @@ def _list_exchanges(rows: list[dict[str, Any]]) -> None:
 def show(
     number: Number = None,
     run: options.Run = "",
-    state: options.State = options.STATE,
+    state: options.State = STATE,
     database: options.Database = "",
     follow: options.Follow = False,
     json: options.Json = False,

@@ -17,9 +17,9 @@ def faults_at_the_site(settings: "AgentConfig", references: Sequence[str]) -> li
         references: of its tasks, which are loaded in this process; those with an interpreter of the site's, and
             Flower apps, in a worker.
     """
-    from atoll.cli.faults import CommandError
-    from atoll.cli.files import check_folder, load_user_task
-    from atoll.cli.worker_check import check_in_worker
+    from atoll.operations.faults import CommandError
+    from atoll.operations.load import check_folder, load_user_task
+    from atoll.operations.worker_check import check_in_worker
     from atoll.protocol.settings import ConfigError
     from atoll.task.apps import is_app
 

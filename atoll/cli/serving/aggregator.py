@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.faults import CommandError
 from atoll.cli.printing import note, say_settings
 from atoll.cli.shutdown_deadline import end_in_time
 from atoll.cli.stopping import if_stopped
+from atoll.operations.faults import CommandError
 
 Coordinator = Annotated[
     str | None,
@@ -76,7 +76,7 @@ def aggregator(
     any time: every update that it has acknowledged is in its directory.
     """
     if_stopped("before it dialled")
-    from atoll.cli.files import check_folder, overriding
+    from atoll.operations.load import check_folder, overriding
     from atoll.protocol.settings import effective, load
     from atoll.server.config.process import AggregatorConfig
 
@@ -94,7 +94,7 @@ def aggregator(
 
     from atoll.cli import log
     from atoll.cli.serving.dialled import dialled
-    from atoll.cli.temporary import writing_to
+    from atoll.operations.temporary import writing_to
     from atoll.protocol import service_manager
     from atoll.protocol.build import software
     from atoll.server.errors import OperatorError

@@ -1,1 +1,1 @@
-"""The commands for centralized training: `atoll train`, with the launch of its ranks, and `atoll plan`."""
+"""The commands for centralized training: `atoll train` and `atoll plan`."""

@@ -30,6 +30,8 @@ def _lines(say: Callable[[str], None]) -> Report:
     def report(event: Event) -> None:
         nonlocal total, shown_at
         total = event.get("steps", total)
+        if event["event"] == "begin":  # again, where ranks were restarted
+            shown_at = -EVERY_S
         if event["event"] == "step":
             if event["seconds"] - shown_at >= EVERY_S:
                 shown_at = event["seconds"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from atoll.cli.training.folder import folder_lock
+from atoll.operations.training.folder import folder_lock
 from atoll.task import metrics
 from tests.cli import failing_tasks
 from tests.cli.invoking import invoke, refused, shown

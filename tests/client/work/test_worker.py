@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.cli.faults import EXIT_AWAY, code_of
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, TrainOrder
 from atoll.client.work.worker import DataAway, WorkerRunner, workers_of
 from atoll.ground.printable import conclusion
+from atoll.operations.faults import EXIT_AWAY, code_of
 from atoll.protocol.settings import ConfigError
 from atoll.tensors.safetensors_file import read, write
 from tests.client.fake_coordinator import live, until

@@ -90,12 +90,12 @@ def spoilt(number, spoil):
     ("spoil", "says"),
     [
         (lambda data, rows: (data[:-8], rows), "shape (2,) in 8 bytes"),
-        (lambda data, rows: (data.replace(b"(2,)", b"(1,)"), rows), "shape (1,) that tells shape (2,)"),
+        (lambda data, rows: (data.replace(b"(2,)", b"(1,)"), rows), "shape (1,) that states shape (2,)"),
         (lambda data, rows: (data.replace(b"(2,), ", b"(-1,),"), rows), "shape (-1,)"),
         (lambda data, rows: (data.replace(b"(2,)", b"((2,"), rows), "cannot be read"),
         (lambda data, rows: (data[:4], rows), "cannot be read"),
-        (lambda data, rows: (data, rows * 2), "a name is there twice"),
-        (lambda data, rows: (data, [*rows, ["w", "float64", "x", "numpy.ndarray", "0"]]), "a name is there twice"),
+        (lambda data, rows: (data, rows * 2), "a name occurs twice"),
+        (lambda data, rows: (data, [*rows, ["w", "float64", "x", "numpy.ndarray", "0"]]), "a name occurs twice"),
     ],
 )
 def test_a_reply_with_an_array_that_is_not_sound_is_an_error_of_its_node(spoil, says):

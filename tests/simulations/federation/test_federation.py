@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from atoll.cli.files import load_user_task
+from atoll.operations.load import load_user_task
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Version
 from atoll.server.files.run_store import RunStore
@@ -136,7 +136,7 @@ def test_the_same_seed_gives_the_same_rounds_and_another_seed_others(tmp_path):
 def test_an_interrupted_run_goes_on_to_the_outcome_of_an_undisturbed_one(tmp_path, method):
     few = ("round.cohort_size=2", "rounds=6", *method)
     whole, told = simulate(tmp_path / "whole", *few)
-    from atoll.cli.files import load_user_task
+    from atoll.operations.load import load_user_task
     from atoll.simulations.federation.run import opened
 
     folder, file = tmp_path / "parts", settings(*few)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from torch.utils.data import TensorDataset
 
-from atoll.cli.files import load_user_task
 from atoll.ground.file_digest import read_sums
+from atoll.operations.load import load_user_task
 from atoll.protocol.settings import ConfigError
 from atoll.server.errors import StoreCorrupted
 from atoll.simulations.federation import models, report, snapshots

@@ -64,5 +64,5 @@ def test_what_has_no_state_to_keep_is_refused() -> None:
     for algorithm in ("scaffold", "fednova"):
         with pytest.raises(TaskBroken, match=r"local.keep_optimizer must be False"):
             check_training(tasks.task, algorithm, kept)
-    with pytest.raises(TaskBroken, match=r"local.keep_optimizer must be False: the task's own code"):
+    with pytest.raises(TaskBroken, match=r"local.keep_optimizer must be False: the task's code"):
         check_training(replace(tasks.task, algorithm=Algorithm()), "fedavg", kept)

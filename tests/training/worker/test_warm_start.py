@@ -99,7 +99,7 @@ def test_without_strict_what_does_not_fit_is_left_and_listed(tmp_path: Path) -> 
     )
     model = built(2)
     note = start_model(model, Start(tmp_path / "f", is_strict=False))
-    assert note == ("the task's own values stay in steps, seen, embed.weight, norm.bias; not used: head.weight, more")
+    assert note == ("the initial values stay in steps, seen, embed.weight, norm.bias; not used: head.weight, more")
     assert model.norm.weight.tolist() == [7.0] * 4
     assert torch.equal(model.embed.weight, built(2).embed.weight)
     assert other.keys() == model.state_dict().keys()
