@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 AS_RECORDED: Mapping[str, Any] = MappingProxyType({"are_recorded": True})
 """Context of a validation that does not look up names of packages: the settings were accepted before, or are for
-another machine. A package that is missing by then is a fault when its code is loaded.
-"""
+another machine. A package that is missing by then is a fault when its code is loaded."""
 
 
 @dataclass(frozen=True, slots=True)

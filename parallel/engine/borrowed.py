@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from atoll.parallel.engine.inplace import storage_of
+from atoll.parallel.engine.passes import first_cause
 
 _SIGNS = ("mixed torch.Tensor and DTensor", "storage of size 0")
 """Parts of torch's messages where a pass meets the shards of a parameter, or the freed memory of a gathered one."""
@@ -44,21 +45,20 @@ def pass_of_shards(tp: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if tp > 1 and _IN_PLACE in str(error):
+        said = str(first_cause(error))
+        if tp > 1 and _IN_PLACE in said:
             raise NotGathered(
                 f"tp={tp}: forward changes the result of a layer in place, such as by ReLU(inplace=True), which torch "
                 "cannot follow on tensors that tp hands out: use inplace=False, or tp=1"
             ) from error
-        if tp > 1 and _NO_STRATEGY in str(error):
-            raise NotGathered(
-                f"tp={tp}: {str(error).rstrip('.')} in torch, so tp cannot run this model: use tp=1"
-            ) from error
-        if not any(sign in str(error) for sign in _SIGNS):
+        if tp > 1 and _NO_STRATEGY in said:
+            raise NotGathered(f"tp={tp}: {said.rstrip('.')} in torch, so tp cannot run this model: use tp=1") from error
+        if not any(sign in said for sign in _SIGNS):
             raise
         raise NotGathered(
             "the model uses a parameter outside of the call of its block, where its shards are not gathered: call the "
             f"block, or train with dp_replicate{' and tp=1' if tp > 1 else ''} or on one process "
-            f"(torch: {str(error).partition(', need')[0]})"
+            f"(torch: {said.partition(', need')[0]})"
         ) from error
 
 

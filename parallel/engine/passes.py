@@ -79,9 +79,17 @@ def pass_of_copies() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "ready" not in str(error) or ("twice" not in str(error) and "only once" not in str(error)):
+        said = str(first_cause(error))
+        if "ready" not in said or ("twice" not in said and "only once" not in said):
             raise
         raise ReadyTwice(REENTRANT) from error
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Return the error from which one was raised: a pipeline's stage wraps that of its backward pass."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def share_of_loss(loss: Loss, outputs: Any, micro: Micro, units: Total) -> torch.Tensor:

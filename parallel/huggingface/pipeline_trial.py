@@ -127,7 +127,7 @@ def _is_comparable(value: Any) -> bool:
 def _whole(model: nn.Module, pieces: Sequence[str]) -> _Trial:
     """Return what a call of the whole model does around the modules of its chain.
 
-    A model that fails, or goes on with a row of what a layer gave, may expect a tuple from it.
+    A model that fails, or continues with a row of what a layer gave, may expect a tuple from it.
 
     Raises:
         ValueError: it cannot be called so.

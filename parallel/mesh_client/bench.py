@@ -236,7 +236,7 @@ class MeshBench:
         return {"statistics": sound(self._here.task.metrics, found)}
 
     def statistics(self, request: Json, deadline: Deadline) -> Json:
-        """Return the statistics of the site's data, from rank 0 alone: the others go on at once.
+        """Return the statistics of the site's data, from rank 0 alone: the others continue at once.
 
         Args:
             request: `statistics` (`worker/main`).
@@ -311,7 +311,7 @@ class MeshBench:
         """Return the run's model, built unless it is there.
 
         Raises:
-            TaskMismatch: the tensors that do not travel are others than the coordinator's.
+            TaskMismatch: the tensors that do not travel differ from the coordinator's.
         """
         self._left.restore()
         task, seed, rows = self._here.task, model_seed(request), self._rows_of(local)

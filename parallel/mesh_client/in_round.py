@@ -1,4 +1,4 @@
-"""The checkpoint inside a round, from which a repeated request goes on with the same bits.
+"""The checkpoint inside a round, from which a repeated request continues with the same bits.
 
     CHECKPOINT/ROUND.SEED/step-...      as `checkpoint/store` keeps them, the newest alone
 
@@ -63,7 +63,7 @@ def checkpoints(
 ) -> Iterator[Callable[[], None]]:
     """Restore the newest checkpoint of a round, if there is one; every rank calls it.
 
-    On the mesh of the checkpoint random numbers go on where they were; on another they are drawn anew.
+    On the mesh of the checkpoint random numbers continue where they were; on another they are drawn anew.
 
     Args:
         request: `train` (`worker/main`): `checkpoint` is the folder, `checkpoint_every` the number of steps, or

@@ -172,7 +172,7 @@ class _Member:
             self._carried_out(request, Deadline.never())
 
     def _carried_out(self, request: Json, deadline: Deadline) -> tuple[Json, list[RankFault]]:
-        """Carry out a request with all other ranks; return the result, or the faults of all ranks if each may go on.
+        """Carry out a request with all other ranks; return the result, or the faults of all ranks if each may continue.
 
         Raises:
             SystemExit: they cannot.

@@ -156,8 +156,8 @@ class ProgramConfig(BaseModel):
     """Largest size of a reply [bytes]; a larger one is an error of its site."""
 
     keep_replies: int = Field(default=0, ge=0, le=2**31)
-    """Newest exchanges whose replies stay on disk while the run goes on; a program that is killed after more exchanges
-    cannot be repeated, and the run fails. 0: all of them, which a repetition reads."""
+    """Newest exchanges whose replies stay on disk while the run continues; a program that is killed after more
+    exchanges cannot be repeated, and the run fails. 0: all of them, which a repetition reads."""
 
     deadline_max: Seconds = 43200.0
     """Longest time that an exchange waits for replies [s], whatever the function asks for."""

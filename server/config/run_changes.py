@@ -39,7 +39,7 @@ ONE_FROM_THE_BEGINNING = (
 
 
 def changed(config: RunConfig, overrides: Sequence[str], *, version: int) -> RunConfig:
-    """Return the settings of a run with which it goes on from a version.
+    """Return the settings of a run with which it continues from a version.
 
     Args:
         config: its settings until now.

@@ -4,11 +4,11 @@
                                    --it raised, died too often, became another program--> FAILED
                                    --StopRequested--> STOPPED
                                    --PauseRequested, no exchange open--> PAUSED --ResumeRequested--> RUNNING
-    FAILED, STOPPED --ResumeRequested--> RUNNING: a new process repeats the program and goes on
+    FAILED, STOPPED --ResumeRequested--> RUNNING: a new process repeats the program and continues
 
 Every call is an event of the journal, and what it returns follows from the journal alone. So a new process of the
 program, after a crash of the old one or of the coordinator, is answered as the old one was (`repetition`), and an
-exchange that was open goes on meanwhile: its nodes keep their messages, and their replies are kept. While the run
+exchange that was open continues meanwhile: its nodes keep their messages, and their replies are kept. While the run
 pauses, its program is answered, but what it newly sends waits.
 """
 

@@ -163,11 +163,11 @@ class Evaluator:
 
     @property
     def has_main(self) -> bool:
-        """The task is a Flower app, whose `main()` has to go on after the last round."""
+        """The task is a Flower app, whose `main()` has to continue after the last round."""
         return self._concluded is not None and not self._concluded.exists()
 
     async def conclude(self, model: Path, history: Mapping[str, Any]) -> None:
-        """Let the app's `main()` go on to its end with the result of the run.
+        """Let the app's `main()` continue to its end with the result of the run.
 
         Args:
             model: the last version.

@@ -53,7 +53,7 @@ class Reader:
 
         Raises:
             LookupError: the run has been deleted.
-            OSError: as of `History.read`; the next call goes on after the last item.
+            OSError: as of `History.read`; the next call continues after the last item.
         """
         if self.follower is None:
             yield from self._begin()

@@ -126,7 +126,7 @@ class SpreadParts:
     async def _shielded(
         self, judge: JudgingSpread, store: RunStore, index: int, findings: StoredUpdateMeta, *, rank: int | None
     ) -> tuple[bool, pb.Verdict | None]:
-        """Return whether the part is kept, and the verdict: a decision goes on when the rank's call is cut."""
+        """Return whether the part is kept, and the verdict: a decision continues when the rank's call is cut."""
         return await asyncio.shield(asyncio.ensure_future(self._noted(judge, store, index, findings, rank)))
 
     async def _noted(

@@ -45,9 +45,9 @@ class Loss:
     path: Path
     fault: str
     cost: str
-    """The consequence of going on without it."""
+    """The consequence of continuing without it."""
     is_open: bool = True
-    """The run may go on by itself, and so relies on the file now."""
+    """The run may continue by itself, and so relies on the file now."""
     updates: tuple[Digest, ...] = ()
     versions: tuple[Version, ...] = ()
     contents: tuple[Digest, ...] = ()

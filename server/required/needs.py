@@ -51,7 +51,7 @@ class Need:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the run may go on by itself."""
+        """Return whether the run may continue by itself."""
         return self.state not in TERMINAL
 
 

@@ -66,7 +66,7 @@ class EarlyStop:
         return Progress(progress.best, progress.num_since + 1)
 
     def cause(self, progress: Progress, measured: MeasuredVersion) -> str:
-        """Return why the run ends after an evaluation; empty: it goes on."""
+        """Return why the run ends after an evaluation; empty: it continues."""
         if self.target is not None and not self.metric.is_better(self.target, measured.value):
             return f"early stop: {self.metric} is {measured}, and its target is {self.target:g}"
         if not self.patience or progress.num_since < self.patience:

@@ -1,4 +1,4 @@
-"""The read-only part of the admin port: views of runs, runs as they go on, and the audit log.
+"""The read-only part of the admin port: views of runs, runs in progress, and the audit log.
 
 It is for owners, operators and auditors.
 """

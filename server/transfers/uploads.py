@@ -268,7 +268,7 @@ class Uploads:
     ) -> AsyncIterator[None]:
         """Cancel the client's older upload for the round: its stream may be half dead and must not keep the file.
 
-        Other parts of the same update go on.
+        Other parts of the same update continue.
         """
         task, key = asyncio.current_task(), (manifest.run_id, manifest.round_id, manifest.client_id)
         own = digest, part.index if part is not None else None

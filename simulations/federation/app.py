@@ -23,7 +23,7 @@ def with_folder(task: Task | ArrayTask, folder: Path) -> Task | ArrayTask:
 
 
 def conclude(federation: "Federation", folder: Path) -> None:
-    """Let `main()` go on with the result of a finished run, once for each result; without one do nothing.
+    """Let `main()` continue with the result of a finished run, once for each result; without one do nothing.
 
     Raises:
         Exception: any error that it raises.

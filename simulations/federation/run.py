@@ -44,7 +44,7 @@ def opened(
 ) -> Iterator[Federation]:
     """Open a federation that is ready to run; an interrupted run in the same folder is resumed.
 
-    The `main()` of a Flower app runs in the folder, and goes on to its end when the block has finished the run.
+    The `main()` of a Flower app runs in the folder, and continues to its end when the block has finished the run.
 
     Args:
         file: the settings.

@@ -1,6 +1,6 @@
 """The seal of a run that has ended: `SHA256SUMS`, the digests of the files of its folder that others read.
 
-`sha256sum -c SHA256SUMS` checks them, too. A folder without it is of a run that goes on, or of an earlier program.
+`sha256sum -c SHA256SUMS` checks them, too. A folder without it is of a run that continues, or of an earlier program.
 """
 
 from collections.abc import Collection

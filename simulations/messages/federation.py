@@ -3,7 +3,7 @@
     with MessageFederation(setting, folder) as federation:
         result = federation.run()
 
-Virtual time goes on only while the program waits for replies: its own work takes none. Its calls are answered as by a
+Virtual time continues only while the program waits for replies: its own work takes none. Its calls are answered as by a
 coordinator; a pull waits until one of its replies is in, and looks at the nodes in a row take virtual time where
 devices sleep, so that a program that polls waits for the clients and not for the clock.
 """
@@ -61,7 +61,7 @@ REPLIES = "replies"
 """The folder of the answers, which stays until the run has ended: the next process repeats them."""
 
 THREADS_S = 0.05
-"""Real time in which further threads of a program make their calls, before virtual time goes on [s]."""
+"""Real time in which further threads of a program make their calls, before virtual time continues [s]."""
 
 LOOK_S, LOOK_MAX_S = 1.0, 600.0
 """Virtual time of a second look at the nodes in a row, which doubles with each further one, and its maximum [s]."""
@@ -146,12 +146,12 @@ class MessageFederation:
         return result
 
     def interrupt(self) -> None:
-        """Let `run` return as soon as possible; the same run in the folder goes on."""
+        """Let `run` return as soon as possible; the same run in the folder continues."""
         self._is_interrupted = True
         self._lines.put(None)
 
     def _step(self) -> None:
-        """Take the next call of the program, or let virtual time go on while it waits."""
+        """Take the next call of the program, or let virtual time continue while it waits."""
         heard = None
         with suppress(queue.Empty):
             heard = self._lines.get(timeout=self._patience())
@@ -164,7 +164,7 @@ class MessageFederation:
             self._pass_time()
 
     def _patience(self) -> float | None:
-        """Return the time to wait for a call before virtual time goes on [s]; None: the program works."""
+        """Return the time to wait for a call before virtual time continues [s]; None: the program works."""
         if not self._waiting:
             return None
         return THREADS_S if all(self._waiting.values()) and not self._is_quiet else 0.0

@@ -36,8 +36,8 @@ def opened(
 ) -> Iterator[MessageFederation]:
     """Open a federation that is ready to run.
 
-    A run that was interrupted in the same folder goes on, if its settings are the same: its program runs again from its
-    first line, and is answered from the record. With other settings it begins anew.
+    A run that was interrupted in the same folder continues, if its settings are the same: its program runs again from
+    its first line, and is answered from the record. With other settings it begins anew.
 
     Args:
         file: the settings.
@@ -69,7 +69,7 @@ def opened(
 
 
 def _answers_of_another(file: SimulationFile, folder: Path, tell: Callable[[str], None]) -> list[str]:
-    """Return the folder of the answers if they are those of a run with other settings, and tell which run goes on."""
+    """Return the folder of the answers if they are those of a run with other settings, and tell which run continues."""
     if not (folder / EXCHANGES).exists():
         return [REPLIES]
     if changed := differing(file, folder):

@@ -60,7 +60,7 @@ def families() -> tuple[str, ...]:
 
 
 def other_version(family: str, of: frozenset[str]) -> str:
-    """Return the name of another version of a codec among another process's names, or ""."""
+    """Return another version's name of a codec among the names of another process, or ""."""
     name = family.partition("@")[0]
     return min((each for each in of if each != family and each.partition("@")[0] == name), default="")
 

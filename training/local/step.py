@@ -1,6 +1,6 @@
 """The step of local training: one batch forward and back, the terms of the algorithm, the local optimizer.
 
-A worker takes the steps of one client; the simulator takes those of many, one client after another, in one model.
+A worker takes the steps of one client; the simulator takes the steps of many clients in turn, in one model.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ def make_optimizer(local: Local, parameters: list[torch.nn.Parameter]) -> torch.
     """Return the optimizer that `local` names, with a fresh state.
 
     Raises:
-        TaskBroken: a custom one cannot be made.
+        TaskBroken: a custom optimizer cannot be made.
     """
     if local.has_custom_optimizer:
         return custom_optimizer(local, parameters)
@@ -37,9 +37,9 @@ def make_optimizer(local: Local, parameters: list[torch.nn.Parameter]) -> torch.
 
 
 class Descent:
-    """The local optimizer of one client after another: built once, it begins anew with each of them.
+    """The local optimizer of successive clients: built once, and reset for each client.
 
-    FedProx adds the gradient μ (w - w_global) of its proximal term to that of the loss (Li et al., "Federated
+    FedProx adds the gradient μ (w - w_global) of its proximal term to the loss's gradient (Li et al., "Federated
     Optimization in Heterogeneous Networks", MLSys 2020, Algorithm 2). SCAFFOLD adds its corrections (`scaffold`).
 
     Args:
@@ -86,7 +86,7 @@ class Descent:
                 parameter.grad.add_(parameter - start, alpha=self._local.prox_mu)
         for parameter, correction in zip(self.parameters, self._corrections, strict=False):
             if correction is not None:
-                if parameter.grad is None:  # no part of this loss: its gradient is zero
+                if parameter.grad is None:  # unused by this loss: its gradient is zero
                     parameter.grad = torch.zeros_like(parameter)
                 parameter.grad.add_(correction)
         if change is not None:
@@ -130,7 +130,7 @@ class Descent:
 
 
 class Step:
-    """The steps of one client after another in one model, and what they measure of it.
+    """The steps of successive clients in one model, and the metrics that they measure.
 
     Args:
         task: the task of loss, metrics and units.
@@ -150,10 +150,10 @@ class Step:
         self._measured: Statistics = {}
         self._losses: list[tuple[torch.Tensor, float, float]] = []
         self.units: list[float] = []
-        """The units of each step, if the task says them."""
+        """The units of each step, if the task defines them."""
 
     def __call__(self, batch: Any, num_examples: int) -> None:
-        """Take a step; the model before it is measured."""
+        """Take a step, after measuring the model."""
         inputs, targets = batch
         outputs = self._model(inputs)
         self._check.see(outputs, targets)

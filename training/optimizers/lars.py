@@ -1,4 +1,4 @@
-"""LARS: a learning rate for each layer, in proportion to the norm of its weights over that of its gradient.
+"""LARS: a learning rate for each layer, in proportion to the norm of its weights over its gradient's norm.
 
 Legend: w the layer's weights, g its gradient, γ the learning rate, η the trust coefficient, m the momentum, β the
 weight decay, v the momentum buffer, which begins at zero.

@@ -1,8 +1,8 @@
 """The supervisor of a crew: blocking calls, for use from threads, as of one `Worker`. Without torch.
 
 A crew heals. When ranks die or hang, their launcher starts all of them again; rank 0 dials, and the running request is
-sent once more with what is left of its time, to go on from the newest in-round checkpoint. A caller sees a slower crew.
-Other ranks notice a rank that hangs in a collective; pings tell that rank 0 hangs elsewhere, or its machine does.
+sent once more with what is left of its time, to continue from the newest in-round checkpoint. A caller sees a slower
+crew. Other ranks notice a rank that hangs in a collective; pings tell that rank 0 hangs elsewhere, or its machine does.
 
     RanksLost       the ranks were lost more than `max_restarts` times in one request, or `kill` was called
     WorkerHung      they did not answer in time; they have been killed

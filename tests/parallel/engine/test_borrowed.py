@@ -9,7 +9,7 @@ from torch import nn
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blueprint import blocks
-from atoll.parallel.engine.borrowed import borrowed_blocks
+from atoll.parallel.engine.borrowed import NotGathered, borrowed_blocks, pass_of_shards
 from atoll.parallel.engine.forked import RankFailed
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
@@ -157,3 +157,15 @@ def test_borrowed_weights_train_sharded_as_in_one_process(name: str, plan_name: 
 def test_a_use_that_no_trial_pass_has_seen_is_refused_with_the_way_out(stage: int) -> None:
     with pytest.raises(RankFailed, match=r"a parameter outside of the call of its block.* train with dp_replicate"):
         call_on_ranks(trained, 2, "uncalled", plan(dp_shard=2, zero=stage), [])
+
+
+def failing(error: Exception, cause: Exception | None = None) -> None:
+    with pass_of_shards(2):
+        raise error from cause
+
+
+def test_an_operator_that_torch_cannot_shard_is_refused_by_its_name_in_a_stage_too() -> None:
+    error = NotImplementedError("Operator aten.some_backward does not have a sharding strategy registered.")
+    for raised in ((error,), (RuntimeError("Failed to run stage backward"), error)):
+        with pytest.raises(NotGathered, match=r"tp=2: Operator aten\.some_backward .* use tp=1"):
+            failing(*raised)
