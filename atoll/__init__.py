@@ -31,8 +31,6 @@ Everything that a project of yours imports is here:
 
 from typing import TYPE_CHECKING, Any
 
-from atoll.task.apps import register
-
 if TYPE_CHECKING:
     from atoll.interface.comparisons import Comparison, compare
     from atoll.interface.deployed import DeployedRound, DeployedRun, Federation, connect
@@ -58,7 +56,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-register("atoll.flower.framework")
+APPS = "atoll.flower.framework"
+"""The framework whose apps are tasks: `task.apps` finds it here, so that no room below names it."""
 
 _PLACES = {
     "atoll.tensors.codecs.contract": ("codec_faults",),

@@ -51,8 +51,7 @@ class CrewConfig(BaseModel):
 
     checkpoint_every: str = "300 s"
     """Time between two checkpoints within a round, from which restarted ranks continue: a number with a unit, s, min, h
-    or steps, as in "5 min" or "50 steps". "0": they begin the round again.
-    """
+    or steps, as in "5 min" or "50 steps". "0": they begin the round again."""
 
     max_restarts: int = Field(default=3, ge=0, le=1000)
     """Times in one job that the ranks start again after one of them was lost; then the job fails."""

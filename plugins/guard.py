@@ -12,9 +12,16 @@ RAISED = (Exception, SystemExit)
 """The exceptions of custom code, which may call `sys.exit`; KeyboardInterrupt passes."""
 
 
-def told(error: BaseException) -> str:
-    """Return an error of custom code in words: a ValueError explains itself."""
-    return str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+def told(error: BaseException, name: str = "") -> str:
+    """Return an error of custom code in words: a ValueError explains itself.
+
+    Args:
+        error: it.
+        name: of the object and the call; empty: the sentence has them already.
+    """
+    explains_itself = type(error) is ValueError
+    words = str(error) if explains_itself else f"{type(error).__name__}: {error}"
+    return f"{name}{':' if explains_itself else ' raised'} {words}" if name else words
 
 
 def called(
@@ -43,7 +50,7 @@ def called(
     except passing:
         raise
     except RAISED as error:
-        raise failed(f"{name} raised {type(error).__name__}: {error}") from error
+        raise failed(told(error, name)) from error
 
 
 class Guarded:

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 AS_RECORDED: Mapping[str, Any] = MappingProxyType({"are_recorded": True})
 """Context of a validation that does not look up names of packages: the settings were accepted before, or are for
-another machine. A package that is missing by then is a fault when its code is loaded.
-"""
+another machine. A package that is missing by then is a fault when its code is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Kind:
     """The function that lists the breaches of the contract by an object of an entry point, as `module:function`."""
 
     def check(self, name: str, info: "ValidationInfo") -> str:
-        """Return the value of the setting if it is allowed; used as the validator of its field. Imports no user code.
+        """Return the value of the setting if it is allowed; used as the validator of its type. Imports no user code.
 
         Raises:
             ValueError: it is no built-in name, no name of exactly one installed package, and no reference.
@@ -113,14 +112,13 @@ class Kind:
     def _imported(self, load: Callable[[], Any], name: str) -> tuple[Any, str]:
         try:
             found = load()
+            if self.is_object(found) or (self.options and callable(found)):
+                return found, ""
+            why = _named(found)
         except ReferenceNotFound as error:
             return None, str(error)
         except RAISED as error:
             why = f"cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())}"
-        else:
-            if self.is_object(found) or (self.options and callable(found)):
-                return found, ""
-            why = f"is of the type {type(found).__name__}"
         makers = f", or a class or function that makes one of `{self.options}`" if self.options else ""
         return None, f"{name} {why}; allowed: {self.allowed}{makers}"
 
@@ -142,8 +140,7 @@ class Kind:
     def checked(self, found: Any) -> Any:
         """Return an object if it is of the kind; raise ValueError if not."""
         if not self.is_object(found):
-            what = f"the class {found.__name__}" if isinstance(found, type) else f"of the type {type(found).__name__}"
-            raise ValueError(f"is {what}; allowed: {self.allowed}")
+            raise ValueError(f"{_named(found)}; allowed: {self.allowed}")
         return found
 
     def fault_of_name(self, name: str) -> str:
@@ -168,6 +165,10 @@ class Kind:
             f"allowed: {' | '.join([*known, *forms])}; a {self.name} of a package has its name once the package is "
             "installed on this machine: `atoll plugins` lists them"
         )
+
+
+def _named(found: object) -> str:
+    return f"is the class {found.__name__}" if isinstance(found, type) else f"is of the type {type(found).__name__}"
 
 
 def _is_reference(name: str) -> bool:

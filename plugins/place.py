@@ -36,8 +36,7 @@ class Place:
 
     shares: tuple[float, ...] = ()
     """The share p_k of each update u_k in the exact mean, sum_k p_k u_k, in the order of the client ids. A rule against
-    malicious clients ignores it: the numbers of examples behind it are claims of the clients.
-    """
+    malicious clients ignores it: the numbers of examples behind it are claims of the clients."""
 
     prepared: Any = None
     """The result of a server optimizer's `prepare`: a float, or an array of floats; None if it has no `prepare`."""

@@ -119,8 +119,7 @@ class Algorithm:
 
     needs_state: ClassVar[bool] = False
     """Whether the state is required: a client that has lost it cannot continue the run. False: it restarts from its
-    first state.
-    """
+    first state."""
 
     def shared(self, model: "torch.nn.Module") -> "Mapping[str, torch.Tensor]":
         """Return the shared tensors of version 0, of floats.

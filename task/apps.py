@@ -1,12 +1,13 @@
 """Apps of other frameworks as tasks: the form of a reference to an app, and the interface of its framework.
 
 An app is a folder whose `pyproject.toml` describes it. A reference to it is `path/to/pyproject.toml:app`; on a command
-line its folder is short for it. Every room knows apps only by these classes: a framework registers itself.
+line its folder is short for it. Every room knows apps only by these classes: the package registers one framework.
 """
 
 import hashlib
 import importlib
 import json
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -51,7 +52,7 @@ class AppTask(ABC):
 
 
 class Framework(Protocol):
-    """A framework whose apps are tasks: the module that `register` names."""
+    """A framework whose apps are tasks: the module that `atoll.APPS` names."""
 
     def name_of(self, reference: str) -> str:
         """Return the name on which a coordinator and its agents agree.
@@ -78,18 +79,10 @@ class Framework(Protocol):
         ...
 
 
-_registered = ""
-
-
-def register(module: str) -> None:
-    """Register the framework of apps by its module, which is imported when an app is opened."""
-    global _registered
-    _registered = module
-
-
 def framework() -> Framework:
-    """Return the registered framework."""
-    return cast(Framework, importlib.import_module(_registered))
+    """Return the framework that the package registers: the module that `atoll.APPS` names."""
+    root = sys.modules[__name__.partition(".")[0]]
+    return cast(Framework, importlib.import_module(root.APPS))
 
 
 def is_app(reference: object) -> bool:

@@ -30,13 +30,11 @@ class Instructions:
 
     deadline: Deadline
     """The end of the training: check `deadline.passed()` before each piece of work, and return the update so far once
-    it has passed.
-    """
+    it has passed."""
 
     local: Mapping[str, Any] = field(default_factory=dict)
     """The run's table of local settings (TOML `[local]`), unchecked: the task defines its keys. Settings with a
-    schedule have their values in this round.
-    """
+    schedule have their values in this round."""
 
     context: Context = field(default_factory=Context)
     """The context that a `Task`'s functions get, with the version of the model, the options and the site's settings."""
@@ -52,8 +50,7 @@ class Trained:
     update: "Arrays"
     """The difference local - global by name (Reddi et al. 2021, Algorithm 2): float32 or integer arrays in the global
     model's shapes. It has all tensors of the model, or some if the run accepts partial updates
-    (`aggregation.partial`).
-    """
+    (`aggregation.partial`)."""
 
     num_examples: int | float
     """The size of the site's data, n_k > 0: the update's weight in FedAvg, of which only ratios matter. A number of

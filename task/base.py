@@ -51,8 +51,7 @@ class Base:
 
     names: Callable[[str], str | None] = base_name
     """Name of a model's tensor -> its name in the files; None: it keeps its values from the model's construction. The
-    default removes PEFT's additions to names.
-    """
+    default removes PEFT's additions to names."""
 
     unused: Sequence[str] = ()
     """Tensors in the files that the model does not have, such as "vision.*"; any others are refused."""

@@ -50,8 +50,7 @@ class Context:
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The values of `Task.settings`, overridden by the `[task]` table of the site's `agent.toml`. They stay at the
-    site.
-    """
+    site."""
 
     noise: Noise = field(default_factory=Noise, repr=False, compare=False)
     """The source of `secret_rng`."""

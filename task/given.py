@@ -23,8 +23,7 @@ FROZEN = "model.frozen"
 
 NEVER_SCHEDULED = ("keep", "keep_optimizer")
 """The settings of `Local` that are the same in all rounds: they determine the layers of the global model, and whether a
-client keeps its state.
-"""
+client keeps its state."""
 
 Plain = bool | int | float | str
 

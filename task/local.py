@@ -44,8 +44,7 @@ class Local:
     optimizer: str | Callable[..., Any] = "sgd"
     """The optimizer: sgd, adam or adamw. Its state is reset in every round, unless `keep_optimizer`. Or a custom one:
     by the name that an installed package declares (see `atoll plugins`), or in the task a class or function of
-    (parameters, lr) that makes a `torch.optim.Optimizer`.
-    """
+    (parameters, lr) that makes a `torch.optim.Optimizer`."""
 
     lr: float = 0.1
     """The local learning rate (η_l > 0)."""
@@ -55,13 +54,11 @@ class Local:
 
     weight_decay: float = 0.0
     """The L2 penalty of sgd and adam, the decoupled decay of adamw (>= 0); a custom optimizer gets it if it is not
-    0.
-    """
+    0."""
 
     decay_vectors: bool = True
     """Let tensors of at most one dimension (biases, the scales of norms) decay, too, as torch's optimizers do; false
-    exempts them. For sgd, adam and adamw; a custom optimizer groups its parameters itself.
-    """
+    exempts them. For sgd, adam and adamw; a custom optimizer groups its parameters itself."""
 
     max_steps: int | None = None
     """The largest number of steps in one round (>= 1), even if the epochs have more; None: no limit."""
@@ -81,8 +78,7 @@ class Local:
 
     keep_optimizer: bool = False
     """Keep the optimizer's state at the site from the last accepted training to the next round: DiLoCo across clients,
-    with server optimizer "diloco" (Douillard et al. 2023). For adam, adamw, and sgd with a momentum.
-    """
+    with server optimizer "diloco" (Douillard et al. 2023). For adam, adamw, and sgd with a momentum."""
 
     def __post_init__(self) -> None:
         if faults := type_faults(self, "local") or _range_faults(self):

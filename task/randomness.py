@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 DATA_SEED = 0
 """The seed with which every data set is read: a random split of shared data is then the same for all sites, splits,
-processes and runs, so that no example is in two parts.
-"""
+processes and runs, so that no example is in two parts."""
 
 
 def training_seed(seed: int, run_name: str, round_id: int, site: str) -> int:

@@ -87,24 +87,20 @@ class Task:
 
     fit: Callable[..., float] | None = None
     """(model, data, local, deadline) -> fraction of the work done, in (0, 1]: a custom training loop (Lightning,
-    Hugging Face) in place of the built-in one.
-    """
+    Hugging Face) in place of the built-in one."""
 
     units: Callable[[Any], Any] | str | None = None
     """targets -> the divisor of the mean loss of a batch, a number >= 0, not always whole: tokens that count, a sum of
     class weights. "sum": the loss is a sum over the examples. None: guessed, as the entries of whole-number targets
-    that are not -100, else the examples.
-    """
+    that are not -100, else the examples."""
 
     collate: Callable[[list[Any]], Any] | None = None
     """rows -> the batch (inputs, targets), for rows that torch cannot stack: dicts, triples, texts of different
-    lengths, which are padded here. None: rows are (inputs, targets) of equal shapes.
-    """
+    lengths, which are padded here. None: rows are (inputs, targets) of equal shapes."""
 
     algorithm: Algorithm | None = None
     """The client's side of a custom federated algorithm: hooks of the built-in training loop, with tensors that travel
-    beside the model's and a state that stays at each client.
-    """
+    beside the model's and a state that stays at each client."""
 
     options: Mapping[str, Plain | None] = field(default_factory=dict)
     """Values of a run by name, with their defaults: a run's `[task]` table may set others of the same types, for all

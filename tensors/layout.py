@@ -22,8 +22,7 @@ WIDER = {"U8": "I16", "I8": "I16", "I16": "I32", "I32": "I64"}
 
 CONTROL = "control/"
 """The prefix that makes the name of SCAFFOLD's control variate, a tensor beside the model's, from its parameter's name.
-No tensor of a model may have a name with this prefix.
-"""
+No tensor of a model may have a name with this prefix."""
 
 SHARED = "algorithm/"
 """The prefix of a tensor that a custom algorithm sends beside the model's, both ways."""

@@ -73,8 +73,7 @@ class Total:
     """The sum of their weights."""
     magnitude: float | int
     """The largest |element| that an update adds, for floats times the update's factor, so that an update with a tiny
-    factor takes no bits from the others.
-    """
+    factor takes no bits from the others."""
     count: int
     """The number of updates, at least 1."""
 

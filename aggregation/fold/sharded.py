@@ -53,8 +53,7 @@ class Cohort:
     """The totals by tensor (`means.totals_of`); no entry for a tensor that no update carries."""
     places: tuple[tuple[int, ...], ...]
     """The places of each rank's updates, in the rank's order, among all updates in the order of the client ids: 0 to K
-    - 1. An update whose parts are spread is at each rank that has one of them.
-    """
+    - 1. An update whose parts are spread is at each rank that has one of them."""
     omitted: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """The places of the updates that leave a tensor out, by tensor."""
 

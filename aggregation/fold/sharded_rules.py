@@ -28,8 +28,7 @@ from atoll.tensors.updates.sources import Scaled, Source
 
 Places = tuple[Sequence[Sequence[int]], Mapping[str, frozenset[int]]]
 """The places of each rank's updates in the order of all client ids, and of the updates that leave a tensor out
-(`sharded.Cohort`).
-"""
+(`sharded.Cohort`)."""
 
 Array = NDArray[np.float64]
 

@@ -56,8 +56,7 @@ from atoll.tensors.updates.sources import Scaled, Source
 TILE_ELEMENTS = 1 << 19
 """Number of elements that one thread folds at once, 10 MiB with sum and base. Each update's 2 MiB of it are one read:
 after shorter reads Linux counts the pages as often used, keeps them, and if memory is scarce evicts pages that it has
-read ahead, and reads them again.
-"""
+read ahead, and reads them again."""
 
 FILES_OPEN_MAX = 256
 """Number of updates whose files stay open; the files of further updates are opened at each read."""

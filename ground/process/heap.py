@@ -15,8 +15,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 BUILDING_BYTES, TRAINING_BYTES = 256 << 10, 32 << 20
 """The size from which blocks are mapped, while a model is built and afterwards (the highest that glibc would
-choose).
-"""
+choose)."""
 
 TOP_BYTES, KEPT_BYTES = 128 << 10, 1 << 30
 """The size of the free top that the heap keeps, while a model is built (the default) and afterwards."""

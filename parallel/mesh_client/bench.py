@@ -311,7 +311,7 @@ class MeshBench:
         """Return the run's model, built unless it is there.
 
         Raises:
-            TaskMismatch: the tensors that do not travel are others than the coordinator's.
+            TaskMismatch: the tensors that do not travel differ from the coordinator's.
         """
         self._left.restore()
         task, seed, rows = self._here.task, model_seed(request), self._rows_of(local)

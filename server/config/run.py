@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
 from atoll.plugins.reference import check_reference
 from atoll.protocol.notices.settings import NotifyConfig
@@ -44,7 +44,7 @@ class CohortConfig(BaseModel):
 
     model_config = STRICT
 
-    sampler: str = "uniform"
+    sampler: Annotated[str, AfterValidator(CUSTOM_SAMPLER.check)] = "uniform"
     """Sampler of cohorts from the available clients: "uniform"; "weighted" by the size of their training data;
     "stratified" by their label; "power_of_choice" (Cho et al. 2020): the largest losses among some drawn clients;
     "oort" (Lai et al. 2021): high utility and short round time. Or your own function of (candidates, count, rng): by
@@ -76,11 +76,6 @@ class CohortConfig(BaseModel):
 
     pacer_window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Rounds in such a window of "oort"; absent: 20."""
-
-    @field_validator("sampler")
-    @classmethod
-    def _known_or_own(cls, sampler: str, info: ValidationInfo) -> str:
-        return CUSTOM_SAMPLER.check(sampler, info)
 
     @model_validator(mode="after")
     def _only_what_the_sampler_has(self) -> "CohortConfig":
@@ -162,8 +157,7 @@ class ProgramConfig(BaseModel):
 
     keep_replies: int = Field(default=0, ge=0, le=2**31)
     """Newest exchanges whose replies stay on disk while the run continues; a program that is killed after more
-    exchanges cannot be repeated, and the run fails. 0: all of them, which a repetition reads.
-    """
+    exchanges cannot be repeated, and the run fails. 0: all of them, which a repetition reads."""
 
     deadline_max: Seconds = 43200.0
     """Longest time that an exchange waits for replies [s], whatever the function asks for."""

@@ -14,6 +14,7 @@ keeps the loaded copy even if another version is installed meanwhile.
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from atoll.plugins.entry_points import NAME, Declared, declared, source_digest
@@ -50,7 +51,12 @@ def is_installed(name: str) -> bool:
 
 def families() -> tuple[str, ...]:
     """Return the names on the wire, without options, of the codecs that are installed here, without importing them."""
-    return tuple(_families_by_name().values())
+    found = []
+    for name, alike in declared(CODEC.group).items():
+        if len(alike) == 1 and NAME.fullmatch(name):
+            with suppress(ValueError):  # `atoll plugins` lists it with its fault
+                found.append(_family_of(alike[0]))
+    return tuple(found)
 
 
 def other_version(family: str, of: frozenset[str]) -> str:
@@ -87,8 +93,7 @@ def open_for(setting: str, options: Mapping[str, Any]) -> "CustomCodec":
         ValueError: it does not load, refuses the options, or is no codec.
     """
     if (found := _BY_SETTING.get((setting, _as_json(options)))) is None:
-        family, loaded = _load(_the(setting))
-        found = _BY_SETTING.setdefault((setting, _as_json(options)), _open(family, loaded, options))
+        found = _BY_SETTING.setdefault((setting, _as_json(options)), _open(_the(setting), options))
     return found
 
 
@@ -111,17 +116,23 @@ def open_named(name: str) -> "CustomCodec":
     are_named = isinstance(options, dict)
     if not are_named or not all(isinstance(value, bool | int | float | str) for value in options.values()):
         raise ValueError(f"{name!r}: the options are no plain values by name")
-    family, loaded = _load(each)
-    return _open(family, loaded, options)
+    return _open(each, options)
 
 
-def _open(family: str, loaded: Any, options: Mapping[str, Any]) -> "CustomCodec":
+def _open(each: Declared, options: Mapping[str, Any]) -> "CustomCodec":
+    """Import a codec's package, and open the codec with these options."""
     from atoll.tensors.codecs.custom_codec import CustomCodec  # with numpy, which names alone do without
 
+    family = _family_of(each)
+    if (loaded := _LOADED.setdefault(each.place, family)) != family:
+        raise ValueError(f"{family} is installed, and this process has loaded {loaded}: start it again")
+    found, reason = CODEC.of_package(each)
+    if reason:
+        raise ValueError(reason)
     name = f"{family}:{_as_json(options)}" if options else family
     if len(name) > NAME_MAX:
         raise ValueError(f"{name}: has {len(name)} characters with its options; allowed: at most {NAME_MAX}")
-    return _OPENED.setdefault(name, CustomCodec(name, CODEC.made(loaded, options)))
+    return _OPENED.setdefault(name, CustomCodec(name, CODEC.made(found, options)))
 
 
 def _the(name: str) -> Declared:
@@ -132,34 +143,12 @@ def _the(name: str) -> Declared:
     return found[0]
 
 
-def _load(each: Declared) -> tuple[str, object]:
-    """Import a codec's package; return the codec's family, and the object of its entry point."""
-    family = _family_of(each)
-    if (loaded := _LOADED.setdefault(each.place, family)) != family:
-        raise ValueError(f"{family} is installed, and this process has loaded {loaded}: start it again")
-    found, reason = CODEC.of_package(each)
-    if reason:
-        raise ValueError(reason)
-    return family, found
-
-
 def _family_of(each: Declared) -> str:
     version = re.sub(r"[^A-Za-z0-9.+!_]", "_", each.version)[:40]
     try:
         return f"{each.name}@{version}-{source_digest(each.place)[:8]}"
     except (ImportError, ValueError, AttributeError, OSError) as error:
         raise ValueError(f"{each.whose}: {each.place} cannot be found: {error}") from error
-
-
-def _families_by_name() -> dict[str, str]:
-    found = {}
-    for name, alike in declared(CODEC.group).items():
-        if len(alike) == 1 and NAME.fullmatch(name):
-            try:
-                found[name] = _family_of(alike[0])
-            except ValueError:
-                continue  # `atoll plugins` lists it with its fault
-    return found
 
 
 def _as_json(options: Mapping[str, Any]) -> str:

@@ -208,7 +208,7 @@ def test_what_it_draws_from_its_place_is_the_same_everywhere(tmp_path):
     ("prepare", "sentence"),
     [
         (lambda self, gram: float("nan"), "allowed: a finite number, or an array"),
-        (lambda self, gram: "much", "prepare raised ValueError: could not convert string to float: 'much'"),
+        (lambda self, gram: "much", "prepare: could not convert string to float: 'much'"),
         (lambda self, gram: np.random.default_rng().random(), "another number when it is asked again"),
         (lambda self, gram: gram["x"], "prepare raised IndexError"),
     ],

@@ -213,7 +213,7 @@ def test_a_simulation_with_a_codec_of_a_package(tmp_path):
         codec="qsgd8", **{"codec_options.levels": 3}
     )
     assert "it is a built-in codec, and the package acme-codecs 1.2 declares one" in fault(codec="sign")
-    assert "decode: RuntimeError: the table is worn" in fault(codec="worn")
+    assert "decode raised RuntimeError: the table is worn" in fault(codec="worn")
 
 
 @pytest.mark.long

@@ -78,6 +78,7 @@ REDUCE = "def reduce(self, rows):\n        return rows.mean(0)\n"
         ),
         (f"{REDUCE}    def mixing(self, gram):\n        return {{}}\n", "mixing raised TypeError: "),
     ],
+    ids=["reduce", "exit", "check", "mixing"],
 )
 @live
 async def test_a_custom_rule_that_fails_costs_its_rounds_and_not_the_coordinator(tmp_path, methods, told):

@@ -11,8 +11,7 @@ CONCATENATE = "concatenate"
 
 ALGORITHMS = ("fedavg", "fednova", "scaffold", CONCATENATE)
 """The algorithms by their names in an invitation. "fedavg" has no requirements; FedSGD and FedProx are settings of
-`Local`.
-"""
+`Local`."""
 
 
 def check_algorithm(algorithm: str, local: Local | None, *, has_fit: bool = False, has_own: bool = False) -> None:

@@ -49,13 +49,11 @@ WALKED_MAX = 10_000
 
 GENERATORS_IN, EXAMPLES_FROM = 1_000, 100
 """Largest number of objects of a data set, and of elements of its containers, that are searched for generators: more of
-them are its examples.
-"""
+them are its examples."""
 
 BYTES_MAX = 64 << 20
 """Largest size of tensors and arrays that are copied to restore them [bytes]; a change of the others cannot be
-undone.
-"""
+undone."""
 
 LIBRARIES = {"torch", "numpy", "atoll", *sys.stdlib_module_names}
 """Packages whose classes and functions keep no state of a task in their attributes and globals."""

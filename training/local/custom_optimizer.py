@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from atoll.plugins.guard import RAISED, called
+from atoll.plugins.guard import RAISED, called, told
 from atoll.task.context import Context, contextual
 from atoll.task.errors import TaskBroken
 from atoll.task.local import Local, optimizer_factory
@@ -113,9 +113,10 @@ def _way_out(local: Local) -> Iterator[None]:
     try:
         yield
     except RAISED as error:
-        raised = f"local.optimizer: {local.optimizer_name} raised {type(error).__name__}: {error}"
+        is_told = isinstance(error, TaskBroken)
+        what = str(error) if is_told else told(error, f"local.optimizer: {local.optimizer_name}")
         raise TaskBroken(
-            f"{error if isinstance(error, TaskBroken) else raised} (in a trial at lr={local.lr:g} on small dense "
+            f"{what} (in a trial at lr={local.lr:g} on small dense "
             "tensors, which tells whether it can step the shards of this mesh); allowed: an optimizer that takes them "
             "and this rate, a mesh of dp_replicate alone, or one process"
         ) from error

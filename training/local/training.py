@@ -56,16 +56,14 @@ class Work:
 
     num_examples: int | float
     """The weight in FedAvg, n_k > 0: the size of the data set, or its units if the task defines them (`Units.weight`);
-    not the number of seen examples.
-    """
+    not the number of seen examples."""
 
     work: float
     """Steps done / steps requested, in (0, 1]."""
 
     statistics: Statistics
     """The statistics of the loss and the task's metrics over the trained batches, before each step; empty with
-    `fit`.
-    """
+    `fit`."""
 
     steps: int
     """The number of optimizer steps done; 0 with `fit`, whose steps are not counted."""

@@ -341,7 +341,7 @@ def test_a_rule_of_one_s_own_is_an_object_with_reduce(tmp_path: Path) -> None:
     assert AggregationConfig(rule=f"{path}:least").build().reduce(np.array([[2.0], [1.0]])) == 1.0
     for attribute, fault in (
         ("none", "is of the type int; allowed: an object"),
-        ("Least", "is a type"),
+        ("Least", "is the class Least"),
         ("gone", "there is no gone"),
     ):
         with pytest.raises(ConfigError, match=fault):

@@ -77,8 +77,8 @@ def encoded_update(invite, client, version, codec, step, levels, *, more=b""):
 
 
 BAD = [
-    (777, [1, 0, 0, 0], b"", "bad_encoding", "decode: SystemExit: I leave"),
-    (777, [2, 0, 0, 0], b"", "bad_encoding", "decode: KeyError: 'no key'"),
+    (777, [1, 0, 0, 0], b"", "bad_encoding", "decode raised SystemExit: I leave"),
+    (777, [2, 0, 0, 0], b"", "bad_encoding", "decode raised KeyError: 'no key'"),
     (777, [3, 0, 0, 0], b"", "bad_encoding", "decode returned float64 (4,), not float32 (4,)"),
     (777, [4, 0, 0, 0], b"", "bad_encoding", "a value is not finite"),
     (1, [8, 0, 0, 0], b"", "bad_encoding", "decode: a step or a level that no encoder writes"),

@@ -292,13 +292,14 @@ def test_an_answer_that_is_no_cohort_is_refused(answer: Sequence[object], messag
         draw(own(answer), seed=0, round_id=RoundId(1), count=2, candidates=candidates(1, 1, 1))
 
 
-def test_a_sampler_that_raises_is_named_with_its_cause() -> None:
+@pytest.mark.parametrize("error", [KeyError("site"), SystemExit("site")])
+def test_a_sampler_that_raises_is_named_with_its_cause(error: BaseException) -> None:
     def broken(candidates: Sequence[Candidate], count: int, rng: random.Random) -> Sequence[ClientId]:
-        raise KeyError("site")
+        raise error
 
-    with pytest.raises(SamplerError, match="the sampler raised KeyError: 'site'") as refusal:
+    with pytest.raises(SamplerError, match=rf"the sampler raised {type(error).__name__}: '?site'?") as refusal:
         draw(broken, seed=0, round_id=RoundId(1), count=2, candidates=candidates(1))
-    assert isinstance(refusal.value.__cause__, KeyError)
+    assert refusal.value.__cause__ is error
 
 
 def test_nobody_to_draw_from_is_an_error() -> None:

@@ -27,6 +27,10 @@ def broken(client, rng):
     return {}[client]
 
 
+def leaving(client, rng):
+    raise SystemExit(3)
+
+
 def listed(client, rng):
     return [1.0]
 """
@@ -63,6 +67,7 @@ def test_stragglers_are_slower_than_the_model_says(place: str) -> None:
     ("function", "options", "fault"),
     [
         ("broken", {}, "for client 'a' raised KeyError: 'a'"),
+        ("leaving", {}, "for client 'a' raised SystemExit: 3"),
         ("listed", {}, "for client 'a' gave list; allowed: a table with one or more of examples_per_s, "),
         ("constant", {"speed": 3}, "for client 'a' gave speed; allowed: a table with"),
         ("constant", {"latency_s": -1}, "for client 'a' gave latency_s = -1; allowed: a number >= 0"),
