@@ -39,8 +39,7 @@ END_S = 5.0
 """Seconds to close what is open, after which the process ends all the same."""
 
 LATE_S = 20
-"""Seconds to end in order, also where a peer, a thread or a library hangs; less than a supervisor waits (30 s in
-docs/systemd)."""
+"""Seconds to shut down, whatever hangs; less than a supervisor waits (30 s in docs/systemd)."""
 
 EXIT_LATE = 128 + signal.SIGALRM
 """The exit code of a process that missed this deadline, as a shell reports SIGALRM."""
