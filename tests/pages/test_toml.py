@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from atoll.cli.training.plan import parse_arguments
 from atoll.client.config import AgentConfig
 from atoll.client.policy.config import SitePolicy
 from atoll.operations.faults import CommandError
+from atoll.operations.plan import parse_arguments
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.config.model import ModelConfig
 from atoll.server.config.process import HostFile
