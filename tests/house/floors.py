@@ -11,7 +11,7 @@ LOWEST = {"ground", "plugins", "tensors"}
 TRAINING = LOWEST | {"task", "training"}
 WITHOUT_SHELL = TRAINING | {"flower", "parallel", "aggregation"}
 """Mathematics and training: no gRPC, no asyncio, no wall clock."""
-BOTH_SIDES = WITHOUT_SHELL | {"protocol"}
+BOTH_SIDES = TRAINING | {"parallel", "aggregation", "protocol"}
 
 MAY_IMPORT = {
     "ground": {"ground"},
@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "server": BOTH_SIDES | {"server"},
     "client": BOTH_SIDES | {"client"},
     "simulations": BOTH_SIDES | {"server", "client", "simulations"},
-    "atoll": BOTH_SIDES | {"server", "client", "simulations", "atoll"},
+    "atoll": BOTH_SIDES | {"server", "client", "simulations", "flower", "atoll"},
 }
 """The rooms that each room may import."""
 
