@@ -1,1 +1,4 @@
-"""The aggregation of updates into a global model: arrays in, arrays out. No gRPC, no asyncio, no wall clock."""
+"""The aggregation of updates into a global model: arrays in, arrays out. No gRPC, no asyncio, no wall clock.
+
+Imports: no other room.
+"""

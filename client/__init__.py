@@ -1,1 +1,4 @@
-"""The agent: the process at a data owner's site that trains, evaluates and uploads for one client."""
+"""The agent: the process at a data owner's site that trains, evaluates and uploads for one client.
+
+Imports: `protocol`; from the ground `aggregation` and `parallel`.
+"""

@@ -1,1 +1,4 @@
-"""The protocol that coordinator, ranks and clients share: vocabulary, settings, manifests, identities, messages."""
+"""The protocol that coordinator, ranks and clients share: vocabulary, settings, manifests, identities, messages.
+
+Imports: from the ground `aggregation` (tensors, codecs, weights) and `parallel/task`.
+"""

@@ -1,1 +1,4 @@
-"""The coordinator: the processes that host runs, from the rules of a round to the ports."""
+"""The coordinator: the processes that host runs, from the rules of a round to the ports.
+
+Imports: `protocol`, `parallel`, `aggregation`.
+"""

@@ -1,1 +1,4 @@
-"""Simulator: a federation with real training in virtual time."""
+"""Simulator: a federation with real training in virtual time.
+
+Imports: `server`, `client`, `protocol`, `parallel`, `aggregation`.
+"""

@@ -1,1 +1,1 @@
-"""Generators of the pages with commands, settings and signatures."""
+"""The generators of the reference pages."""

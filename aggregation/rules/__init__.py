@@ -1,1 +1,4 @@
-"""The robust aggregation rules, which examine every update of a round."""
+"""The robust aggregation rules, which examine every update of a round.
+
+Imports: `tensors`, `updates`, `numba_support`, `ordered_map`.
+"""

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from atoll.cli.printing import note, seconds
-from atoll.operations.reporter import Wait
+from atoll.cli.printing import are_taken, note, seconds
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -20,7 +19,7 @@ EVERY_S = 10.0
 """Least seconds between two lines of progress, where the output is not a terminal."""
 
 
-class TerminalWait(Wait):
+class Wait:
     """A wait whose content can say how much of it is done.
 
     On a terminal a progress bar with the time left is drawn; elsewhere a line is printed now and then. Threads may call
@@ -83,7 +82,7 @@ def _bar() -> "Progress":
 
 
 @contextmanager
-def waiting_for(what: str, limit: str) -> Iterator[TerminalWait]:
+def waiting_for(what: str, limit: str) -> Iterator[Wait]:
     """Print `waiting for WHAT (LIMIT)` to standard error once, if the block still runs after `SAY_S`.
 
     Args:
@@ -93,6 +92,9 @@ def waiting_for(what: str, limit: str) -> Iterator[TerminalWait]:
     Yields:
         The wait, for a block that knows how much of it is done; its progress follows that line.
     """
+    if are_taken():  # which the timer's thread would not know
+        yield Wait(what, lambda: False)
+        return
     told = threading.Event()
 
     def tell() -> None:
@@ -102,7 +104,7 @@ def waiting_for(what: str, limit: str) -> Iterator[TerminalWait]:
     timer = threading.Timer(SAY_S, tell)
     timer.daemon = True
     timer.start()
-    wait = TerminalWait(what, told.is_set)
+    wait = Wait(what, told.is_set)
     try:
         yield wait
     finally:

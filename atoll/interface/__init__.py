@@ -1,1 +1,4 @@
-"""The Python interface: the operations for scripts and notebooks."""
+"""The Python interface: what the commands do, for scripts and notebooks.
+
+Imports: every room, and the rest of the command line.
+"""

@@ -1,6 +1,5 @@
-"""The lock by which the trainings of this process take turns: torch has one generator for all threads.
-
-A training restores the state of the process that the caller had.
+"""The trainings of the calls in this process: they take turns, because torch has one generator for all threads, and
+leave the process as the caller had it.
 """
 
 import sys
@@ -14,7 +13,7 @@ _turn = RLock()
 @contextmanager
 def in_turn() -> Iterator[None]:
     """Wait for the trainings of other threads; set generators and torch's number of threads back at the end."""
-    from atoll.task.randomness import generators_kept
+    from atoll.parallel.task.randomness import generators_kept
 
     with _turn, generators_kept(), threads_kept():
         yield

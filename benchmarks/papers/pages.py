@@ -1,6 +1,4 @@
-"""Measured tables in the documentation.
-
-A measured part is between two comments; the rest is written by hand:
+"""Measured tables in the documentation. A measured part is between two comments; the rest is written by hand:
 
 <!-- begin measured: robustness IID -->
 <!-- end measured -->

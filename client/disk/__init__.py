@@ -1,1 +1,4 @@
-"""The state that an agent keeps on its disk: spool, model cache, residuals, client state, rollback protection."""
+"""The state that an agent keeps on its disk: spool, model cache, residuals, client state, rollback protection.
+
+Imports: `session` and `protocol`; from the ground `aggregation/tensors`, `aggregation/updates` and files beside them.
+"""

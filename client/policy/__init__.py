@@ -1,1 +1,4 @@
-"""The policy of a site's data owner: rules that no coordinator can weaken, and the log of every decision."""
+"""The policy of a site's data owner: rules that no coordinator can weaken, and the log of every decision.
+
+Imports: `session`, `disk` and `protocol`; from the ground `aggregation/codecs`.
+"""

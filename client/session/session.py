@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from atoll.aggregation.printable import count_of
 from atoll.client.session.events import (
     Answered,
     Asked,
@@ -52,8 +53,7 @@ from atoll.client.session.events import (
     UploadCut,
     Work,
 )
-from atoll.ground.backoff import delay
-from atoll.ground.printable import count_of
+from atoll.protocol.backoff import delay
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import Digest, FailureReason, RejectReason, RoundId, RunId
 

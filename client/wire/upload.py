@@ -1,7 +1,5 @@
-"""The upload of one spooled update, or of a part of one, at most one window ahead of the receiver.
-
-It resumes where the receiver's copy ends.
-"""
+"""The upload of one spooled update, or of a part of one: it resumes where the receiver's copy ends, at most one window
+ahead of it."""
 
 import asyncio
 import logging
@@ -15,9 +13,9 @@ import grpc
 
 from atoll.client.disk.spool import Entry, EntryPart
 from atoll.client.wire.messages import statistics, too_many
-from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import services as rpc
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import crash_points
 from atoll.protocol.disclosure import ANY_SUM, Disclosure, MetricsLeave
 from atoll.protocol.wire.bulk_messages import Chunk, UploadMessage
 from atoll.protocol.wire.channel import CHUNK_BYTES, INLINE_BYTES_MAX, UPLOAD_WINDOW_BYTES
@@ -65,7 +63,7 @@ class Pace:
 
 
 async def upload(
-    stub: rpc.Stub,
+    stub: rpc.CoordinatorStub | rpc.AggregatorStub,
     entry: Entry,
     pace: Pace,
     *,

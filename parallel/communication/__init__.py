@@ -1,1 +1,4 @@
-"""Less communication between ranks: compressed gradients, replicas that synchronize rarely or late."""
+"""Less communication between ranks: compressed gradients, replicas that synchronize rarely or late.
+
+Imports: `world`.
+"""

@@ -1,1 +1,4 @@
-"""The engine that trains one model on one mesh: its sharding, and the train step that all strategies share."""
+"""The engine that trains one model on one mesh: its sharding, and the train step that all strategies share.
+
+Imports: `communication`, `data/batch`, `optimizers`, `world`.
+"""

@@ -24,7 +24,7 @@ PRELOAD = [
 ]
 """The modules that the fork server imports before it forks."""
 
-FROZEN = "atoll.ground.process.frozen"
+FROZEN = "atoll.parallel.frozen"
 """The module that it imports after all others."""
 
 GRACE_S = 2.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFault:
-    """The reason why a rank could not continue."""
+    """The reason why a rank could not go on."""
 
     rank: int
     kind: str

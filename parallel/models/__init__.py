@@ -1,1 +1,4 @@
-"""Model with a blueprint of how it can be divided over ranks: a decoder."""
+"""Model with a blueprint of how it can be divided over ranks: a decoder.
+
+Imports: `engine`.
+"""

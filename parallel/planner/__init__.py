@@ -1,1 +1,4 @@
-"""The planner: memory, traffic, bubble and time of a mesh before anything runs on it, by formulas and dry runs."""
+"""The planner: memory, traffic, bubble and time of a mesh before anything runs on it, by formulas and dry runs.
+
+Imports: `engine`, `models`, and of `data` the batch.
+"""

@@ -1,7 +1,5 @@
-"""The sentences about a certificate that is not valid at this time: one of two clocks may be wrong.
-
-Pure, but for the clock that is read when no time is given.
-"""
+"""The sentences about a certificate that is not valid at this time: one of two clocks may be wrong. Pure, but for the
+clock that is read when none is given."""
 
 import time
 from typing import NamedTuple

@@ -1,1 +1,4 @@
-"""The transport that both sides share: channel options, bulk messages, streams, flow control."""
+"""The transport that both sides share: channel options, bulk messages, streams, flow control.
+
+Imports: `settings` of `protocol`, and the generated messages.
+"""

@@ -1,1 +1,4 @@
-"""The audit log: who did what, in a signed hash chain."""
+"""The audit log: who did what, in a signed hash chain.
+
+Imports: `rounds` (its effects), `transport`, and `protocol.audit`, which has the files and the chain.
+"""

@@ -1,1 +1,4 @@
-"""The backup of a coordinator's state directory, the check that it is complete, and its restoration."""
+"""The backup of a coordinator's state directory, the check that it is complete, and its restoration.
+
+Imports: `required`, `journal`, `protocol`, `aggregation`.
+"""

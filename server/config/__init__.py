@@ -1,1 +1,4 @@
-"""The settings of a run and of the server's processes."""
+"""The settings of a run and of the server's processes.
+
+Imports: `rounds`, `selection`, `protocol`, `aggregation`.
+"""

@@ -1,1 +1,4 @@
-"""The plan of a fold and its execution: from a closed round to the next version and its evaluation."""
+"""The plan of a fold and its execution: from a closed round to the next version and its evaluation.
+
+Imports: `rounds`, `config`, `journal`, `files`, `protocol`, `parallel` (the worker process), `aggregation`.
+"""

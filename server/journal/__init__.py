@@ -1,1 +1,4 @@
-"""The journal: encoding of events and snapshots, SQLite and PostgreSQL, the state directory."""
+"""The journal: encoding of events and snapshots, SQLite and PostgreSQL, the state directory.
+
+Imports: `rounds`, `config`, `protocol`, `aggregation` (for syncing folders).
+"""

@@ -1,1 +1,4 @@
-"""The process of a server program beside the coordinator, and the contents of its messages on disk."""
+"""The process of a server program beside the coordinator, and the contents of its messages on disk.
+
+Imports: `files` (versions), `protocol` (manifests), `aggregation` (the files of tensors).
+"""

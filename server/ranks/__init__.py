@@ -1,1 +1,4 @@
-"""The aggregation ranks: their processes, their uploads, fetches between them, and the sharded fold."""
+"""The aggregation ranks: their processes, their uploads, fetches between them, and the sharded fold.
+
+Imports: `folding`, `transfers`, `files`, `identity`, `journal`, `transport` and what lies below them.
+"""

@@ -1,1 +1,4 @@
-"""The gRPC servicers: they translate a call, pass it to the coordinator, and answer."""
+"""The gRPC servicers: they translate a call, pass it to the coordinator, and answer.
+
+Imports: `hosting` and all that is below it.
+"""

@@ -1,1 +1,4 @@
-"""The transfers of bulk bytes: uploads with their verdicts and timeouts, downloads of versions."""
+"""The transfers of bulk bytes: uploads with their verdicts and timeouts, downloads of versions.
+
+Imports: `files`, `transport`.
+"""

@@ -1,1 +1,4 @@
-"""The server side of a connection: listener, interceptors, limits per caller, sockets, shutdown."""
+"""The server side of a connection: listener, interceptors, limits per caller, sockets, shutdown.
+
+Imports: `errors` alone, of the server.
+"""

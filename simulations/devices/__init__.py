@@ -1,1 +1,4 @@
-"""The clients' simulated devices: speed of computing, speed and latency of the network, availability."""
+"""The clients' simulated devices: speed of computing, speed and latency of the network, availability.
+
+Imports: `protocol` (the settings).
+"""

@@ -4,8 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from atoll.plugins.kind import Kind
-from atoll.protocol.settings import ConfigError
+from atoll.protocol.plugins import ExtensionKind
 from atoll.protocol.variants import Choice, Variant
 
 
@@ -71,14 +70,14 @@ class Feature(Variant):
 
 PopulationKind = Natural | Iid | Dirichlet | Shards | Quantity | Feature
 POPULATIONS: Choice[PopulationKind] = Choice(PopulationKind, "kind")
-CUSTOM_POPULATION = Kind(
+POPULATION_EXTENSION = ExtensionKind(
     name="population",
     group="atoll.populations",
     setting="population.kind",
     allowed="a function of (examples, clients, rng)",
-    failed=ConfigError,
     form="function",
     built_in=tuple(POPULATIONS.variants),
+    fits=callable,
 )
 NEED_LABELS = ("dirichlet", "shards")
 """Kinds for which each target must be a class number."""

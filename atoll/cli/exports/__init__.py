@@ -1,1 +1,4 @@
-"""The command `atoll export`, and the export of a run while it runs in this process."""
+"""The command `atoll export`, and the export of a run while it runs in this process.
+
+Imports: `exports`, the views of `runs`.
+"""

@@ -1,1 +1,5 @@
-"""The engine that trains many clients in one product, as one batch of models."""
+"""The engine that trains many clients in one product, as one batch of models.
+
+Imports: `engines`; `parallel` (the task, local training, a worker's bench as reference), `aggregation` (the layout of
+tensors, numba).
+"""

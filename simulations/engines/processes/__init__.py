@@ -1,1 +1,4 @@
-"""Engines that train clients in several processes, on this machine or over Ray."""
+"""Engines that train clients in several processes, on this machine or over Ray.
+
+Imports: `engines`, `engines/batched`; `parallel` (the task).
+"""

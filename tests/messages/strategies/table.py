@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.flower.app import node_id, read_app
-from atoll.task.apps import with_app
+from atoll.parallel.task.flower_app import node_id, read_app, with_app
 from tests.messages.strategies import reference
 
 FOLDER = Path(__file__).parent / "app"

@@ -34,7 +34,10 @@ def main() -> None:
             wrong[found[-200:]] += 1
             print(f"WRONG {case}\n      {found[-1500:]}", flush=True)
 
-    each()
+    try:
+        each()
+    finally:
+        tally.pool.end()
     for sentence, number in tally.refusals.most_common():
         print(f"{number:5} {sentence}")
     print(f"{tally}, {sum(wrong.values())} wrong, {time.monotonic() - began:.0f} s")

@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from atoll.simulations.experiments import plots
 from atoll.simulations.experiments.report import RunReport, read_run
@@ -17,8 +18,6 @@ def run(folder: Path, name: str, **changes: Any) -> RunReport:
 
 
 def drawn(draw: Any, reports: list[RunReport]) -> Any:
-    from matplotlib.figure import Figure
-
     axes = Figure().subplots()
     draw(axes, reports, "server/accuracy")
     return axes

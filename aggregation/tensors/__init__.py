@@ -1,0 +1,4 @@
+"""The tensors of a model in files: layout, pieces, ownership by rank, the safetensors format.
+
+Imports: `folders`.
+"""

@@ -1,0 +1,4 @@
+"""The updates of a round as files: block reader, encoded writer, inspection, statistics per tensor.
+
+Imports: `tensors`, `codecs`, `numba_support`.
+"""

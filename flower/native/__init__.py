@@ -1,1 +1,0 @@
-"""Strategies of Flower as settings of a native run: rules, server optimizers, terms."""

@@ -1,1 +1,0 @@
-"""The ground of every room: text that a person reads, files and folders, noise that protects."""

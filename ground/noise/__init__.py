@@ -1,1 +1,0 @@
-"""Secret noise: the key of each purpose, derived from a secret, and the generator of a key."""

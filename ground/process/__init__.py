@@ -1,1 +1,0 @@
-"""A process: garbage collection, forks, log streams on a full disk, exit functions."""

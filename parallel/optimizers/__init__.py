@@ -1,0 +1,4 @@
+"""Optimizers and rules for large batches: layer-wise steps, learning-rate schedules, noise scale.
+
+Imports: no other folder.
+"""

@@ -1,1 +1,0 @@
-"""The codecs of updates: names, kernels, quantization, sparsification, error feedback."""

@@ -1,1 +1,0 @@
-"""Optimizers for large batches: layer-wise steps, learning-rate schedules, noise scale."""
