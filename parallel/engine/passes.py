@@ -86,7 +86,7 @@ def pass_of_copies() -> Iterator[None]:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Return the error from which one was raised: a pipeline's stage wraps that of its backward pass."""
+    """Return the first cause of an error, or the error itself; torch's pipeline stages wrap the errors of a pass."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error

@@ -166,14 +166,14 @@ class ProgramConfig(BaseModel):
 
 
 class WaitConfig(BaseModel):
-    """The wait of a run for sites that its quorum needs and that are away, or for room on the coordinator's disk: it is
-    no failure and uses up no retry."""
+    """The wait of a run for sites that its quorum needs and that are away, or for room on disk, the coordinator's or a
+    rank's: it is no failure and uses up no retry."""
 
     model_config = STRICT
 
     most: Seconds | None = None
     """Longest wait of a round for its clients, from the end of `round.selection_timeout` on, and of a run for room on
-    the coordinator's disk [s]; absent: without end, with a line in the log each hour. A simulation does not wait: there
+    disk [s]; absent: without end, with a line in the log each hour. A simulation does not wait: there
     a round without clients is abandoned."""
 
     then: Literal["pause", "fail"] = "pause"

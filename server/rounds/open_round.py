@@ -136,7 +136,7 @@ class OpenRound(ABC):
         return (self._aggregate(),)
 
     def end_without_room(self, detail: str, now: float) -> Effects:
-        """Abandon the round after a wait in vain for room on the coordinator's disk."""
+        """Abandon the round after a wait in vain for room on disk."""
         return self._abandon(AbandonReason.AWAITS_ROOM, now, detail)
 
     def end_without_files(self, detail: str, now: float) -> Effects:

@@ -203,7 +203,7 @@ class RunMachine(Evaluations):
 
     @property
     def _short_until(self) -> float:
-        """The end of a wait for room on the disk."""
+        """The latest end of a wait for room on disk [s since the epoch]; infinite: no wait, or none with a limit."""
         wait, since = self.rules.wait, self.ledger.short_since
         return math.inf if since is None or wait is None or wait.most is None else since + wait.most
 
@@ -232,7 +232,7 @@ class RunMachine(Evaluations):
         return () if self.ledger.state in TERMINAL else self._end(RunState.FAILED, cause)
 
     def _lose_updates(self, digests: frozenset[Digest], why: str, now: float) -> Effects:
-        """Record, for each of these updates that waits for a commit, that it is lost; those of the round stay there."""
+        """Record the loss of these updates, as far as they wait for a commit; those of the open round stay in it."""
         ledger, effects = self.ledger, list[Effect]()
         held = [*ledger.carried.values(), *ledger.waiting, *(self.round.held if self.round is not None else ())]
         for update in [update for update in held if update.digest in digests]:

@@ -85,7 +85,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The wait of a run for what no retry of its own can bring: for time or a person."""
+    """The wait of a run that no retry can end: for clients, for room on disk, for an approval."""
 
     cause: str  # "too_few_clients", "awaits_approval", "disk"
     since: float  # [s since the epoch]
