@@ -32,15 +32,15 @@ demo-large: setup # two plain sites and a mesh of four ranks; processes are kill
 demo: setup
 	@$(BIN)/python -m examples.demo $(DEMO)
 
-# Four workers on two cores, as many tests wait for processes; the longest files first (tests/durations.json).
+# Six workers on two cores, as many tests wait for processes; the longest files first (tests/durations.json).
 # A process that crashes is not started again: its file would never end.
-PYTEST_ALL := $(BIN)/python -m pytest -q -n 4 --dist loadfile --max-worker-restart=0 -p tests.durations --no-loadscope-reorder
+PYTEST_ALL := $(BIN)/python -m pytest -q -n 6 --dist loadfile --max-worker-restart=0 -p tests.durations --no-loadscope-reorder
 
 test: setup
 	$(PYTEST_ALL) -m "not long" --durations=40
 
-test-long: setup # what `make test` leaves out: variants in more processes, all by a real exec, and every page's commands
-	ATOLL_COLD_START=1 $(PYTEST_ALL) -m long --durations=10
+test-long: setup # what `make test` leaves out, or runs in turns (tests/turns.py): variants in more processes, every page; all by a real exec
+	ATOLL_COLD_START=1 ATOLL_TEST_DAY=all $(PYTEST_ALL) -m long --durations=10
 
 durations: setup # as `make test`, and refreshes tests/durations.json
 	$(PYTEST_ALL) -m "not long" --durations=40 --store-durations
@@ -62,8 +62,8 @@ pages: setup # every command of every page, also the long ones: five minutes
 odd-tasks: setup # every odd task in every way to run one, as a table; about an hour
 	$(BIN)/python -m tests.odd_tasks $(ODD)
 
-OF_FLOWER := tests/parallel/flower tests/parallel/exported tests/messages/strategies tests/messages/test_flower_grid.py \
-  tests/messages/test_flower_fitting.py tests/messages/test_deaths.py tests/federation/flower/test_flower_apps.py \
+OF_FLOWER := tests/flower tests/flower/exported tests/messages/strategies tests/flower/hosted/test_grid.py \
+  tests/flower/hosted/test_fitting.py tests/messages/test_deaths.py tests/federation/flower/test_flower_apps.py \
   --deselect tests/messages/test_deaths.py::test_no_death_at_any_place_changes_a_digest \
   --deselect tests/federation/flower/test_flower_apps.py::test_an_app_runs_in_the_sites_own_environment_without_torch
 
@@ -78,7 +78,7 @@ flower-table: setup # Flower's strategies, wrappers and workflows over our grid,
 
 # Flower's wheel has no tests, and nothing is fetched: FLOWER names a clone, at the tag of the installed flwr.
 flower-strategy-tests: setup # Flower's own tests of its strategies, each aggregation played again by a native run
-	@$(BIN)/python -m tests.parallel.flower.flowers_tests $(FLOWER)
+	@$(BIN)/python -m tests.flower.flowers_tests $(FLOWER)
 
 test-cuda: setup # what needs a GPU
 	$(BIN)/python -m pytest -q -n 4 tests/aggregation/fold/test_device.py $$(find tests -name test_cuda.py)

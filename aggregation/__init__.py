@@ -1,4 +1,1 @@
-"""The aggregation of updates into a global model: arrays in, arrays out. No gRPC, no asyncio, no wall clock.
-
-Imports: no other room.
-"""
+"""The aggregation of updates into a global model: arrays in, arrays out. No gRPC, no asyncio, no wall clock."""

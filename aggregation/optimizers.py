@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.place import NOWHERE, Place
+from atoll.plugins.place import NOWHERE, Place
 
 Block = NDArray[np.float64]
 """(n) elements of one tensor."""
@@ -39,7 +39,7 @@ State = dict[str, Block]
 
 
 class Optimizer(Protocol):
-    """One server optimizer. `slots` are the tensors that it stores beside each trained tensor."""
+    """A server optimizer. `slots` are the tensors that it stores beside each trained tensor."""
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ class Optimizer(Protocol):
         ...
 
     def apply(self, master: Block, mean: Block, state: State, place: Place = NOWHERE) -> Block:
-        """Return the new elements of the model, and change those of `state` in place.
+        """Return the new elements of the model, and change the elements of `state` in place.
 
         Args:
             master: (n) elements of the model.

@@ -16,7 +16,7 @@ def computed_ahead(
 
     Args:
         jobs: each with a tag, which is yielded beside its result.
-        threads: at least 1; the caller's own thread is free for other work.
+        threads: at least 1; the caller's thread is free for other work.
 
     Close it (`contextlib.closing`) if not all results are taken: no job runs afterwards.
     """

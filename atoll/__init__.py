@@ -1,10 +1,9 @@
-"""Federated learning of one `Task`: the same object for a coordinator with agents, a simulation and a centralized
-training.
+"""Federated learning of one `Task`, which is deployed, simulated and trained centrally as the same object.
 
 Everything that a project of yours imports is here:
 
     Task           a model in PyTorch, its data, loss and metrics
-    Algorithm      the client's side of a federated algorithm of one's own
+    Algorithm      the client's side of a custom federated algorithm
     Base           the files of a model's tensors that every site has and none sends
     Local          the settings of the local training in one round
     Context        the circumstances of a call of a task's function: site, round, version, options, settings
@@ -23,7 +22,7 @@ Everything that a project of yours imports is here:
     compare        runs beside each other, or a task both ways, as `atoll compare`; returns a `Comparison`
     sweep          a grid of simulations, as `atoll sweep`; returns a `Sweep`
     freeze_a       LoRA adapters of which only the factor B is trained (FFA-LoRA)
-    codec_faults   the ways in which a codec of one's own breaks its contract
+    codec_faults   the ways in which a custom codec breaks its contract
     connect        the runs of a coordinator, from its state directory or over the network; returns a `Federation`, with
                    a `DeployedRun`, its `DeployedRound` and each `Event`
     Table          rows of plain values, in all of these
@@ -33,7 +32,6 @@ Everything that a project of yours imports is here:
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atoll.aggregation.codecs.contract import codec_faults
     from atoll.interface.comparisons import Comparison, compare
     from atoll.interface.deployed import DeployedRound, DeployedRun, Federation, connect
     from atoll.interface.errors import AtollError
@@ -42,23 +40,27 @@ if TYPE_CHECKING:
     from atoll.interface.sweeps import Sweep, sweep
     from atoll.interface.tables import Table
     from atoll.interface.trained import Training, train
-    from atoll.parallel.adapters.peft_models import freeze_a
-    from atoll.parallel.programs.grid import Grid, Outgoing, Reply
-    from atoll.parallel.task.algorithm import Algorithm
-    from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
-    from atoll.parallel.task.base import Base
-    from atoll.parallel.task.content import Content
-    from atoll.parallel.task.context import Context
-    from atoll.parallel.task.deadline import Deadline
-    from atoll.parallel.task.local import Local
-    from atoll.parallel.task.metrics import Metric
-    from atoll.parallel.task.statistic import Statistic
-    from atoll.parallel.task.task import Task, load_task, task_name
+    from atoll.task.algorithm import Algorithm
+    from atoll.task.array_task import ArrayTask, Instructions, Trained
+    from atoll.task.base import Base
+    from atoll.task.content import Content
+    from atoll.task.context import Context
+    from atoll.task.deadline import Deadline
+    from atoll.task.local import Local
+    from atoll.task.metrics import Metric
+    from atoll.task.programs.grid import Grid, Outgoing, Reply
+    from atoll.task.statistic import Statistic
+    from atoll.task.task import Task, load_task, task_name
+    from atoll.tensors.codecs.contract import codec_faults
+    from atoll.training.base.peft_models import freeze_a
 
 __version__ = "0.1.0"
 
+APPS = "atoll.flower.framework"
+"""The framework whose apps are tasks: `task.apps` finds it here, so that no room below names it."""
+
 _PLACES = {
-    "atoll.aggregation.codecs.contract": ("codec_faults",),
+    "atoll.tensors.codecs.contract": ("codec_faults",),
     "atoll.interface.comparisons": ("Comparison", "compare"),
     "atoll.interface.deployed": ("DeployedRound", "DeployedRun", "Federation", "connect"),
     "atoll.interface.errors": ("AtollError",),
@@ -67,18 +69,18 @@ _PLACES = {
     "atoll.interface.sweeps": ("Sweep", "sweep"),
     "atoll.interface.tables": ("Table",),
     "atoll.interface.trained": ("Training", "train"),
-    "atoll.parallel.adapters.peft_models": ("freeze_a",),
-    "atoll.parallel.programs.grid": ("Grid", "Outgoing", "Reply"),
-    "atoll.parallel.task.algorithm": ("Algorithm",),
-    "atoll.parallel.task.array_task": ("ArrayTask", "Instructions", "Trained"),
-    "atoll.parallel.task.base": ("Base",),
-    "atoll.parallel.task.content": ("Content",),
-    "atoll.parallel.task.context": ("Context",),
-    "atoll.parallel.task.deadline": ("Deadline",),
-    "atoll.parallel.task.local": ("Local",),
-    "atoll.parallel.task.metrics": ("Metric",),
-    "atoll.parallel.task.statistic": ("Statistic",),
-    "atoll.parallel.task.task": ("Task", "load_task", "task_name"),
+    "atoll.training.base.peft_models": ("freeze_a",),
+    "atoll.task.programs.grid": ("Grid", "Outgoing", "Reply"),
+    "atoll.task.algorithm": ("Algorithm",),
+    "atoll.task.array_task": ("ArrayTask", "Instructions", "Trained"),
+    "atoll.task.base": ("Base",),
+    "atoll.task.content": ("Content",),
+    "atoll.task.context": ("Context",),
+    "atoll.task.deadline": ("Deadline",),
+    "atoll.task.local": ("Local",),
+    "atoll.task.metrics": ("Metric",),
+    "atoll.task.statistic": ("Statistic",),
+    "atoll.task.task": ("Task", "load_task", "task_name"),
 }
 """The public names by their modules, which are imported at the first use of a name."""
 

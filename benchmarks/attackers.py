@@ -235,10 +235,10 @@ def slow_upload(open_line: Callable[[], Line], until: float, seen: Counter[str])
 
 def huge_manifest(open_line: Callable[[], Line], until: float, seen: Counter[str]) -> None:
     """Begin uploads whose manifest declares 10 TB."""
-    from atoll.aggregation.tensors.layout import Piece
     from atoll.protocol import atoll_pb2 as pb
     from atoll.protocol.manifest import UpdateManifest
     from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
+    from atoll.tensors.layout import Piece
 
     pieces = tuple(Piece(f"w{n:03d}", "F32", (0,), (25_000_000_000,), "ab" * 32) for n in range(100))
     manifest = UpdateManifest(

@@ -1,5 +1,4 @@
-"""The batched engine against the sequential one, and the choice of `auto`, for models of each kind of layer and for
-FedProx as a hook of the task's own.
+"""The batched engine against the sequential one, and the choice of `auto`, for each kind of layer and a custom hook.
 
     python -m benchmarks.batched [--models gru lstm ..] [--clients 8 100] [--turns N] [--quick]
 
@@ -23,13 +22,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Algorithm, Local, Task
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.worker.model_bench import ModelBench
 from atoll.simulations.engines.batched.batched import Batched
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.choice import Resources, choose
 from atoll.simulations.engines.engine import Engine, Job, Training
 from atoll.simulations.engines.sequential import Sequential
+from atoll.task.arrays import Arrays
+from atoll.training.worker.model_bench import ModelBench
 from benchmarks.report import Bar, conclude, say
 
 EXAMPLES, BATCH_SIZE, CLASSES = 40, 10, 10

@@ -25,13 +25,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from atoll.aggregation.codecs.chunks import chunk_bounds, decode_range, encode_chunks, encoded_bytes
-from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS, Codec
-from atoll.aggregation.codecs.error_feedback import feed
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.codecs.quantization import BUCKET_ELEMENTS
-from atoll.aggregation.codecs.sparsification import TopK
-from atoll.aggregation.tensors.layout import Tensor
+from atoll.tensors.codecs.chunks import chunk_bounds, decode_range, encode_chunks, encoded_bytes
+from atoll.tensors.codecs.codec import CHUNK_ELEMENTS, Codec
+from atoll.tensors.codecs.error_feedback import feed
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.codecs.quantization import BUCKET_ELEMENTS
+from atoll.tensors.codecs.sparsification import TopK
+from atoll.tensors.layout import Tensor
 from benchmarks.report import Bar, conclude, say, spread
 
 NAMES = ("bf16", "fp16", "qsgd8", "topk:0.01", "sign")

@@ -3,10 +3,10 @@
     python -m benchmarks.crash_matrix [--quick] [--kills N] [--seed N] [--only STEP ...]
 
 A coordinator and three agents are real processes; the updates are known to the bit. First comes an undisturbed run,
-then one run for each step of `protocol/crash_points.py`, in which a process kills itself there and is restarted, then
+then one run for each step of `ground/process/crash_points.py`, in which a process kills itself and is restarted, then
 runs in which processes are killed from outside. In some of the runs every agent sends its update in parts (`+ parts`),
 which must give the bits of the whole updates. In others the first client is a mesh of two ranks (`+ mesh`), of which a
-rank dies, or hangs, at each step of `parallel/crew/crash_points.py`. Every run must finish. The figures:
+rank dies, or hangs, at each step of `parallel/mesh_client/crash_points.py`. Every run must finish. The figures:
 
     lost        updates that were accepted, by the records at any time or by an agent's log, and are in no committed
                 model, without a record of the reason
@@ -28,8 +28,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from atoll.parallel.crew import crash_points as rank_crash_points
-from atoll.protocol.crash_points import STEPS
+from atoll.ground.process.crash_points import STEPS
+from atoll.parallel.mesh_client import crash_points as rank_crash_points
 from benchmarks.evidence import Verdict
 from benchmarks.federation import COORDINATOR, RANK, SITES, Federation, Killer, Recovery, Shape
 from benchmarks.processes import NotMeasured

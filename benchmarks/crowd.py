@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header, write
 from atoll.client.agent import Agent
 from atoll.client.config import AgentConfig
 from atoll.client.disk.seen_store import Memory
@@ -22,6 +20,8 @@ from atoll.client.disk.verifier import Verifier
 from atoll.client.policy.gate import Gate
 from atoll.client.session.events import Sums
 from atoll.client.work.runner import EvaluateOrder, Training, TrainOrder
+from atoll.tensors.layout import Piece
+from atoll.tensors.safetensors_file import NUMPY_DTYPES, parse_header, write
 from benchmarks.members import member
 
 TASK = "benchmarks.tasks:empty"

@@ -23,17 +23,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codecs.chunks import encode_chunks, encoded_bytes
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.tensors.layout import Piece, Tensor, pieces_in_order
-from atoll.aggregation.tensors.pieces import part_name
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header
-from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
 from atoll.cli.main import run
 from atoll.client import process
 from atoll.client.session.events import Sums
 from atoll.client.work.runner import EvaluateOrder, Runner, Training, TrainOrder
 from atoll.client.work.worker import WorkerRunner
+from atoll.tensors.codecs.chunks import encode_chunks, encoded_bytes
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.layout import Piece, Tensor, pieces_in_order
+from atoll.tensors.pieces import part_name
+from atoll.tensors.safetensors_file import NUMPY_DTYPES, parse_header
+from atoll.tensors.updates.reader import StoredUpdate, UpdateReader
 
 VARIABLE = "ATOLL_BENCH_DIVIDE"
 """The environment variable with the kind and the number of parts, such as `rows:4`."""

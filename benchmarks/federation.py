@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atoll.parallel.crew import crash_points as rank_crash_points
-from atoll.protocol import crash_points
+from atoll.ground.process import crash_points
+from atoll.parallel.mesh_client import crash_points as rank_crash_points
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import RunState
 from atoll.server.journal.holder import running_coordinator

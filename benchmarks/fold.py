@@ -27,9 +27,9 @@ import numpy as np
 
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.streaming import TILE_ELEMENTS, Weighted, fold
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.updates.reader import StoredUpdate
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Piece
+from atoll.tensors.updates.reader import StoredUpdate
 from benchmarks.report import Bar, conclude, say, spread
 
 NUM_PARAMETERS = 25_000_000

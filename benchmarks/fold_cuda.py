@@ -27,9 +27,9 @@ from atoll.aggregation.fold.device import Device, TileSum
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.kernel import add_within_by_numpy
 from atoll.aggregation.fold.streaming import Weighted, fold
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.updates.reader import StoredUpdate
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Piece
+from atoll.tensors.updates.reader import StoredUpdate
 from benchmarks.report import Bar, conclude, say, spread
 
 TILES = (1 << 18, 1 << 19, 1 << 20, 1 << 21, 1 << 22)

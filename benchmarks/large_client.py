@@ -132,11 +132,11 @@ def on_a_rank(folder: str, layers: int, ranks: int, way: str) -> dict[str, int]:
     import torch.distributed as dist
 
     from atoll.parallel.checkpoint.ranks import Ranks
-    from atoll.parallel.crew.building import Here, build
-    from atoll.parallel.crew.update import Files
     from atoll.parallel.engine.axes import Axes
     from atoll.parallel.engine.mesh import Mesh
     from atoll.parallel.engine.plan import Plan
+    from atoll.parallel.mesh_client.building import Here, build
+    from atoll.parallel.mesh_client.update import Files
 
     plan = Plan(mesh=Mesh(dp_shard=ranks))
     axes, together, task = Axes(plan.mesh, "cpu"), Ranks(), task_of(layers)
@@ -166,9 +166,9 @@ def steps_on_a_rank(folder: str, layers: int, ranks: int) -> list[list[tuple[flo
 
     A first turn, which pays for the memory of a new process, is left out.
     """
-    from atoll.parallel.crew.bench import MeshBench
     from atoll.parallel.engine.mesh import Mesh
     from atoll.parallel.engine.plan import Plan
+    from atoll.parallel.mesh_client.bench import MeshBench
     from atoll.parallel.trainer.config import TrainConfig
     from atoll.parallel.trainer.job import Job
     from atoll.parallel.trainer.run import Surroundings, train
@@ -237,8 +237,8 @@ def main() -> None:
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--steps", action=argparse.BooleanOptionalAction, default=True, help="compare the steps, too")
     options = parser.parse_args()
-    from atoll.aggregation.tensors import safetensors_file
-    from atoll.parallel.local_training.parameters import parameters_of
+    from atoll.tensors import safetensors_file
+    from atoll.training.local.parameters import parameters_of
 
     bars: list[Bar] = []
     ours: dict[str, dict[str, float]] = {}

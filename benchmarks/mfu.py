@@ -26,13 +26,13 @@ from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
-from atoll.parallel.optimizers.make import make_optimizer
-from atoll.parallel.optimizers.options import OptimizerConfig
 from atoll.parallel.planner.candidate import Candidate
 from atoll.parallel.planner.memory import memory
 from atoll.parallel.planner.shape import ModelShape
 from atoll.parallel.trainer.flops import peak_flops
 from atoll.parallel.world import World, process_group
+from atoll.training.optimizers.make import make_optimizer
+from atoll.training.optimizers.options import OptimizerConfig
 from benchmarks.report import Bar, conclude, say
 
 MODELS = {

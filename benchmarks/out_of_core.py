@@ -29,9 +29,9 @@ from atoll.aggregation.fold.grid import grid_exponent
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.rules.coordinate import Median
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Piece, Tensor
-from atoll.aggregation.updates.reader import StoredUpdate
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Piece, Tensor
+from atoll.tensors.updates.reader import StoredUpdate
 from benchmarks.report import Bar, conclude, say
 
 CGROUPS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))

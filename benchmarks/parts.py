@@ -33,13 +33,13 @@ import numpy as np
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.streaming import fold
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Layout, Piece, Tensor, in_order, pieces_in_order
-from atoll.aggregation.updates.reader import StoredUpdate
 from atoll.protocol.manifest import UpdateManifest, parse_update
 from atoll.protocol.part_manifest import PartManifest, check_part, check_parts, part_of
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.server.process_tuning import collect_seldom
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Layout, Piece, Tensor, in_order, pieces_in_order
+from atoll.tensors.updates.reader import StoredUpdate
 from benchmarks.data_plane import MB, Ours, Side, settle, touch
 from benchmarks.processes import Processes
 from benchmarks.report import Bar, conclude, say, spread

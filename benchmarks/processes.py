@@ -89,7 +89,7 @@ class Processes:
             process.send_signal(signal.SIGABRT)  # Python's fault handler writes the stacks into its log
             process.wait()
             raise NotMeasured(f"{name} did not end within {seconds:g} s:\n{self.last_words(name, 150)}") from None
-        if process.returncode == -signal.SIGALRM:  # it has written its stacks itself (`atoll.cli.shutdown_deadline`)
+        if process.returncode == -signal.SIGALRM:  # it has written its stacks itself (`atoll.cli.stopping`)
             raise NotMeasured(f"{name} could not end in time:\n{self.last_words(name, 150)}")
 
     def kill(self, name: str) -> None:
@@ -111,7 +111,7 @@ class Processes:
     def __enter__(self) -> Self:
         signal.signal(
             signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-        )  # so that the `with` block ends in order
+        )  # so that the `with` block ends cleanly
         return self
 
     def __exit__(

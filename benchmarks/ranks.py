@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from atoll.cli.runs import admin
+from atoll.operations import admin
 from atoll.protocol.identity.names import Identity, Role, aggregator
 from atoll.protocol.vocabulary import RunId
 from atoll.server.views.history import History

@@ -31,9 +31,9 @@ from atoll.aggregation.rules.combine import combine, mixing_for
 from atoll.aggregation.rules.coordinate import Median, TrimmedMean
 from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
 from atoll.aggregation.rules.rule import Rule, takes_centre
-from atoll.aggregation.tensors.layout import Piece, Tensor
-from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
-from atoll.aggregation.updates.sources import Zeros
+from atoll.tensors.layout import Piece, Tensor
+from atoll.tensors.updates.reader import StoredUpdate, UpdateReader
+from atoll.tensors.updates.sources import Zeros
 from benchmarks.report import Bar, conclude, say, spread
 from benchmarks.tight_sort import STEPS, WAYS, TightSort
 
@@ -80,14 +80,14 @@ def numpy_trimmed_mean(rows: Array, axis: int, num_malicious: int) -> Array:
 
 
 def whole(rule: Callable[..., Array], rows: Array, num_malicious: int, threads: int) -> Array:
-    """A rule of numpy's on the rows as they are, a part of the elements for each thread."""
+    """Apply a rule of numpy to the rows, with a part of the elements for each thread."""
     with ThreadPoolExecutor(threads) as pool:
         parts = np.array_split(rows, threads, axis=1)
         return np.concatenate(list(pool.map(lambda part: rule(part, 0, num_malicious), parts)))
 
 
 def transposed(rule: Callable[..., Array], rows: Array, num_malicious: int, threads: int) -> Array:
-    """A rule of numpy's on a copy in which the values of an element lie side by side."""
+    """Apply a rule of numpy to a copy in which the values of an element lie side by side."""
     with ThreadPoolExecutor(threads) as pool:
         parts = np.array_split(rows, threads, axis=1)
         return np.concatenate(list(pool.map(lambda part: rule(np.ascontiguousarray(part.T), 1, num_malicious), parts)))

@@ -24,7 +24,6 @@ import grpc
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from atoll.cli.runs import admin
 from atoll.client.agent import Agent
 from atoll.client.config import AgentConfig
 from atoll.client.disk.seen_store import Memory
@@ -32,8 +31,9 @@ from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.disk.verifier import Verifier
 from atoll.client.policy.gate import Gate
 from atoll.client.wire import control_stream
+from atoll.operations import admin
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity import renewal
 from atoll.protocol.identity.certificates import (
     USAGES,
@@ -200,7 +200,7 @@ async def call(
 
 
 async def _outcome(channel: grpc.aio.Channel, hello: str = "") -> grpc.StatusCode:
-    stub = rpc.CoordinatorStub(channel)
+    stub = rpc.Stub(channel, "Coordinator")
     try:
         if hello:
             first = pb.ClientMessage(hello=pb.Hello(protocol=PROTOCOL, client_id=hello, session="x", tasks=[TASK]))
@@ -245,7 +245,7 @@ def _pair(issuer: Issuer, identity: Identity, now: float, lifetime_s: float = 60
 async def _call_an_impostor(issuer: Issuer, pair: tuple[bytes, bytes]) -> grpc.StatusCode:
     """Call a rank that has a good certificate and claims to be the coordinator."""
     server = grpc.aio.server()
-    rpc.add_CoordinatorServicer_to_server(rpc.CoordinatorServicer(), server)
+    rpc.add_servicer(object(), server, "Coordinator")
     ca_pem = to_pem(issuer.certificate)
     shown = grpc.ssl_server_credentials([_pair(issuer, aggregator(0), time.time())], ca_pem, require_client_auth=True)
     port = server.add_secure_port("127.0.0.1:0", shown)

@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from atoll.cli.runs import admin
+from atoll.operations import admin
 from atoll.protocol.vocabulary import Phase, RunId, RunState
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.views.history import History

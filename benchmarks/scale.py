@@ -215,7 +215,7 @@ def bars_of_histories(found: Histories) -> list[Bar]:
 
 
 def ours_of(found: Histories) -> dict[str, Any]:
-    """The figures beside the bars."""
+    """Return the figures beside the bars."""
     tally = found.tally
     of_histories = {"num_events": tally.num_events, "num_agent_events": tally.num_agent_events}
     return {

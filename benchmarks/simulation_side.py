@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from atoll.cli.files import load_run, load_user_task
-from atoll.parallel.local_training.parameters import state_of
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.task import Task
+from atoll.operations.load import load_run, load_user_task
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Federation
 from atoll.simulations.federation.run import opened
+from atoll.task.local import Local
+from atoll.task.task import Task
+from atoll.training.local.parameters import state_of
 from benchmarks.learners import BATCH_SIZE, LR, RoundRequests, accuracy, clients_of, model_of, say
 from benchmarks.tight_loops import SETTINGS, Lean, LeanProcesses
 

@@ -35,12 +35,12 @@ from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import Job
 from atoll.parallel.trainer.run import Surroundings, train
 from atoll.parallel.world import World
+from atoll.task.local import Local
+from atoll.task.task import Task
 from benchmarks.report import Bar, conclude, interval, say, spread
 
 SIZES = {

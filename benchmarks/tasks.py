@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.parallel.task.array_task import Instructions, Trained
+from atoll.task.array_task import Instructions, Trained
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -24,7 +24,6 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from atoll.aggregation.tensors.layout import Piece
 from atoll.client.disk.model_cache import ModelCache
 from atoll.client.disk.spool import NO_COSTS, Entry, EntryPart
 from atoll.client.wire.control_stream import Link
@@ -39,6 +38,7 @@ from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.protocol.wire.allocator import keep_freed_memory
 from atoll.protocol.wire.channel import PROTOCOL
+from atoll.tensors.layout import Piece
 from benchmarks.members import member
 
 TASK = "benchmarks.tasks:noise"

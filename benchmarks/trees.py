@@ -25,8 +25,8 @@ import numpy as np
 import xgboost
 from sklearn.metrics import roc_auc_score
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.task.task import load_task
+from atoll.task.task import load_task
+from atoll.tensors import safetensors_file
 from benchmarks.processes import ROOT
 from benchmarks.report import Bar, conclude, say, spread
 from examples.tumours import CLINICS, records

@@ -23,14 +23,14 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.tensors.layout import Piece
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, parse_version
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.protocol.wire.channel import CHUNK_BYTES, PROTOCOL, UPLOAD_WINDOW_BYTES
+from atoll.tensors.layout import Piece
 from benchmarks.members import member
 
 TASK = "benchmarks.tasks:noise"
@@ -60,7 +60,7 @@ class Uploader:
             raise RuntimeError(f"{self.name}: {await self.control.details()}")
         if not self.streams:
             request = pb.ManifestRequest(run_id=self.invite.run_id, digest=self.invite.model_digest)
-            reply = await rpc.CoordinatorStub(self.coordinator).GetManifest(request)
+            reply = await rpc.Stub(self.coordinator, "Coordinator").GetManifest(request)
             self._prepare(parse_version(reply.manifest))
         parts = [part for part, _ in self.streams] if self.num_parts else []
         manifest = UpdateManifest(
@@ -81,7 +81,7 @@ class Uploader:
 
     async def connect(self) -> None:
         """Open the control stream with a Hello."""
-        self.control = rpc.CoordinatorStub(self.coordinator).Session()
+        self.control = rpc.Stub(self.coordinator, "Coordinator").Session()
         hello = pb.Hello(protocol=PROTOCOL, client_id=self.name, session="1", tasks=[TASK], spreads_parts=True)
         await self.control.write(pb.ClientMessage(hello=hello))
 

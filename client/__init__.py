@@ -1,4 +1,1 @@
-"""The agent: the process at a data owner's site that trains, evaluates and uploads for one client.
-
-Imports: `protocol`; from the ground `aggregation` and `parallel`.
-"""
+"""The agent: the process at a data owner's site that trains, evaluates and uploads for one client."""

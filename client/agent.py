@@ -12,8 +12,6 @@ import time
 from collections.abc import Collection, Coroutine
 from typing import Any
 
-from atoll.aggregation.codecs.names import supported
-from atoll.aggregation.printable import count_of, printable
 from atoll.client.config import AgentConfig
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.disk.stores import Stores
@@ -60,13 +58,15 @@ from atoll.client.work.job_slot import JobSlot
 from atoll.client.work.jobs import Jobs
 from atoll.client.work.runner import Runner
 from atoll.client.work.version_fetcher import NotAdmitted, VersionFetcher
+from atoll.ground.backoff import delay
+from atoll.ground.printable import count_of, printable
+from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import crash_points
-from atoll.protocol.backoff import delay
 from atoll.protocol.build import software
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import DECLINES, FailureReason, RunId, RunState
+from atoll.tensors.codecs.names import supported
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ class Agent:
             await self._shut_down()
 
     def stop(self) -> None:
-        """End in order: say goodbye, end the worker, leave the spool as it is."""
+        """Shut down: send Leave, stop the worker, keep the spool."""
         if not self._ended.done():
             self._ended.set_result(0)
 

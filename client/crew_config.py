@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.crew.supervisor.interval import ALLOWED, Interval
+from atoll.ground.printable import count_of
 from atoll.parallel.engine.plan import AUTO, Plan, given_plan, possible_plans
+from atoll.parallel.mesh_client.supervisor.interval import ALLOWED, Interval
 from atoll.protocol.settings import STRICT, Folder, Plain
 
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
@@ -50,8 +50,8 @@ class CrewConfig(BaseModel):
     machine with launch = "local", any port of this host otherwise."""
 
     checkpoint_every: str = "300 s"
-    """Time between two checkpoints within a round, from which restarted ranks go on: a number with a unit, s, min, h or
-    steps, as in "5 min" or "50 steps". "0": they begin the round again."""
+    """Time between two checkpoints within a round, from which restarted ranks continue: a number with a unit, s, min, h
+    or steps, as in "5 min" or "50 steps". "0": they begin the round again."""
 
     max_restarts: int = Field(default=3, ge=0, le=1000)
     """Times in one job that the ranks start again after one of them was lost; then the job fails."""

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
-from atoll.aggregation.printable import printable_size, span
 from atoll.client.config import AgentConfig
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.policy.gate import Gate
 from atoll.client.wire.coordinator_connection import CoordinatorConnection
+from atoll.ground.printable import printable_size, span
 from atoll.protocol.identity.clock_hint import instant
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.notices.book import Book

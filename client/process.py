@@ -16,10 +16,7 @@ from atoll.client.policy.gate import Gate
 from atoll.client.work.crew import crews_of
 from atoll.client.work.runner import Runner
 from atoll.client.work.worker import WorkerRunner, workers_of
-from atoll.parallel.crew.supervisor.crew import Crew
-from atoll.parallel.task.flower_app import is_app
-from atoll.parallel.task.task import TaskNotFound, task_name
-from atoll.parallel.worker.process import Environment, Worker
+from atoll.parallel.mesh_client.supervisor.crew import Crew
 from atoll.protocol import service_manager
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import Identity, Role
@@ -27,6 +24,9 @@ from atoll.protocol.identity.proxy import through_proxy
 from atoll.protocol.notices.life import Life
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.signals import call_at_end
+from atoll.task.apps import is_app
+from atoll.task.task import TaskNotFound, task_name
+from atoll.training.worker.process import Environment, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ async def run_agent(
         config: the agent's settings.
         tasks: references of the tasks that it allows, by the names that coordinators use (`tasks_by_name`).
         runner: trains and evaluates; None: a worker process for each task.
-        handle_signals: end in order at the signals that end a process; in the main thread only.
+        handle_signals: shut down cleanly at the signals that end a process; in the main thread only.
         authorities: returns the certificates of the trusted authorities, PEM, for each new connection. None: those of
             the membership; without one the agent is `--insecure` and verifies nothing.
 

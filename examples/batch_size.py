@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from atoll.cli.printing import say, table
-from atoll.parallel.optimizers.make import make_optimizer
-from atoll.parallel.optimizers.noise_scale import NoiseScale, estimate
-from atoll.parallel.optimizers.norms import total_norm
-from atoll.parallel.optimizers.options import OPTIONS, OptimizerConfig
-from atoll.parallel.optimizers.schedule import Schedule, scaled_lr
+from atoll.training.optimizers.make import make_optimizer
+from atoll.training.optimizers.noise_scale import NoiseScale, estimate
+from atoll.training.optimizers.norms import total_norm
+from atoll.training.optimizers.options import OPTIONS, OptimizerConfig
+from atoll.training.optimizers.schedule import Schedule, scaled_lr
 from examples import digits
 from examples.teaching.critical_batch import fit_critical_batch
 from examples.teaching.sharpness import sharpness

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader
 
 from atoll import Task, load_task
-from atoll.parallel.local_training.training import evaluate, make_optimizer
-from atoll.parallel.task import metrics
+from atoll.task import metrics
+from atoll.training.local.training import evaluate, make_optimizer
 
 
 def train_centrally(task: Task, epochs: int, seed: int) -> float:

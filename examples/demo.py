@@ -24,7 +24,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from atoll.cli.runs import admin
+from atoll.operations import admin
 from atoll.protocol.identity.names import Role
 from atoll.protocol.vocabulary import Fate, Phase, RunState
 from atoll.server.rounds.record import ClientRecord, RoundRecord

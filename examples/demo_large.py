@@ -20,8 +20,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from atoll.aggregation.printable import printable_size
-from atoll.cli.runs import admin
+from atoll.ground.printable import printable_size
+from atoll.operations import admin
 from atoll.protocol.identity.names import Role
 from atoll.protocol.vocabulary import Fate, Phase, RunState
 from atoll.server.journal.holder import running_coordinator
@@ -84,7 +84,7 @@ class Memory:
                 rank = int(comm.rpartition(" ")[2])
                 self.ranks[rank] = process
                 return f"rank {rank} of {CLUSTER}"
-            if b"atoll.parallel.worker.main" in command:
+            if b"atoll.training.worker.main" in command:
                 return f"worker of {site}" if site in PLAIN else ""
             if is_first:
                 return site if site == "coordinator" else f"agent of {site}"

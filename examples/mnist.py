@@ -1,10 +1,10 @@
-"""MNIST with the two models of McMahan et al. 2017, the usual baseline of federated learning.
+r"""MNIST with the two models of McMahan et al. 2017, the usual baseline of federated learning.
 
 The data is published in one piece, so it belongs to one site here, and a population splits it among many clients:
 
     export ATOLL_DATA=...         # the folder with mnist/, which has the four IDX files (docs/data.md)
     atoll population examples/mnist.py:task --set population.kind=shards --set population.clients=100
-    atoll simulate examples/mnist.py:task --set population.kind=shards --set population.clients=100 \\
+    atoll simulate examples/mnist.py:task --set population.kind=shards --set population.clients=100 \
         --set round.cohort_size=10 --rounds 100
     atoll train examples/mnist.py:task --epochs 5
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 
 class MetricsLeave(StrEnum):

@@ -2,7 +2,7 @@
 
 import random
 
-from atoll.protocol.backoff import delay
+from atoll.ground.backoff import delay
 
 LONGEST_S = 120.0
 """The longest wait, unless the first one is longer [s]. When the other process ends, this one has the place after at

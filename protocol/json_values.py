@@ -6,7 +6,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from atoll.parallel.task.json_text import without_nan
+from atoll.task.json_text import without_nan
 
 
 def plain(value: Any) -> Any:

@@ -14,7 +14,7 @@ ManifestError.
 An update of several parts has "parts":[{"num_bytes","plain_bytes","sha256"}, ...] instead of "pieces": see
 `part_manifest`.
 
-`aggregation/tensors/pieces` cuts a version's tensors into pieces, each with a SHA-256; an update's client chooses its
+`tensors/pieces` cuts a version's tensors into pieces, each with a SHA-256; an update's client chooses its
 pieces itself.
 
 An encoded piece of an update has two more keys, "codec" and "num_bytes"; its SHA-256 is that of the encoded bytes.
@@ -30,17 +30,9 @@ from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from typing import Any
 
-from atoll.aggregation.codecs.chunks import encoded_bytes
-from atoll.aggregation.codecs.installed import NAME_MAX as CODEC_NAME_MAX
-from atoll.aggregation.codecs.installed import is_installed
-from atoll.aggregation.codecs.names import NAMES as CODEC_NAMES
-from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.fold.weights import NORMALIZER_MAX
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.coverage import check_cover, check_rows
-from atoll.aggregation.tensors.layout import FLOATS, ITEM_BYTES, Layout, Piece, Tensor, pieces_in_order
-from atoll.aggregation.tensors.pieces import PIECE_BYTES_MIN, cut, layout_of_pieces, num_cuts, piece_bytes_of
-from atoll.protocol.strict_json import (
+from atoll.ground.printable import count_of
+from atoll.ground.strict_json import (
     INT64_MAX,
     ManifestError,
     check_canonical,
@@ -59,6 +51,14 @@ from atoll.protocol.strict_json import (
 )
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.protocol.wire.channel import MESSAGE_BYTES_MAX
+from atoll.tensors.codecs.chunks import encoded_bytes
+from atoll.tensors.codecs.installed import NAME_MAX as CODEC_NAME_MAX
+from atoll.tensors.codecs.installed import is_installed
+from atoll.tensors.codecs.names import NAMES as CODEC_NAMES
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.coverage import check_cover, check_rows
+from atoll.tensors.layout import FLOATS, ITEM_BYTES, Layout, Piece, Tensor, pieces_in_order
+from atoll.tensors.pieces import PIECE_BYTES_MIN, cut, layout_of_pieces, num_cuts, piece_bytes_of
 
 FORMAT = "atoll/1"
 
@@ -88,8 +88,7 @@ MODEL_DTYPES = {"F32": FLOATS | {"F64"}, "U8": frozenset({"U8", "BOOL"})}
 
 @dataclass(frozen=True, slots=True)
 class VersionManifest:
-    """The manifest of a version of the global model, or of a slot of one: tensors in canonical order, cut into
-    pieces."""
+    """The manifest of a version of the global model, or of one of its slots: tensors in canonical order, in pieces."""
 
     layout: Layout
     """Tensors as stored; every update has these names, shapes and dtypes, in a run whose model grows its own rows."""

@@ -7,10 +7,9 @@ limit of a message although it has few bytes.
 import sys
 from dataclasses import replace
 
-from atoll.aggregation.codecs.chunks import encoded_bytes
-from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.fold.weights import NORMALIZER_MAX
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
+from atoll.ground.strict_json import INT64_MAX, ManifestError
 from atoll.protocol.manifest import (
     ID_MAX,
     MANIFEST_BYTES_MAX,
@@ -19,8 +18,9 @@ from atoll.protocol.manifest import (
     VersionManifest,
     parse_version,
 )
-from atoll.protocol.strict_json import INT64_MAX, ManifestError
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
+from atoll.tensors.codecs.chunks import encoded_bytes
+from atoll.tensors.codecs.names import parse_codec
 
 WAY_OUT = (
     "keep several small tensors as one (a parameter of shape (layers, ...) whose rows the layers use), give them "

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from atoll.aggregation.tensors.coverage import check_cover, check_inside
-from atoll.aggregation.tensors.layout import Layout, Piece
+from atoll.ground.strict_json import ManifestError, check_canonical, constant, fields_of, integer, read_object
 from atoll.protocol.manifest import (
     FORMAT,
     MANIFEST_BYTES_MAX,
@@ -25,8 +24,9 @@ from atoll.protocol.manifest import (
     first_of,
     read_pieces,
 )
-from atoll.protocol.strict_json import ManifestError, check_canonical, constant, fields_of, integer, read_object
 from atoll.protocol.vocabulary import Digest
+from atoll.tensors.coverage import check_cover, check_inside
+from atoll.tensors.layout import Layout, Piece
 
 PART_BYTES_MAX = MANIFEST_BYTES_MAX - 192 * 1024
 """Largest manifest of a part [bytes]; it travels in one message with the root, which of 1,024 parts takes 150 kB."""

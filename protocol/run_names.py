@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from atoll.aggregation.printable import instead_of
+from atoll.ground.printable import instead_of
 
 
 class RunNotNamed(LookupError):

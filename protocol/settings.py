@@ -24,8 +24,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from atoll.aggregation.folders import in_words
-from atoll.aggregation.text_files import NotText, text_of
+from atoll.ground.folders import in_words
+from atoll.ground.text_files import NotText, text_of
 from atoll.protocol.attribute_docs import attribute_docs
 from atoll.protocol.json_values import flat
 from atoll.protocol.secrets import without_password
@@ -82,9 +82,9 @@ def short(value: object) -> str:
 class ConfigError(ValueError):
     """All mistakes of the operator, a line each in `faults`."""
 
-    def __init__(self, faults: Sequence[str]) -> None:
-        super().__init__("\n".join(faults))
-        self.faults = tuple(faults)
+    def __init__(self, faults: str | Sequence[str]) -> None:
+        self.faults = (faults,) if isinstance(faults, str) else tuple(faults)
+        super().__init__("\n".join(self.faults))
 
 
 def or_faults(build: Callable[[], Built], faults: list[str]) -> Built | None:

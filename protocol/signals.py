@@ -20,6 +20,10 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[int, FrameType | None], object]
 
 
+class Stopped(SystemExit):
+    """The end of the process by a signal; a SystemExit, as event loops and libraries let it pass."""
+
+
 def ending() -> tuple[signal.Signals, ...]:
     """Return the signals that end this process: all of `ENDING` but those that it ignores or survives.
 
@@ -55,6 +59,18 @@ def handled_by(handler: Handler) -> Iterator[None]:
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
+
+
+@contextmanager
+def interrupting(interrupt: Callable[[], object]) -> Iterator[None]:
+    """Call a function at the first signal that ends this process; a second one ends the process at once."""
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        interrupt()
+        end_by_default()
+
+    with handled_by(handle):
+        yield
 
 
 def end_by_default() -> None:

@@ -9,8 +9,19 @@ import math
 from fractions import Fraction
 from typing import Any
 
-from atoll.parallel.statistics.exact import LETTERS_MAX, number_of
-from atoll.parallel.statistics.parts import (
+from atoll.ground.strict_json import (
+    INT64_MAX,
+    ManifestError,
+    fields_of,
+    integer,
+    items_of,
+    one_of,
+    read_object,
+    refuse,
+    text,
+)
+from atoll.training.statistics.exact import LETTERS_MAX, number_of
+from atoll.training.statistics.parts import (
     GROUPS,
     LABELS_MAX,
     MERGES,
@@ -24,17 +35,6 @@ from atoll.parallel.statistics.parts import (
     Part,
     Place,
     SiteStatistics,
-)
-from atoll.protocol.strict_json import (
-    INT64_MAX,
-    ManifestError,
-    fields_of,
-    integer,
-    items_of,
-    one_of,
-    read_object,
-    refuse,
-    text,
 )
 
 BYTES_MAX = 2 * 2**20

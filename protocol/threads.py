@@ -18,7 +18,7 @@ INLINE_BYTES = 128 * 1024
 async def on_thread(executor: Executor | None, function: Callable[..., T], *args: object) -> T:
     """Run a function on a thread of `executor`; None: of the loop's own pool.
 
-    A cancelled task, too, returns only after the function has: no work on a file goes on behind its owner's back.
+    A cancelled task, too, returns only after the function has: no work on a file continues behind its owner's back.
     """
     return await _on(executor, function, *args, stop=lambda: None)
 

@@ -85,6 +85,6 @@ class Choice(Generic[Kind]):
 
 
 def _text(fault: ErrorDetails) -> str:
-    """The words of a validator of the variant, or pydantic's own with the option."""
+    """Return the message of the variant's validator, or pydantic's with the option."""
     said = fault.get("ctx", {}).get("error")
     return f"{fault['loc'][-1]}: {fault['msg']}" if said is None else str(said)

@@ -1,4 +1,1 @@
-"""The coordinator: the processes that host runs, from the rules of a round to the ports.
-
-Imports: `protocol`, `parallel`, `aggregation`.
-"""
+"""The coordinator: the processes that host runs, from the rules of a round to the ports."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from atoll.aggregation.printable import span
+from atoll.ground.printable import span
 from atoll.protocol.identity.clock_hint import SKEW_S, instant
 
 SET_BACK_MAX_S = 2 * SKEW_S

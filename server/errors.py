@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from atoll.aggregation.printable import instead_of
-from atoll.protocol.durable import DiskFull
+from atoll.ground.durable import DiskFull
+from atoll.ground.printable import instead_of
 from atoll.protocol.vocabulary import Digest
 
 

@@ -9,7 +9,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import ClientId
 from atoll.protocol.wire.bulk_messages import add_coordinator
@@ -63,14 +63,14 @@ class Ports:
         enrolments = members.enrolments if members is not None else None
         add_coordinator(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
-            rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), clients)
-        rpc.add_AdminServicer_to_server(AdminService(coordinator, enrolments), admins)
+            rpc.add_servicer(AggregationService(coordinator, coordinator.ranks), clients, "Aggregation")
+        rpc.add_servicer(AdminService(coordinator, enrolments), admins, "Admin")
         if enrolments is not None:
             _end_calls_of_revoked(coordinator, enrolments, (client_guard, admin_guard))
             if isinstance(gate.signer, RemoteSigner):
-                rpc.add_SigningServicer_to_server(SigningService(gate.signer), clients)
+                rpc.add_servicer(SigningService(gate.signer), clients, "Signing")
             for server in (clients, admins):
-                rpc.add_MembershipServicer_to_server(MembershipService(enrolments), server)
+                rpc.add_servicer(MembershipService(enrolments), server, "Membership")
         checks = [await _add_health(clients, "Coordinator"), await _add_health(admins, "Admin")]
         reflected = (_full_name("Coordinator"), _full_name("Admin"), health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(reflected, admins)

@@ -1,4 +1,1 @@
-"""Simulator: a federation with real training in virtual time.
-
-Imports: `server`, `client`, `protocol`, `parallel`, `aggregation`.
-"""
+"""Simulator: a federation with real training in virtual time."""

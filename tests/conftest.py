@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import ctypes
 import gc
 import logging
 import os
@@ -14,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from benchmarks import reaper
-from tests import fast
+from tests import fast, turns
+from tests.validation import validate_machines
 from tests.warm import start
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 start.install()  # with these variables
+
+gc.disable()  # until all tests are collected: a million objects that stay
 
 # No example fails because the machine is busy. On a build machine a property is tried on the same examples each time;
 # elsewhere every run looks further.
@@ -51,13 +55,18 @@ def pytest_collection_finish() -> None:
 
     A simulated run begins with a collection and ends with an unfreeze, which would let the next one traverse them all.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
     vars(gc)["unfreeze"] = lambda: None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show what passed tests have measured (`record_property("said", ...)`), also in processes of pytest-xdist."""
+    """Show what passed tests have measured (`record_property("said", ...)`), also in processes of pytest-xdist.
+
+    The day repeats the turns of this run.
+    """
+    terminalreporter.write_line(f"turns: {turns.VARIABLE}={turns.DAY}")
     for report in terminalreporter.stats.get("passed", []):
         for name, value in report.user_properties:
             if name == "said":
@@ -72,12 +81,27 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+@pytest.fixture(autouse=True, scope="module")
+def memory_is_returned() -> Iterator[None]:
+    """Return the memory of a file's tests to the system, which the C library would keep for this process."""
+    yield
+    gc.collect()
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
 @pytest.fixture(autouse=True)
 def no_log_to_a_closed_stream() -> Iterator[None]:
     """A command that a test calls in this process logs to the stream of that test, which is closed when it ends."""
     _forget_closed_streams()
     yield
     _forget_closed_streams()
+
+
+@pytest.fixture(autouse=True)
+def invariants_after_every_event() -> None:
+    """Let the machines of the coordinator check themselves (`validate()`) wherever a test drives one."""
+    validate_machines()
 
 
 @pytest.fixture(autouse=True)

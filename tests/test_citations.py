@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.floors import FLOORS, MAY_IMPORT, SHARED
+from tests.house.floors import FLOORS, MAY_IMPORT
+from tests.house.tree import AROUND, ROOMS, TESTS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -19,7 +20,7 @@ SUFFIXES = {".py", ".md", ".proto", ".toml"}
 NAMES = {"Makefile"}
 ITSELF = "tests/test_citations.py"
 
-FOLDERS = "aggregation|atoll|benchmarks|client|docs|examples|parallel|protocol|server|simulations|tests"
+FOLDERS = "|".join((*ROOMS, *AROUND, "docs", TESTS))
 PATH = re.compile(rf"`((?:{FOLDERS})/[\w./-]*\.(?:py|md|proto|toml|json))`")
 """A file of the repository, in backticks."""
 
@@ -158,14 +159,11 @@ def test_the_nine_invariants_are_numbered_and_each_is_checked_by_files_that_exis
 def test_the_table_of_rooms_is_that_of_the_floors() -> None:
     shown = {room: set(re.findall(r"`(\w+)`", allowed)) for room, _, allowed in rows(ARCHITECTURE, "rooms")}
     assert shown == {f"`{room}`": allowed - {room} for room, allowed in MAY_IMPORT.items()}
-    exception = ARCHITECTURE.partition("The exception: ")[2].partition("\n\n")[0]
-    importers = {room: re.findall(r"`(aggregation/[\w./]+)`", exception) for room in ("parallel",)}
-    assert {room: tuple(places) for room, places in importers.items()} == SHARED
 
 
 def test_the_table_of_folders_is_that_of_the_floors() -> None:
     shown = {
-        room.strip("`"): [re.findall(r"`([^`]+)`", floor) for floor in floors.split(" < ")]
+        room.strip("`"): [found for floor in floors.split(" < ") if (found := re.findall(r"`([^`]+)`", floor))]
         for room, floors in rows(ARCHITECTURE, "floors")
     }
     for room, floors in FLOORS.items():

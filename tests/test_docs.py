@@ -10,23 +10,21 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from atoll.aggregation.codecs.chunks import encoded_bytes
-from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
-from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.rules.coordinate import TrimmedMean
+from atoll.cli.command import EXIT_PIPE
 from atoll.cli.experiments.simulate import INTERRUPTED
-from atoll.cli.faults import EXIT_AWAY, EXIT_PIPE
 from atoll.cli.sections import Section, described
-from atoll.cli.shutdown_deadline import EXIT_LATE
+from atoll.cli.stopping import EXIT_LATE
 from atoll.client.session import events as client_events
-from atoll.parallel.crew import crash_points as rank_crash_points
-from atoll.parallel.task.local import Local
-from atoll.protocol import crash_points, vocabulary
+from atoll.ground.process import crash_points
+from atoll.operations.faults import EXIT_AWAY
+from atoll.parallel.mesh_client import crash_points as rank_crash_points
+from atoll.protocol import vocabulary
 from atoll.protocol.settings import load_text
 from atoll.server import process
 from atoll.server.audit.actions import Action
-from atoll.server.config.extensions import load_rule
+from atoll.server.config.extensions import CUSTOM_RULE
 from atoll.server.config.run import RunFile
 from atoll.server.rounds import events as server_events
 from atoll.server.rounds.events import (
@@ -47,6 +45,10 @@ from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.selection.oort import Oort
+from atoll.task.local import Local
+from atoll.tensors.codecs.chunks import encoded_bytes
+from atoll.tensors.codecs.codec import CHUNK_ELEMENTS
+from atoll.tensors.codecs.names import parse_codec
 from tests.server.rounds.test_buffer_round import Flow, buffered, invited
 from tests.server.rounds.test_cohort_round import released
 from tools import docs
@@ -238,7 +240,7 @@ def test_the_example_of_an_aggregation_is_a_run_s_and_its_own_rule_is_taken(tmp_
     assert isinstance(run.aggregation.build(), TrimmedMean)
     (code,) = blocks_of("python")
     (tmp_path / "task.py").write_text(code)
-    least = load_rule(f"{tmp_path}/task.py:least").reduce(np.array([[3.0, 1.0], [2.0, 5.0]], np.float32))
+    least = CUSTOM_RULE.load(f"{tmp_path}/task.py:least").reduce(np.array([[3.0, 1.0], [2.0, 5.0]], np.float32))
     assert least.tolist() == [2.0, 1.0]
 
 

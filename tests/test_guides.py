@@ -13,27 +13,29 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats.mstats import winsorize
-from sklearn.metrics import roc_auc_score
 
 from atoll import ArrayTask, Deadline, Instructions, Local, Task, codec_faults, load_task
 from atoll.aggregation.rules.rule import check_count
-from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.local_training.training import train_locally
-from atoll.parallel.task.metrics import merge, values
-from atoll.parallel.task.reference import load_module
-from atoll.parallel.worker.bench import Received
-from atoll.parallel.worker.model_bench import ModelBench
+from atoll.plugins.reference import load_module
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.config.aggregation import OptimizerConfig
-from atoll.server.config.extensions import load_rule, load_sampler
+from atoll.server.config.extensions import CUSTOM_RULE, CUSTOM_SAMPLER
 from atoll.server.rounds.events import Candidate
 from atoll.server.selection.sampling import draw
 from atoll.simulations.devices.config import DeviceConfig
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.population import populate
-from tests.protocol.packages import install
+from atoll.task.metrics import merge, values
+from atoll.tensors import safetensors_file
+from atoll.training.local.training import train_locally
+from atoll.training.worker.bench import Received
+from atoll.training.worker.model_bench import ModelBench
+from tests.later import later
+from tests.plugins.packages import install
 from tests.simulations.federation.simulating import simulate
+
+sklearn_metrics = later("sklearn.metrics")
+mstats = later("scipy.stats.mstats")
 
 ROOT = Path(__file__).parents[1]
 TASK_PAGE = (ROOT / "docs" / "task.md").read_text("utf-8")
@@ -99,8 +101,8 @@ def test_the_auc_of_a_federation_is_scikit_learns_of_all_its_sites(
     parts = [guide.load_test()] if where == "server" else [guide.load_site(site, "test") for site in guide.SITES]
     scores, targets = scores_of(guide, folder, parts)
     found = line[where]
-    assert found["auc"] == pytest.approx(roc_auc_score(targets, binned(guide, scores)), rel=1e-12)
-    assert abs(found["auc"] - roc_auc_score(targets, scores)) <= found["auc_error"] + 1e-12
+    assert found["auc"] == pytest.approx(sklearn_metrics.roc_auc_score(targets, binned(guide, scores)), rel=1e-12)
+    assert abs(found["auc"] - sklearn_metrics.roc_auc_score(targets, scores)) <= found["auc_error"] + 1e-12
     assert found["accuracy"] == pytest.approx(((scores > 0.5) == (targets > 0.5)).mean(), rel=1e-12)
     assert found["auc"] > 0.95
 
@@ -120,9 +122,9 @@ def test_the_auc_does_not_depend_on_the_split_into_sites(
     ]
     found = values(guide.metrics, merge(sites))
     scores = torch.sigmoid(logits).numpy()
-    assert found["auc"] == pytest.approx(roc_auc_score(targets, binned(guide, scores)), rel=1e-12)
+    assert found["auc"] == pytest.approx(sklearn_metrics.roc_auc_score(targets, binned(guide, scores)), rel=1e-12)
     assert found["auc_error"] is not None
-    assert abs(roc_auc_score(targets, scores) - found["auc"]) <= found["auc_error"] + 1e-12
+    assert abs(sklearn_metrics.roc_auc_score(targets, scores) - found["auc"]) <= found["auc_error"] + 1e-12
 
 
 def test_the_auc_of_one_class_has_no_value(guide: ModuleType) -> None:
@@ -191,9 +193,9 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 1 << 30), count=st.integers(3, 20))
 def test_the_rule_of_the_page_is_scipys_winsorized_mean(extensions: Path, seed: int, count: int) -> None:
-    rule = load_rule(f"{extensions}:winsorized")
+    rule = CUSTOM_RULE.load(f"{extensions}:winsorized")
     rows = np.random.default_rng(seed).standard_normal((count, 7)).astype(np.float32)
-    expected = winsorize(rows.astype(np.float64), limits=(1 / count, 1 / count), axis=0).mean(axis=0)
+    expected = mstats.winsorize(rows.astype(np.float64), limits=(1 / count, 1 / count), axis=0).mean(axis=0)
     np.testing.assert_allclose(rule.reduce(rows.copy()), expected, rtol=1e-12, atol=1e-12)
     assert np.array_equal(rule.reduce(rows[:, 2:4].copy()), rule.reduce(rows.copy())[2:4])
     with pytest.raises(ValueError, match="2 updates are too few: at least 3"):
@@ -201,7 +203,7 @@ def test_the_rule_of_the_page_is_scipys_winsorized_mean(extensions: Path, seed: 
 
 
 def test_the_sampler_of_the_page_chooses_everyone_equally_often(extensions: Path) -> None:
-    sampler = load_sampler(f"{extensions}:least_often")
+    sampler = CUSTOM_SAMPLER.load(f"{extensions}:least_often")
     chosen = {ClientId(f"c{k}"): 0 for k in range(7)}
     first_draws = set()
     for number in range(1, 30):

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.house.__main__ import HOUSE
-from tests.house.floors import GROUND, MAY_IMPORT
-from tests.house.imports import edges, folder_circles, imported_names, module_circles
+from tests.house.floors import APART, MAY_IMPORT, WITHOUT_SHELL
+from tests.house.imports import Edge, edges, folder_circles, imported_names, module_circles
 from tests.house.purity import Purity, absent_places, impure_imports
 from tests.house.tree import AROUND, ROOMS, ROOT, TESTS, Module, read
 from tests.house.upward import missing_places, upward_imports
@@ -19,17 +19,17 @@ SHIPPED = read(ROOT, ROOMS)
 EVERYTHING = [*SHIPPED, *read(ROOT, AROUND), *read(ROOT, [TESTS])]
 
 MONOTONIC = {
-    "parallel/crew/supervisor/crew.py",
-    "parallel/crew/main.py",
-    "parallel/crew/orders.py",
-    "parallel/crew/supervisor/shared_folder.py",
-    "parallel/crew/supervisor/terms.py",
+    "parallel/mesh_client/supervisor/crew.py",
+    "parallel/mesh_client/main.py",
+    "parallel/mesh_client/orders.py",
+    "parallel/mesh_client/supervisor/shared_folder.py",
+    "parallel/mesh_client/supervisor/terms.py",
     "parallel/engine/forked.py",
     "parallel/launch/line.py",
     "parallel/launch/meeting.py",
-    "parallel/worker/inbox.py",
-    "parallel/worker/main.py",
-    "parallel/worker/process.py",
+    "training/worker/inbox.py",
+    "training/worker/main.py",
+    "training/worker/process.py",
 }
 """The only files of the ground floor that may read a clock: the monotonic one."""
 
@@ -53,6 +53,32 @@ def test_no_circle_of_folders() -> None:
     assert folder_circles(edges(SHIPPED), places) == []
 
 
+def test_the_command_line_and_the_python_interface_do_not_import_each_other() -> None:
+    assert [edge for edge in edges(SHIPPED) if is_across(edge)] == []
+
+
+@pytest.mark.parametrize("folders", [("cli", "interface"), ("interface", "cli")])
+def test_an_import_of_the_other_one_is_found(folders: tuple[str, str]) -> None:
+    importer = Module(f"atoll/{folders[0]}/x.py", f"def f():\n    from atoll.{folders[1]} import y")
+    imported = Module(f"atoll/{folders[1]}/y.py", "")
+    assert [is_across(edge) for edge in edges([importer, imported])] == [True]
+
+
+def is_across(edge: Edge) -> bool:
+    """Whether an import leads from one folder of `APART` to another."""
+    return {"/".join(path.split("/")[:2]) for path in (edge.importer, edge.imported)} == APART
+
+
+def test_operations_print_nothing() -> None:
+    operations = [module for module in SHIPPED if module.path.startswith("atoll/operations/")]
+    assert operations
+    for module in operations:
+        names = [name for _, name in imported_names(module)]
+        called = {ast.unparse(node.func) for node in ast.walk(module.tree) if isinstance(node, ast.Call)}
+        assert not [name for name in names if within(name, {"typer", "click", "rich"})], module.path
+        assert not called & {"print", "sys.stdout.write", "sys.stderr.write", "os.write"}, module.path
+
+
 def test_pure_folders_import_nothing_that_acts() -> None:
     assert impure_imports(Purity(), SHIPPED) == []
     assert absent_places(Purity(), [module.path for module in SHIPPED]) == []
@@ -71,7 +97,7 @@ def faults_of(module: Module) -> list[str]:
     if module.room in BARE:
         faults += [f"{module.path}: the command line is above" for name in names if within(name, {"atoll.cli"})]
         faults += [f"{module.path}: {name} is the root's" for name in names if is_of_the_root(name)]
-    if module.room in GROUND:
+    if module.room in WITHOUT_SHELL:
         used = [*names, *clocks(module.tree)]
         faults += [f"{module.path}: {name} on the ground floor" for name in used if is_shell(name, module.path)]
     return faults
@@ -115,7 +141,7 @@ def violations(path: str, source: str) -> list[object]:
     ("path", "source"),
     [
         ("aggregation/fold/streaming.py", "from atoll.protocol.vocabulary import Digest"),
-        ("aggregation/fold/streaming.py", "import atoll.parallel.task.task"),
+        ("aggregation/fold/streaming.py", "import atoll.task.task"),
         ("aggregation/fold/streaming.py", "import grpc.aio"),
         ("aggregation/fold/streaming.py", "def f():\n    import asyncio"),
         ("aggregation/fold/streaming.py", "import time\nnow = time.time()"),
@@ -123,12 +149,12 @@ def violations(path: str, source: str) -> list[object]:
         ("aggregation/fold/streaming.py", "import time as clock\nnow = clock.time()"),
         ("aggregation/fold/streaming.py", "from time import monotonic"),
         ("aggregation/fold/streaming.py", "from datetime import datetime"),
-        ("aggregation/tensors/layout.py", "from atoll.aggregation.fold.streaming import fold"),
+        ("tensors/layout.py", "from atoll.aggregation.fold.streaming import fold"),
         ("aggregation/rules/rule.py", "if TYPE_CHECKING:\n    from atoll.aggregation.fold import streaming"),
-        ("parallel/worker/process.py", "import time\nnow = time.time()"),
-        ("parallel/task/task.py", "from atoll.aggregation.fold.streaming import fold"),
-        ("parallel/task/task.py", "from atoll.aggregation.fold import streaming"),
-        ("parallel/task/task.py", "from atoll.parallel.worker.bench import Bench"),
+        ("training/worker/process.py", "import time\nnow = time.time()"),
+        ("task/task.py", "from atoll.aggregation.fold.streaming import fold"),
+        ("task/task.py", "from atoll.aggregation.fold import streaming"),
+        ("task/task.py", "from atoll.training.worker.bench import Bench"),
         ("protocol/manifest.py", "from atoll.server.rounds.policy import StragglerPolicy"),
         ("protocol/manifest.py", "from atoll.server import errors"),
         ("protocol/manifest.py", "from atoll import Task"),
@@ -161,16 +187,16 @@ def test_the_check_bites(path: str, source: str) -> None:
     [
         (
             "aggregation/fold/streaming.py",
-            "from atoll.aggregation.tensors.layout import Piece\nimport numpy\nimport torch.distributed",
+            "from atoll.tensors.layout import Piece\nimport numpy\nimport torch.distributed",
         ),
-        ("parallel/worker/process.py", "import time\nnow = time.monotonic()"),
-        ("parallel/task/task.py", "from atoll.aggregation.tensors import safetensors_file"),
+        ("training/worker/process.py", "import time\nnow = time.monotonic()"),
+        ("task/task.py", "from atoll.tensors import safetensors_file"),
         ("protocol/wire/channel.py", "import grpc\nfrom atoll.protocol.settings import ConfigError"),
         (
             "server/process.py",
             "import asyncio\nfrom atoll.aggregation.fold import streaming\nfrom atoll import __version__",
         ),
-        ("client/agent.py", "from atoll.parallel.task.task import Task\nfrom atoll.protocol import atoll_pb2"),
+        ("client/agent.py", "from atoll.task.task import Task\nfrom atoll.protocol import atoll_pb2"),
         (
             "simulations/federation/run.py",
             "from atoll.server.rounds import cohort_round\nfrom atoll.client.session.session import Session",

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.house import tree
+
 ROOT = Path(__file__).parents[1]
-ROOMS = ("aggregation", "client", "parallel", "protocol", "server", "simulations")
+ROOMS = tuple(room for room in tree.ROOMS if room != "atoll")
 
 
 def build(kind: str, source: Path, target: Path) -> Path:

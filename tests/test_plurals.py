@@ -9,9 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from tests.house.tree import ROOT
+from tests.house.tree import ROOMS, ROOT
 
-ROOMS = ("aggregation", "atoll", "client", "parallel", "protocol", "server", "simulations")
 """All rooms."""
 
 _WORDS = """
@@ -31,28 +30,28 @@ _NO_ADJECTIVE = {"and", "are", "at", "for", "has", "in", "is", "lets", "needs", 
 _CONSTANT = re.compile(r"[A-Z_0-9 */]+")
 
 ALLOWED = {
-    "aggregation/codecs/installed.py: len(name)": "more than NAME_MAX",
+    "tensors/codecs/installed.py: len(name)": "more than NAME_MAX",
     "aggregation/fold/prepared.py: ', '.join(cut[:5])": "names of tensors",
-    "aggregation/own_optimizer.py: master.shape": "a shape",
-    "aggregation/place.py: self.tensor": "the name of a tensor, in the seed of a generator",
-    "aggregation/tensors/coverage.py: len(lengths)": "one of two numbers",
-    "parallel/adapters/pipeline_trial.py: kind": "a name, before a verb",
-    "parallel/crew/faults.py: local.optimizer_name": "a name, before a verb",
-    "parallel/crew/faults.py: plan.mesh.size": "more than RANKS_MAX",
-    "parallel/crew/faults.py: plan.microbatches": "more than one, by the condition above",
-    "parallel/crew/supervisor/interval.py: text": "what an operator has written, with the unit that it lacks",
+    "aggregation/custom_optimizer.py: master.shape": "a shape",
+    "plugins/place.py: self.tensor": "the name of a tensor, in the seed of a generator",
+    "tensors/coverage.py: len(lengths)": "one of two numbers",
+    "parallel/huggingface/pipeline_trial.py: kind": "a name, before a verb",
+    "parallel/mesh_client/faults.py: local.optimizer_name": "a name, before a verb",
+    "parallel/mesh_client/faults.py: plan.mesh.size": "more than RANKS_MAX",
+    "parallel/mesh_client/faults.py: plan.microbatches": "more than one, by the condition above",
+    "parallel/mesh_client/supervisor/interval.py: text": "what an operator has written, with the unit that it lacks",
     "parallel/engine/admissible.py: where": "a mesh in words",
     "parallel/engine/plan.py: plan.microbatches": "more than one, by the condition above",
-    "parallel/task/collated.py: number": "more than 2^30",
+    "task/collated.py: number": "more than 2^30",
     "parallel/trainer/forward.py: number": "more than one, by the condition above",
     "parallel/trainer/mixed_rows.py: min(ROWS, len(data))": "more than one, as they have halves",
     "parallel/trainer/mixed_rows.py: plan.mesh.dp": "more than one, by the condition of the line",
     "parallel/trainer/mixed_rows.py: plan.microbatches": "more than one, by the condition of the line",
     "protocol/run_names.py: len(found)": "more than one, by the condition above",
-    "parallel/task/metrics.py: lengths": "several numbers in words",
+    "task/metrics.py: lengths": "several numbers in words",
     "server/config/run_changes.py: new.rounds": "another number than before, as of a schedule, which has several",
     "parallel/planner/choice.py: narrowest": "more than one, as every rank by itself is a mesh of tp = 1",
-    "parallel/programs/grid.py: len(text)": "more than NAME_MAX",
+    "task/programs/grid.py: len(text)": "more than NAME_MAX",
     "examples/datasets/shakespeare.py: min_lines": "a setting, whose default is not one",
     "parallel/planner/search.py: states / room": "a ratio",
     "parallel/planner/search.py: where": "the name of an axis",
@@ -60,8 +59,8 @@ ALLOWED = {
     "atoll/cli/runs/models.py: version['parts']": "more than one, as one part is another branch",
     "atoll/cli/training/plan.py: plan.stages": "more than one, by the condition of the line",
     "atoll/cli/training/progress.py: event['tokens_per_s']": "a rate",
-    "atoll/cli/training/request.py: read_world().size": "more than one, by the condition above",
-    "atoll/cli/training/train.py: outcome.epochs": "a fraction",
+    "atoll/operations/training/job.py: read_world().size": "more than one, by the condition above",
+    "atoll/cli/training/train.py: result.epochs": "a fraction",
     "protocol/wire/mesh_use.py: self.steps_per_s": "a rate",
     "protocol/settings.py: value.bit_length()": "more than 10 000",
     "server/rounds/policy.py: self.num_wanted": "more than one, by the condition of the line",
@@ -69,8 +68,6 @@ ALLOWED = {
     "server/transfers/timeouts.py: patience.floor": "a rate",
     "server/views/notices.py: client": "a name, before a verb",
     "server/views/sentences.py: number": "more than two, as once and twice are words",
-    "tests/histories/referee/buffer_referee.py: age": "more than the allowed staleness, in an assertion of ours",
-    "tests/histories/referee/round_referee.py: staleness": "more than the allowed staleness, in an assertion of ours",
     "tests/histories/soak.py: median(self.num_rounds)": "a median",
     "tests/histories/soak.py: median(self.num_events)": "a median",
     "tests/histories/world.py: sequence": "more than ACTIONS_MAX",

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.files import load_run
+from atoll.operations.load import load_run
 from atoll.protocol.settings import _toml
 from atoll.simulations.experiments.grid import read_grid
 from atoll.simulations.federation.config import SimulationFile
 from benchmarks.processes import free_address
+from tests.pages.due import when_due
 from tools.docs import commands
 
 ROOT = Path(__file__).parents[1]
@@ -109,10 +110,11 @@ def unseen(expected: str, output: str) -> list[str]:
 
 
 @pytest.mark.timeout(2 * LIMIT_S)
-def test_the_commands_of_the_readme_end_in_a_committed_model(tmp_path: Path) -> None:
-    outcome = execute("".join(blocks("run")), tmp_path)
+@pytest.mark.parametrize("page", [when_due("README.md", page="README.md", number=5)])
+def test_the_commands_of_the_readme_end_in_a_committed_model(page: str, tmp_path: Path) -> None:
+    outcome = execute("".join(blocks("run", (ROOT / page).read_text("utf-8"))), tmp_path)
     assert outcome.is_good, outcome
-    assert len(outcome.codes) == 12
+    assert len(outcome.codes) == 10
     for expected in blocks("output"):
         assert unseen(expected, outcome.output) == [], outcome.output
     assert (tmp_path / "digits" / "model.safetensors").stat().st_size > 10_000
@@ -157,8 +159,8 @@ def test_an_output_of_the_readme_that_is_not_true_is_noticed() -> None:
 
 
 def test_the_readme_is_short_and_has_blocks_to_run() -> None:
-    assert len(README.split()) <= 900
-    assert len(blocks("run")) == len(blocks("output")) == 4
+    assert len(README.split()) < 800
+    assert len(blocks("run")) == len(blocks("output")) == 2
 
 
 def test_the_measured_figures_of_the_readme_are_those_of_the_page_of_measurements() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.faults import EXIT_AWAY, EXIT_FAILED, EXIT_OPERATOR
+from atoll.operations.faults import EXIT_AWAY, EXIT_FAILED, EXIT_OPERATOR
 from tests.cli.invoking import TINY, said
 from tests.waiting import BOUND_S
 

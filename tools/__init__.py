@@ -1,1 +1,1 @@
-"""The generators of the reference pages."""
+"""Generators of the pages with commands, settings and signatures."""

@@ -168,8 +168,8 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 _GENERATORS: dict[str, Callable[[], str]] = {
     **{f"settings {section}": _settings(section) for section in SECTIONS},
-    "steps": _steps("atoll.protocol.crash_points"),
-    "rank steps": _steps("atoll.parallel.crew.crash_points"),
+    "steps": _steps("atoll.ground.process.crash_points"),
+    "rank steps": _steps("atoll.parallel.mesh_client.crash_points"),
     "rules": _rules,
     "server events": _words("atoll.server.rounds.events", "Event"),
     "server effects": _words("atoll.server.rounds.events", "Effect"),

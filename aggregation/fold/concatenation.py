@@ -2,8 +2,8 @@
 
     new = base ++ u_1 ++ u_2 ++ ... ++ u_K        along the first axis of each tensor, in the order of the updates
 
-An update has the rows that its client adds, so its first axes are its own, and all else is as in the model. Values are
-copied, never added: the bits of a row are those that the client sent, for good. Weights and factors have no meaning.
+An update has the rows that its client adds: its tensors differ from the model's in their first axes only. Values are
+copied, never added: a row keeps the bits that the client sent. Weights and factors have no meaning.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.fold.streaming import FILES_OPEN_MAX, TILE_ELEMENTS, Folded
-from atoll.aggregation.tensors.coverage import appended, check_rows
-from atoll.aggregation.tensors.layout import Layout, Tensor, in_order
-from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, TensorFileWriter, parse_header, read_metadata
-from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader, stored_model
+from atoll.tensors.coverage import appended, check_rows
+from atoll.tensors.layout import Layout, Tensor, in_order
+from atoll.tensors.pieces import cut_layout, piece_bytes_of
+from atoll.tensors.safetensors_file import NUMPY_DTYPES, TensorFileWriter, parse_header, read_metadata
+from atoll.tensors.updates.reader import StoredUpdate, UpdateReader, stored_model
 
 
 def concatenate(
@@ -37,7 +37,7 @@ def concatenate(
     Memory is one block, whatever the size of the model or of the cohort.
 
     Args:
-        base: the global model to whose rows those of the updates are appended: a safetensors file.
+        base: the global model to which the updates' rows are appended: a safetensors file.
         updates: K >= 1 accepted updates (`coverage.check_rows`), in the order of their client ids.
         out: the file of the new version, which gets the base's metadata.
         between: called between two blocks; it may raise to interrupt the work.
@@ -70,7 +70,7 @@ def concatenate(
 
 
 def grown(parts: Iterable[Layout]) -> Layout:
-    """Return the tensors that have the rows of all parts; each part has the same tensors, in the same order."""
+    """Return the tensors with the rows of all parts; each part has the same tensors, in the same order."""
     return tuple(
         replace(tensors[0], shape=(sum(tensor.shape[0] for tensor in tensors), *tensors[0].shape[1:]))
         for tensors in zip(*parts, strict=True)
@@ -78,14 +78,14 @@ def grown(parts: Iterable[Layout]) -> Layout:
 
 
 def _checked(layout: Layout, update: StoredUpdate) -> Layout:
-    """Return the tensors of an update, in the order of the base's; raise ValueError if they are others."""
+    """Return the tensors of an update, in the order of the base's; raise ValueError if they differ."""
     if faults := check_rows(layout, update.pieces):
         raise ValueError(f"update {update.path}: {'; '.join(faults)}")
     return appended(layout, update.pieces)
 
 
 def _in_order(parts: Sequence[Layout], readers: Sequence[UpdateReader]) -> Iterator[tuple[Tensor, UpdateReader]]:
-    """Yield each part of the new version, in the order of its bytes, and where it is read."""
+    """Yield each part of the new version, in the order of its bytes, and its source."""
     by_name = [{tensor.name: tensor for tensor in part} for part in parts]
     for tensor in in_order(parts[0]):
         for of_part, reader in zip(by_name, readers, strict=True):
@@ -93,7 +93,7 @@ def _in_order(parts: Sequence[Layout], readers: Sequence[UpdateReader]) -> Itera
 
 
 def _blocks(tensor: Tensor, reader: UpdateReader) -> Iterator[NDArray[Any]]:
-    """Yield the values of one tensor of one part, in their own dtype."""
+    """Yield the values of one tensor of one part, in the tensor's dtype."""
     for start in range(0, tensor.num_elements, TILE_ELEMENTS):
         stop = min(start + TILE_ELEMENTS, tensor.num_elements)
         yield reader.read(tensor, start, stop, np.empty(stop - start, NUMPY_DTYPES[tensor.dtype]))

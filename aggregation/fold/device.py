@@ -2,9 +2,9 @@
 
     read update k --> pinned buffer --copy--> device: total += rint(float64(u_k) scale_k)
 
-The same float64 operations in the same order as in `kernel`, each a kernel launch of its own, so that none is fused
-into a multiply-add with another rounding: the bits are those of the CPU. float16 and bfloat16 cross as they are stored,
-and are widened there. Every tile has its own stream, and an update is read while the one before it is copied and added;
+The same float64 operations in the same order as in `kernel`, each in a separate kernel launch, so that none is fused
+into a multiply-add with another rounding: the bits are the CPU's. float16 and bfloat16 cross in their stored form, and
+are widened there. Every tile has a separate stream, and an update is read while the one before it is copied and added;
 with a few threads the link is never idle. The mean, the optimizer and the new version stay on the CPU: they process
 each element once, the sum processes it K times.
 """
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.tensors.layout import ITEM_BYTES, Tensor
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES
-from atoll.aggregation.updates.reader import UpdateReader
+from atoll.tensors.layout import ITEM_BYTES, Tensor
+from atoll.tensors.safetensors_file import NUMPY_DTYPES
+from atoll.tensors.updates.reader import UpdateReader
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ class Device:
         return total, largest <= np.array([summand.magnitude for summand in summands])
 
     def stream(self) -> AbstractContextManager[Any]:
-        """Return a context whose work runs in its order, concurrently with that of other streams."""
+        """Return a context whose work runs in order, concurrently with other streams."""
         if not self.is_cuda:
             return nullcontext()
         return self.torch.cuda.stream(self.torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
@@ -135,7 +135,7 @@ class _Buffer:
         """The memory that `values` returned last, for numpy."""
 
     def values(self, dtype: str, num_elements: int) -> "torch.Tensor":
-        """Return memory for `num_elements` as they are stored: F32, F16 or BF16."""
+        """Return memory for `num_elements` in their stored dtype: F32, F16 or BF16."""
         if self._event is not None:
             self._event.synchronize()
         room = self._bytes[: num_elements * ITEM_BYTES[dtype]]

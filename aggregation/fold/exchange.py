@@ -42,7 +42,7 @@ class Exchange(Protocol):
 
 
 class ExchangeBroken(OSError):
-    """The exchange lost a rank; the ranks begin again when all are back."""
+    """The exchange lost a rank; the ranks restart the fold when all are back."""
 
 
 def as_bytes(array: NDArray[np.generic]) -> Bytes:

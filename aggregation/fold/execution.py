@@ -11,7 +11,7 @@ class Execution:
     """The resources of a fold, and its hook between tiles."""
 
     threads: int = 1
-    """The number of tiles that are computed at the same time; the caller's thread exchanges and writes meanwhile."""
+    """The number of tiles that are computed concurrently; the caller's thread exchanges and writes meanwhile."""
     tile_elements: int | None = None
     """The number of elements that one thread finishes at once, the same at each rank; None: `TILE_ELEMENTS`
     of the fold, or of the device."""

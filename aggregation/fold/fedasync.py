@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.fold.tiles import Mean
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.aggregation.updates.reader import UpdateReader
+from atoll.tensors.layout import Tensor
+from atoll.tensors.updates.reader import UpdateReader
 
 
 def drawn(mean_of: Mean, tensor: Tensor, masters: UpdateReader, older: UpdateReader, share: float) -> Mean:

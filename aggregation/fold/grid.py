@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 SUM_BITS = 52
 """Number of bits of the sums: W M / q stays within 2^52, so they are integers that float64 holds exactly."""

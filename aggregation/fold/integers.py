@@ -17,7 +17,7 @@ INT64_SAFE = 1 << 62
 
 
 def sum_dtype(magnitude: int, *, total_weight: int) -> type[Any]:
-    """Return np.int64 when W M <= 2^62, else object: Python's integers.
+    """Return np.int64 if W M <= 2^62, else object: Python's integers.
 
     Up to that bound no |partial sum| and no remainder overflows int64.
     """
@@ -35,7 +35,7 @@ def weighted_sum(
 
 
 WORD_BITS = 62
-"""Number of bits of each but the highest of the words in which a sum beyond int64 travels."""
+"""Number of bits of each word, except the highest, in which a sum beyond int64 travels."""
 
 
 def to_words(total: NDArray[Any]) -> NDArray[np.int64]:
@@ -77,7 +77,7 @@ def rounded_mean(total: NDArray[Any], *, total_weight: int) -> NDArray[Any]:
 
 
 def apply_mean(base: NDArray[np.int64], mean: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return base + mean in the tensor's own dtype, of (n) elements, n >= 1.
+    """Return base + mean in the tensor's dtype, of (n) elements, n >= 1.
 
     Raises:
         ValueError: an element leaves the dtype.

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.numba_support import COMPILED_FROM, has_compiler
+from atoll.tensors.numba_support import COMPILED_FROM, has_compiler
 
 AddWithin = Callable[[NDArray[np.float64], NDArray[np.float32], np.float64, float], bool]
-"""(total, values, scale, magnitude) -> whether every value is within the magnitude; NaN is within nothing."""
+"""(total, values, scale, magnitude) -> whether every value is within the magnitude; NaN never is."""
 
 
 def add_within_by_numpy(

@@ -1,4 +1,4 @@
-"""The weighted mean of one tensor: a rank's sum of its own updates, and the mean from the sums of all ranks.
+"""The weighted mean of one tensor: a rank's sum of its updates, and the mean from the sums of all ranks.
 
 A `Term` is an update that is being folded. A `Total` describes all updates, also those at other ranks: the grid depends
 on it alone.
@@ -17,8 +17,8 @@ from atoll.aggregation.fold.grid import grid_exponent, grid_scale, mean_from_gri
 from atoll.aggregation.fold.integers import from_words, rounded_mean, sum_dtype, to_words, weighted_sum
 from atoll.aggregation.fold.kernel import add_within_for
 from atoll.aggregation.fold.step import Step
-from atoll.aggregation.tensors.layout import FLOATS, Layout, Tensor
-from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
+from atoll.tensors.layout import FLOATS, Layout, Tensor
+from atoll.tensors.updates.reader import StoredUpdate, UpdateReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Weighted:
 
     @property
     def carried(self) -> dict[str, float | int]:
-        """The magnitudes of the tensors that the update carries."""
+        """The magnitudes of the update's tensors."""
         return {piece.tensor: self.update.magnitudes[piece.tensor] for piece in self.update.pieces}
 
 
@@ -72,8 +72,8 @@ class Total:
     weight: int
     """The sum of their weights."""
     magnitude: float | int
-    """The largest |element| that any of them adds: for floats times its factor, so that an update with a tiny factor
-    takes no bits from the others."""
+    """The largest |element| that an update adds, for floats times the update's factor, so that an update with a tiny
+    factor takes no bits from the others."""
     count: int
     """The number of updates, at least 1."""
 
@@ -90,7 +90,7 @@ class Term:
         return self.reader.carries(tensor)
 
     def magnitude(self, tensor: Tensor) -> float | int:
-        """Return the recorded largest |element|, on which the proof of `grid` rests. NaN is within nothing."""
+        """Return the recorded largest |element|, on which the proof of `grid` rests. NaN never is within it."""
         return self.item.update.magnitudes[tensor.name]
 
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -140,8 +140,8 @@ def totals_of(
 class ExactMean:
     """The exact weighted mean of a float tensor: sums on the grid, which add without rounding in any order.
 
-    With a device they are computed there, with the same bits. The mean of a control variate is the sum of the updates,
-    all of weight 1, over the number of all clients.
+    With a device the sums are computed there, with the same bits. The mean of a control variate is the sum of the
+    updates, all of weight 1, over the number of all clients.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class ExactMean:
         return total
 
     def share(self, start: int, stop: int) -> NDArray[np.float64]:
-        """Return the sum as it travels; empty if nothing of these elements is here."""
+        """Return the sum in its form on the wire; empty if this rank has none of these elements."""
         return self.sum(start, stop) if self._here(start, stop) else np.zeros(0)
 
     def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> NDArray[np.float64]:
@@ -221,7 +221,7 @@ class IntegerMean:
         return [term for term in self._terms if term.reader.meets(self._tensor, start, stop)]
 
     def share(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the sum as it travels; empty if nothing of these elements is here."""
+        """Return the sum in its form on the wire; empty if this rank has none of these elements."""
         return to_words(self.sum(start, stop)) if self._here(start, stop) else np.zeros(0, np.int64)
 
     def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""The part of a server optimizer's step that looks at whole updates: asked once, before the first tile."""
+"""The preparation of a server optimizer's step from whole updates, once, before the first tile."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -6,30 +6,30 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.custom_optimizer import CustomOptimizer
 from atoll.aggregation.fold.exchange import Exchange, from_all
 from atoll.aggregation.fold.step import Step
-from atoll.aggregation.own_optimizer import OwnOptimizer
-from atoll.aggregation.tensors.layout import Layout
+from atoll.tensors.layout import Layout
 
 Gram = Callable[[Layout], NDArray[np.float64]]
 """(some tensors of the model) -> the inner products (K, K) of all updates over them."""
 
 
 def prepared(step: Step, layout: Layout, gram: Gram, exchange: Exchange | None = None) -> Step:
-    """Return a step whose place has what the optimizer prepares; the same step if it prepares nothing.
+    """Return a step whose place has the optimizer's prepared values; the same step if it has no `prepare`.
 
     Args:
         step: of the fold.
         layout: the model's tensors.
         gram: of the updates within their norm bounds.
-        exchange: with the other ranks: the first rank's number holds at all of them. None: there are none.
+        exchange: with the other ranks: the first rank's number holds at all of them. None: there are no other ranks.
 
     Raises:
         ValueError: an update leaves a tensor out, or `prepare` failed.
         ExchangeBroken: another rank is gone.
     """
     optimizer = step.optimizer
-    if not (isinstance(optimizer, OwnOptimizer) and optimizer.has_prepare):
+    if not (isinstance(optimizer, CustomOptimizer) and optimizer.has_prepare):
         return step
     products = gram(tuple(tensor for tensor in layout if step.is_trained(tensor)))
     found = optimizer.prepare(products, step.place)
@@ -40,7 +40,7 @@ def prepared(step: Step, layout: Layout, gram: Gram, exchange: Exchange | None =
 
 def whole_tensors(step: Step) -> bool:
     """Return whether the optimizer needs all elements of a tensor at once."""
-    return isinstance(step.optimizer, OwnOptimizer) and step.optimizer.is_whole
+    return isinstance(step.optimizer, CustomOptimizer) and step.optimizer.is_whole
 
 
 def check_whole(step: Step, layout: Layout, num_pieces: Mapping[str, int]) -> None:

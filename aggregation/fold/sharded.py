@@ -1,18 +1,18 @@
-"""The fold on several ranks: each has the updates of its own clients, and owns a part of the model.
+"""The fold on several ranks: each has the updates of its clients, and owns a part of the model.
 
     rank 0:  own updates --> sum of tile t of every rank's part --+                +--> tile t of its part: mean,
     rank 1:  own updates --> sum of tile t of every rank's part --+-- all-to-all --+    optimizer, its shard
     ...                                                                            +--> ...
 
-Every rank sums its updates over all parts, tile by tile, sends each owner its share, adds the shares for its own part
-and finishes it as `streaming` does. Sums lie on the same grid at every rank (`means.Total` covers all updates), so they
-add without rounding: the shards, one after the other, have the bits that one rank makes. A rank sends (N-1)/N of one
-accumulator of the model, 8 bytes for each float, whatever the number of clients; no rank holds a whole one.
+Every rank sums its updates over all parts, tile by tile, sends each owner its share, adds the shares for the part that
+it owns and finishes it as `streaming` does. Sums lie on the same grid at every rank (`means.Total` covers all updates),
+so they add without rounding: the shards, one after the other, have the bits that one rank makes. A rank sends (N-1)/N
+of one accumulator of the model, 8 bytes for each float, whatever the number of clients; no rank holds a whole one.
 
-A rule needs every update of an element: there the ranks exchange the updates' own values, (N-1)/N of them.
+A rule needs every update of an element: then the ranks exchange the updates' values, (N-1)/N of them.
 
-The parts of one update may lie at several ranks. What a rank does not have of it is zero there, which adds exactly; the
-divisor is that of all updates (`means.Total`). So the bits are the same wherever the parts are.
+The parts of one update may lie at several ranks. A missing part counts as zero, which adds exactly; the divisor covers
+all updates (`means.Total`). So the bits are the same wherever the parts are.
 """
 
 from collections import Counter
@@ -35,11 +35,11 @@ from atoll.aggregation.fold.step import AGGREGATE, Slot, Step
 from atoll.aggregation.fold.streaming import Folded, check_updates, opened, written
 from atoll.aggregation.fold.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
 from atoll.aggregation.ordered_map import computed_ahead
-from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor
-from atoll.aggregation.tensors.ownership import owned_pieces
-from atoll.aggregation.tensors.pieces import cut_layout, first_element, piece_bytes_of
-from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, read_metadata
-from atoll.aggregation.updates.reader import UpdateReader, stored_shard
+from atoll.tensors.layout import FLOATS, Layout, Piece, Tensor
+from atoll.tensors.ownership import owned_pieces
+from atoll.tensors.pieces import cut_layout, first_element, piece_bytes_of
+from atoll.tensors.safetensors_file import TensorFileWriter, read_metadata
+from atoll.tensors.updates.reader import UpdateReader, stored_shard
 
 TILE_ELEMENTS = 1 << 18
 """Number of elements of every rank's part that are exchanged at once: 2 MiB to each."""
@@ -52,8 +52,8 @@ class Cohort:
     totals: Mapping[str, Total]
     """The totals by tensor (`means.totals_of`); no entry for a tensor that no update carries."""
     places: tuple[tuple[int, ...], ...]
-    """The places of each rank's updates, in its own order, among all updates in the order of the client ids: 0 to K -
-    1. An update whose parts are spread is at each rank that has one of them."""
+    """The places of each rank's updates, in the rank's order, among all updates in the order of the client ids: 0 to K
+    - 1. An update whose parts are spread is at each rank that has one of them."""
     omitted: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """The places of the updates that leave a tensor out, by tensor."""
 
@@ -154,7 +154,7 @@ def _tiles(layout: Layout, pieces: Sequence[Piece], tile_elements: int, step: St
 
 
 class _Sums:
-    """The shares of this rank in every tile, and the new values of its own tiles from the shares of all ranks."""
+    """The shares of this rank in every tile, and the new values of the tiles that it owns."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Robust rules over updates at several ranks: the owner of an element gathers every update's value of it.
 
-The parts of one update may lie at several ranks. Each sends the values that it has of the tile, with zeros between
-them; of an element at most one rank has other bits than zero, so that their bitwise or is the update's own value.
+The parts of one update may lie at several ranks. Each sends the values that it has of the tile, with zeros elsewhere;
+at most one rank has bits other than zero for an element, so that their bitwise or is the update's value.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from atoll.aggregation.fold.exchange import Bytes, Exchange, from_all, swapped
 from atoll.aggregation.fold.means import Term
 from atoll.aggregation.ordered_map import computed_ahead
-from atoll.aggregation.place import NOWHERE, Place
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.rules.combine import checked_mixing, combine
+from atoll.aggregation.rules.combine import combine
 from atoll.aggregation.rules.gram import Tile, float_tiles, products
 from atoll.aggregation.rules.rule import GeometricRule, Rule, check_count, takes_centre
-from atoll.aggregation.tensors.layout import FLOATS, Layout, Tensor
-from atoll.aggregation.tensors.ownership import owned_segments, segments_of
-from atoll.aggregation.updates.sources import Scaled, Source
+from atoll.ground.printable import count_of
+from atoll.plugins.place import NOWHERE, Place
+from atoll.tensors.layout import FLOATS, Layout, Tensor
+from atoll.tensors.ownership import owned_segments, segments_of
+from atoll.tensors.updates.sources import Scaled, Source
 
 Places = tuple[Sequence[Sequence[int]], Mapping[str, frozenset[int]]]
-"""The places of each rank's updates in the order of all client ids, and those that leave a tensor out
+"""The places of each rank's updates in the order of all client ids, and of the updates that leave a tensor out
 (`sharded.Cohort`)."""
 
 Array = NDArray[np.float64]
@@ -59,9 +59,9 @@ class Gathered:
 
 
 def rows_of(terms: Sequence[Term], tensor: Tensor, start: int, stop: int) -> NDArray[np.float32]:
-    """Return the values of k updates as they travel, in one dimension.
+    """Return the values of k updates in their form on the wire, in one dimension.
 
-    First come k flags, 1 for an update with values here in these n elements; then n values of each of those.
+    First come k flags, 1 for an update with values here in these n elements; then n values of each flagged update.
     """
     here = [term.reader.meets(tensor, start, stop) for term in terms]
     shares = np.empty(len(terms) + sum(here) * (stop - start), np.float32)
@@ -87,12 +87,12 @@ def in_places(parts: Sequence[Bytes], places: Places, tensor: Tensor, num_elemen
 
 
 def _either(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the values of two parts of an update: where one is not zero, the other has no bit set. -0 stays -0."""
+    """Return the merged values of two parts of an update; where one is not zero, the other has no bit set."""
     return np.bitwise_or(one.view(np.uint32), other.view(np.uint32)).view(np.float32)
 
 
 def num_updates_in(of_ranks: Iterable[Iterable[int]]) -> int:
-    """Return the number of updates, from the places of each rank's: one whose parts are spread is at several ranks."""
+    """Return the number of updates, from each rank's places: an update in parts is at several ranks."""
     return len(set(chain(*of_ranks)))
 
 
@@ -123,8 +123,7 @@ def mixing_of_ranks(
     threads: int,
     place: Place = NOWHERE,
 ) -> Array | None:
-    """Return the matrix by which a rule mixes the updates of all ranks (`combine.mixing_for`): the same at each of
-    them.
+    """Return the mixing matrix of the updates of all ranks (`combine.mixing_for`), the same at each rank.
 
     Raises:
         ValueError: as `combine.mixing_for`.
@@ -136,7 +135,7 @@ def mixing_of_ranks(
         return None
     with_centre = centre if takes_centre(rule) else None
     gram = gram_of_ranks(layout, terms, places, exchange, threads=threads, centre=with_centre)
-    mixing = checked_mixing(rule, gram, place) if exchange.rank == 0 else np.zeros((0, len(gram)))
+    mixing = rule.mixing(gram, place) if exchange.rank == 0 else np.zeros((0, len(gram)))
     return from_all(exchange, mixing)[0].view(np.float64).reshape(-1, len(gram))
 
 
@@ -149,7 +148,7 @@ def gram_of_ranks(
     threads: int,
     centre: Source | None = None,
 ) -> Array:
-    """Return the Gram matrix of `gram.gram_matrix`; each rank computes its own segments.
+    """Return the Gram matrix of `gram.gram_matrix`; each rank computes the segments that it owns.
 
     Raises:
         ValueError: an update leaves out a float tensor.

@@ -1,7 +1,7 @@
-"""The step from the mean to the next version: the server optimizer, and its state from round to round.
+"""The step from the mean to the next version: the server optimizer, and its state between rounds.
 
 A slot is a tensor of that state for each tensor of the model, stored as a safetensors file beside each version: the
-optimizer's moments of the trained tensors, and, for a rule that looks back at it, the last aggregate of all floats.
+optimizer's moments of the trained tensors, and, for a rule that needs it, the last aggregate of all floats.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.optimizers import FedAvg, Optimizer
-from atoll.aggregation.place import NOWHERE, Place
 from atoll.aggregation.rules.rule import Rule, takes_centre
-from atoll.aggregation.tensors.layout import CONTROL, FLOATS, Layout, Piece, Tensor
-from atoll.aggregation.tensors.safetensors_file import TensorFileWriter
-from atoll.aggregation.updates.reader import UpdateReader, stored_shard
+from atoll.plugins.place import NOWHERE, Place
+from atoll.tensors.layout import CONTROL, FLOATS, Layout, Piece, Tensor
+from atoll.tensors.safetensors_file import TensorFileWriter
+from atoll.tensors.updates.reader import UpdateReader, stored_shard
 
 AGGREGATE = "aggregate"
 """The name of the slot of the last aggregate."""
@@ -50,12 +50,12 @@ class Step:
     scale: float = 1.0
     """The factor of the exact mean of the trained floats before the optimizer (`weights.normalized`)."""
     num_clients: int | None = None
-    """SCAFFOLD's N: tensors named `control/...` move by the sum of their updates over N. None: there are none."""
+    """SCAFFOLD's N: tensors named `control/...` move by the sum of their updates over N. None: no SCAFFOLD."""
     before: Mapping[str, Path] = field(default_factory=dict)
     after: Mapping[str, Path] = field(default_factory=dict)
     anchor: "Anchor | None" = None
     place: Place = NOWHERE
-    """The place of the fold in its run, for a user's rule."""
+    """The context of the fold, for a custom rule."""
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ def _has_slot(name: str, step: Step, tensor: Tensor) -> bool:
 
 
 class Slot:
-    """One slot: its file of the base's version, and that of the new one.
+    """One slot: its files of the base's version and of the new version.
 
     Args:
         name: of the slot.

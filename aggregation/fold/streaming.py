@@ -47,19 +47,19 @@ from atoll.aggregation.fold.weights import is_integer_weight
 from atoll.aggregation.ordered_map import computed_ahead
 from atoll.aggregation.rules.combine import Scratch, combine, mixing_for
 from atoll.aggregation.rules.gram import gram_matrix
-from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor, in_order, update_dtypes
-from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
-from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
-from atoll.aggregation.updates.reader import UpdateReader, stored_model
-from atoll.aggregation.updates.sources import Scaled, Source
+from atoll.tensors.layout import FLOATS, Layout, Piece, Tensor, in_order, update_dtypes
+from atoll.tensors.pieces import cut_layout, piece_bytes_of
+from atoll.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
+from atoll.tensors.updates.reader import UpdateReader, stored_model
+from atoll.tensors.updates.sources import Scaled, Source
 
 TILE_ELEMENTS = 1 << 19
 """Number of elements that one thread folds at once, 10 MiB with sum and base. Each update's 2 MiB of it are one read:
-after shorter reads Linux takes the pages for often used, keeps them, and where memory is scarce evicts pages that it
-has read ahead, and reads them again."""
+after shorter reads Linux counts the pages as often used, keeps them, and if memory is scarce evicts pages that it has
+read ahead, and reads them again."""
 
 FILES_OPEN_MAX = 256
-"""Number of updates whose files stay open; those of further updates are opened at each read."""
+"""Number of updates whose files stay open; the files of further updates are opened at each read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _gram_of(terms: Sequence[Term], threads: int, layout: Layout) -> NDArray[np.
 
 
 def opened(updates: Sequence[Weighted], stack: ExitStack) -> list[Term]:
-    """Open the updates until the stack is left; of many updates the files are opened at each read."""
+    """Open the updates until the stack is left; if there are many, files are opened at each read."""
     up_to = accumulate(max(1, len(item.update.parts)) for item in updates)
     return [
         Term(stack.enter_context(UpdateReader(item.update, keep_open=num_files <= FILES_OPEN_MAX)), item)
@@ -141,7 +141,7 @@ def written(
     *,
     durable: bool = True,
 ) -> Folded:
-    """Write the tiles in their order, each with the slots that move with it; then the files appear, the slots first."""
+    """Write the tiles in order, each with its slots; then give the files their names, the slots first."""
     for moved, parts in finished:
         if between is not None:
             between()
@@ -178,7 +178,7 @@ def _tiles(
 
 
 _MeanOf = Callable[[Tensor, Total, list[Term]], Mean]
-"""(a float tensor, the total of its updates, the updates that carry it) -> their mean."""
+"""(a float tensor, the total of its updates, the updates that carry it) -> the mean."""
 
 
 def _tile_elements(step: Step, execution: Execution) -> int:
@@ -187,7 +187,7 @@ def _tile_elements(step: Step, execution: Execution) -> int:
 
 
 def _mean_by(step: Step, layout: Layout, terms: list[Term], slots: list[Slot], execution: Execution) -> _MeanOf:
-    """Return the exact weighted mean, or a rule, which may first read all updates for their geometry."""
+    """Return the exact weighted mean, or a rule, which may first read all updates for its mixing matrix."""
     if step.rule is None:
         return partial(ExactMean, step, device=execution.device)
     rule, scratch = step.rule, Scratch()

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from atoll.aggregation.fold.integers import apply_mean
 from atoll.aggregation.fold.step import AGGREGATE, Slot, Step
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES
-from atoll.aggregation.updates.reader import UpdateReader
+from atoll.tensors.layout import Tensor
+from atoll.tensors.safetensors_file import NUMPY_DTYPES
+from atoll.tensors.updates.reader import UpdateReader
 
 Parts = tuple[NDArray[Any], ...]
 """New values of some elements of one tensor, and of its slots."""
@@ -23,14 +23,15 @@ Mean = Callable[[int, int], NDArray[np.float64]]
 
 
 def staying_rule(tensor: Tensor, files: Sequence[UpdateReader | Slot]) -> TileRule:
-    """Return the rule of a tensor that no update carries: it and its slots stay."""
+    """Return the rule of a tensor that no update carries: it and its slots keep their values."""
     dtype = NUMPY_DTYPES[tensor.dtype]
     return lambda start, stop: tuple(file.read(tensor, start, stop).astype(dtype, copy=False) for file in files)
 
 
 def float_rule(tensor: Tensor, masters: UpdateReader, mean_of: Mean, slots: list[Slot], step: Step) -> TileRule:
-    """Return the rule of a float tensor: a trained one follows the optimizer, and its slots the optimizer's state;
-    another follows the mean.
+    """Return the rule by which the fold updates a float tensor.
+
+    A trained tensor follows the optimizer, its slots the optimizer's state; any other tensor follows the mean.
 
     The rule raises ValueError if a new value leaves float32.
     """
@@ -54,7 +55,7 @@ def float_rule(tensor: Tensor, masters: UpdateReader, mean_of: Mean, slots: list
 
 
 def rounded_to_float32(values: NDArray[np.float64], what: str) -> NDArray[np.float32]:
-    """Return new values as a version stores them.
+    """Return new values in their stored form.
 
     Raises:
         ValueError: a value leaves float32; the message begins with `what`.

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from atoll.aggregation.weight import WEIGHT_MAX, WEIGHT_MIN, WEIGHT_RANGE
+from atoll.tensors.updates.weight import WEIGHT_MAX, WEIGHT_MIN, WEIGHT_RANGE
 
 SIGNIFICANT_BITS = 53
-"""Number of bits of an integer weight from its highest to its lowest 1, at most: those of a float64."""
+"""Number of bits of an integer weight from its highest to its lowest 1, at most: float64's."""
 
 NORMALIZER_MAX = 1e9
 """The largest normalizer of FedNova, and number of effective steps, that an update may claim."""
@@ -63,17 +63,18 @@ def integer_weights(shares: Sequence[Share]) -> tuple[int, ...]:
 
 
 def weight_cap(weights: Sequence[float], max_share: float) -> float | None:
-    """Return the largest weight c with which no site has more than a share s of the total; None: none has.
+    """Return the largest weight c with which no site has more than a share s of the total; None: no bound is needed.
 
         w_k' = min(w_k, c),  w_k' <= s sum_j w_j'
 
     With the m largest weights at c and the sum R of the others, c = s R / (1 - m s) for the least m with which none of
-    these is above c. It is computed in rationals and rounded down to a float64, so it depends on no order, and no share
-    is above s by rounding. K < 1 / s sites cannot all be within s: then c is the smallest weight, and all count alike.
+    the others is above c. It is computed in rationals and rounded down to a float64, so it depends on no order, and no
+    share is above s by rounding. K < 1 / s sites cannot all be within s: then c is the smallest weight, and all count
+    alike.
 
     Args:
         weights: w_k > 0 of K sites.
-        max_share: s in (0, 1], as it is written: 0.4 is 2/5.
+        max_share: s in (0, 1], as the written decimal: 0.4 is 2/5.
 
     Source:
         Water-filling, as in Boyd and Vandenberghe, "Convex Optimization", 2004, example 5.2, with a bound by the total.
@@ -92,7 +93,7 @@ def weight_cap(weights: Sequence[float], max_share: float) -> float | None:
 
 
 def num_sites_for(max_share: float) -> int:
-    """Return the least number of sites of which none needs more than this share, ceil(1 / s)."""
+    """Return the least number of sites that can all be within this share, ceil(1 / s)."""
     return math.ceil(1 / max_share - 1e-9)
 
 
@@ -102,7 +103,7 @@ def _rounded_down(number: Fraction) -> float:
 
 
 def is_integer_weight(weight: int) -> bool:
-    """Return whether float64 holds a weight exactly, as it holds those of `integer_weights`."""
+    """Return whether float64 holds a weight exactly, as it holds all of `integer_weights`."""
     return weight >= 1 and weight.bit_length() - (weight & -weight).bit_length() < SIGNIFICANT_BITS
 
 

@@ -15,20 +15,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.place import NOWHERE, Place
-from atoll.aggregation.printable import count_of
 from atoll.aggregation.rules.gram import gram_matrix
 from atoll.aggregation.rules.rule import (
     GeometricRule,
     Rule,
-    RuleFailed,
-    call_rule,
     check_count,
-    reduced,
     takes_centre,
 )
-from atoll.aggregation.tensors.layout import Layout, Tensor
-from atoll.aggregation.updates.sources import Source
+from atoll.plugins.place import NOWHERE, Place
+from atoll.tensors.layout import Layout, Tensor
+from atoll.tensors.updates.sources import Source
 
 TILE_VALUES = 1 << 23
 """Number of values that are read at once, of all sources: 32 MiB for each thread. See `streaming.TILE_ELEMENTS`."""
@@ -48,7 +44,7 @@ def mixing_for(
     threads: int = 1,
     place: Place = NOWHERE,
 ) -> Array | None:
-    """Return the matrix by which a rule mixes these updates: one pass over them, for rules that look at their geometry.
+    """Return the matrix by which a geometric rule mixes these updates, from one pass over them.
 
     Args:
         rule: the run's rule.
@@ -59,11 +55,11 @@ def mixing_for(
         place: of the call in its run.
 
     Returns:
-        (R, K), or (R, K + 1) with the centre; None for a rule that reduces the updates as they are.
+        (R, K), or (R, K + 1) with the centre; None for a rule that reduces the updates without mixing.
 
     Raises:
         ValueError: too few updates for the rule, an update that leaves out a tensor, a rule that takes a centre without
-            one, or a user's rule that returns a matrix of another shape or with numbers that are not finite.
+            one, or a custom rule that fails.
     """
     check_count(rule, len(updates))
     if not isinstance(rule, GeometricRule):
@@ -73,30 +69,7 @@ def mixing_for(
         if centre is None:
             raise ValueError(f"{type(rule).__name__} takes the previous aggregate, and got none")
         sources["(previous aggregate)"] = centre
-    return checked_mixing(rule, gram_matrix(layout, sources, threads=threads), place)
-
-
-def checked_mixing(rule: GeometricRule, gram: Array, place: Place = NOWHERE) -> Array:
-    """Return the matrix by which a rule mixes updates with these inner products.
-
-    Raises:
-        ValueError: too few updates for the rule, or a user's rule that returns a matrix of another shape or with
-            numbers that are not finite, or another matrix when it is asked again.
-    """
-    mixing = np.ascontiguousarray(call_rule(rule, rule.mixing, gram.copy(), place), np.float64)
-    if mixing.ndim != 2 or mixing.shape[1] != len(gram) or len(mixing) < 1 or not np.isfinite(mixing).all():
-        raise ValueError(
-            f"{type(rule).__name__} mixes {count_of(len(gram), 'update')} with a {mixing.shape} matrix, "
-            f"expected are finite numbers (R, {len(gram)})"
-        )
-    if not type(rule).__module__.startswith("atoll."):
-        again = np.asarray(call_rule(rule, rule.mixing, gram, place))
-        if again.shape != mixing.shape or not np.allclose(again, mixing, rtol=1e-9, atol=1e-12):
-            raise RuleFailed(
-                f"{type(rule).__name__} mixes the same updates in another way when it is asked again: a rule keeps no "
-                "state between calls, and draws from the argument `place` of `mixing(gram, place)`"
-            )
-    return mixing
+    return rule.mixing(gram_matrix(layout, sources, threads=threads), place)
 
 
 def combine(
@@ -116,7 +89,7 @@ def combine(
         tensor: of the elements.
         start: the first element, in the tensor's flat order.
         stop: the element after the last one.
-        sources: those that carry the tensor, in the order of their client ids; the centre last, if it is mixed.
+        sources: the updates that carry the tensor, in the order of their client ids; the centre last, if it is mixed.
         rule: see `rule`.
         mixing: from `mixing_for`, a column for each source.
         scratch: memory to read into, from earlier calls; left out: new memory.
@@ -126,7 +99,7 @@ def combine(
         (stop - start) values of the update.
 
     Raises:
-        ValueError: too few sources for the rule, or a user's rule that returns another number of values.
+        ValueError: too few sources for the rule, or a custom rule that fails.
         TensorFileCorrupted: a file ends early.
     """
     check_count(rule, len(sources) - takes_centre(rule))
@@ -140,13 +113,7 @@ def combine(
             source.read(tensor, begin, end, row)
         if mixing is not None:
             rows = _mix(rows, mixing)
-        values = reduced(rule, rows, place.at(tensor.name, begin, end))
-        if values.shape != (end - begin,):
-            raise ValueError(
-                f"tensor {tensor.name!r}: {type(rule).__name__} makes {values.shape} of {count_of(len(rows), 'row')}, "
-                f"expected is {(end - begin,)}"
-            )
-        combined[begin - start : end - start] = values
+        combined[begin - start : end - start] = rule.reduce(rows, place.at(tensor.name, begin, end))
     return combined
 
 

@@ -8,14 +8,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.printable import count_of
 from atoll.aggregation.rules.order_statistics import middle_mean
 from atoll.aggregation.rules.rule import num_malicious
+from atoll.ground.printable import count_of
+from atoll.plugins.place import NOWHERE, Place
 
 
 @dataclass(frozen=True, slots=True)
 class Median:
-    """The coordinate-wise median. It withstands any minority of updates, and suffers where the sites' data differ.
+    """The coordinate-wise median. It withstands any minority of updates, and loses accuracy if the sites' data differ.
 
         out_i = med_k u_ki        the mean of the two in the middle when K is even
 
@@ -23,7 +24,7 @@ class Median:
     definition 1.
     """
 
-    def reduce(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    def reduce(self, rows: NDArray[np.float32], place: Place = NOWHERE) -> NDArray[np.float64]:
         """Return the median of each element, for any R >= 1; see `rule.Rule.reduce`."""
         return middle_mean(rows, (len(rows) - 1) // 2, len(rows) // 2 + 1)
 
@@ -55,7 +56,7 @@ class TrimmedMean:
                 f"needs at least {2 * f + 1}"
             )
 
-    def reduce(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    def reduce(self, rows: NDArray[np.float32], place: Place = NOWHERE) -> NDArray[np.float64]:
         """Return the trimmed mean of each element; see `rule.Rule.reduce`."""
         self.check(len(rows))
         f = num_malicious(self.malicious, len(rows))
@@ -63,13 +64,13 @@ class TrimmedMean:
 
 
 def clip_factors(norms: Sequence[float], bound: float | Literal["median"]) -> tuple[float, ...]:
-    """Return the factor of each update with which none is longer than the bound.
+    """Return the factor of each update that brings its norm within the bound.
 
         a_k = min(1, C / ||u_k||)        C given, or the median of the norms
 
     It is the one defence that works for every rule and under secure sums: it blocks updates that are scaled up. The
-    norms are those of the inspection (square root of its squared norms, summed over the float tensors), so that no file
-    is read again.
+    norms come from the inspection (square root of its squared norms, summed over the float tensors), so that no file is
+    read again.
 
     Args:
         norms: (K) ||u_k|| >= 0.

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.printable import count_of
 from atoll.aggregation.rules.rule import GeometricRule, Rule, check_count, num_malicious, takes_centre
+from atoll.ground.printable import count_of
+from atoll.plugins.place import NOWHERE, Place
 
 Array = NDArray[np.float64]
 
@@ -39,12 +40,12 @@ def distances_to(gram: Array, coefficients: Array) -> Array:
 
 
 class _OneRow:
-    """A rule with one combination, which is the answer."""
+    """A rule with one combination, which is the result."""
 
     __slots__ = ()
 
-    def reduce(self, rows: NDArray[np.float32]) -> Array:
-        """Return the one row as it is; see `rule.Rule.reduce`."""
+    def reduce(self, rows: NDArray[np.float32], place: Place = NOWHERE) -> Array:
+        """Return the single row; see `rule.Rule.reduce`."""
         row: Array = rows[0].astype(np.float64)
         return row
 
@@ -83,7 +84,7 @@ class MultiKrum(_OneRow):
         if self.num_selected is not None and self.num_selected > num_updates - f:
             raise ValueError(f"num_selected {self.num_selected} is not in 1..{num_updates - f}, K - f of {num_updates}")
 
-    def mixing(self, gram: Array) -> Array:
+    def mixing(self, gram: Array, place: Place = NOWHERE) -> Array:
         """Return (1, K), 1/m for the selected updates; see `rule.GeometricRule.mixing`."""
         num_updates = len(gram)
         self.check(num_updates)
@@ -104,7 +105,7 @@ class GeometricMedian(_OneRow):
         z_0 = 0,  z_{t+1} = sum_k b_k u_k / sum_k b_k        b_k = 1 / max(v, ||u_k - z_t||)
 
     Smoothed Weiszfeld steps. They begin at the present global model (z_0 = 0), where the paper begins at the mean: from
-    0 an update of any length has lost its pull after one step, from the mean it keeps it. v is a fraction of the median
+    0 an update of any length loses its pull after one step, from the mean it keeps it. v is a fraction of the median
     norm, so the rule does not depend on the updates' scale.
 
     Args:
@@ -124,7 +125,7 @@ class GeometricMedian(_OneRow):
         if not 0.0 <= self.smoothing < 1.0:
             raise ValueError(f"smoothing {self.smoothing} is not in [0, 1)")
 
-    def mixing(self, gram: Array) -> Array:
+    def mixing(self, gram: Array, place: Place = NOWHERE) -> Array:
         """Return (1, K), the coefficients of the point; see `rule.GeometricRule.mixing`."""
         distances = np.sqrt(gram.diagonal())  # to z_0
         least = max(self.smoothing * float(np.median(distances)), TINY)
@@ -164,7 +165,7 @@ class CenteredClipping(_OneRow):
         if self.num_steps < 1:
             raise ValueError(f"num_steps {self.num_steps} is not at least 1")
 
-    def mixing(self, gram: Array) -> Array:
+    def mixing(self, gram: Array, place: Place = NOWHERE) -> Array:
         """Return (1, K + 1), the coefficients of the result; see `rule.GeometricRule.mixing`."""
         num_updates = len(gram) - 1
         coefficients = np.zeros(num_updates + 1)
@@ -198,7 +199,7 @@ class NearestNeighbourMixing:
 
     @property
     def takes_centre(self) -> bool:
-        """The need of the rule after it for a centre; the centre is not mixed."""
+        """Whether the rule after the mixing needs a centre, which is not mixed."""
         return takes_centre(self.rule)
 
     def check(self, num_updates: int) -> None:
@@ -211,8 +212,8 @@ class NearestNeighbourMixing:
             )
         check_count(self.rule, num_updates)
 
-    def mixing(self, gram: Array) -> Array:
-        """Return the neighbours' means, mixed once more by the rule after them; see `rule.GeometricRule.mixing`."""
+    def mixing(self, gram: Array, place: Place = NOWHERE) -> Array:
+        """Return the neighbours' means, mixed again by the next rule; see `rule.GeometricRule.mixing`."""
         num_updates = len(gram) - self.takes_centre
         self.check(num_updates)
         num_nearest = num_updates - num_malicious(self.malicious, num_updates)
@@ -223,8 +224,8 @@ class NearestNeighbourMixing:
         np.put_along_axis(means[:num_updates], nearest, 1.0 / num_nearest, axis=1)
         if not isinstance(self.rule, GeometricRule):
             return means
-        return self.rule.mixing(means @ gram @ means.T) @ means
+        return self.rule.mixing(means @ gram @ means.T, place) @ means
 
-    def reduce(self, rows: NDArray[np.float32]) -> Array:
+    def reduce(self, rows: NDArray[np.float32], place: Place = NOWHERE) -> Array:
         """Reduce as the rule after the mixing; see `rule.Rule.reduce`."""
-        return self.rule.reduce(rows)
+        return self.rule.reduce(rows, place)

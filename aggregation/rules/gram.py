@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.ordered_map import computed_ahead
-from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor
-from atoll.aggregation.tensors.ownership import segments_of
-from atoll.aggregation.tensors.pieces import first_element
-from atoll.aggregation.updates.sources import Source
+from atoll.tensors.layout import FLOATS, Layout, Piece, Tensor
+from atoll.tensors.ownership import segments_of
+from atoll.tensors.pieces import first_element
+from atoll.tensors.updates.sources import Source
 
 TILE_VALUES = 1 << 20
 """Number of values in one tile, of all updates: 8 MiB for each thread."""

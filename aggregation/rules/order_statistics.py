@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.numba_support import has_compiler
+from atoll.tensors.numba_support import has_compiler
 
 TILE_VALUES = 1 << 16
-"""Number of values that are sorted at once: 256 KiB stay in a core's own cache."""
+"""Number of values that are sorted at once: 256 KiB stay in a core's private cache."""
 
 TILE_ELEMENTS = 128
 """Divisor of a tile's number of elements: whole vectors, and enough of them to amortize the call of each comparator."""
 
 COMPILED_FROM = 1 << 17
-"""Number of values of one call from which on loading the compiler pays."""
+"""Number of values of one call from which loading the compiler pays."""
 
 Rows = NDArray[np.float32]
 Out = NDArray[np.float64]
@@ -72,7 +72,7 @@ def by_network(rows: Rows, first: int, stop: int, out: Out) -> None:
 
 @cache
 def comparators(num_rows: int, first: int, stop: int) -> NDArray[np.int64]:
-    """Return the comparators of a network that puts rows first..stop - 1 of a sorted column in place, in their order.
+    """Return the comparators, in order, of a network that puts rows first..stop - 1 of a sorted column in place.
 
     Returns:
         (C, 2) pairs of rows; the lesser value goes to the first row of the pair.
@@ -108,7 +108,7 @@ def compiled() -> Callable[..., None]:
     """Return the loop in machine code; it is compiled at its first use on a machine, and read from a file afterwards.
 
     One function serves every number of rows: the network is an argument. No sum is reordered (numba does not), and the
-    loop calls no function of ours: numba would compile it anew in every process.
+    loop calls no other function of this module: numba would recompile it in every process.
     """
     import numba
 

@@ -1,4 +1,1 @@
-"""The fold of updates that lie in memory as rows of one matrix, as the simulator has them.
-
-Imports: `fold`, `tensors`, `numba_support`.
-"""
+"""The fold of updates that are rows of one matrix in memory, as in the simulator."""

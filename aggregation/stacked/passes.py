@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.numba_support import Meter
+from atoll.tensors.numba_support import Meter
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -34,7 +34,7 @@ COLUMNS_AT_ONCE = 1 << 12
 """Divisor of the number of columns in a thread's share."""
 
 THREADS_FROM = 1 << 20
-"""Number of values from which on all cores take part: to wake them takes about as long as this many values."""
+"""Number of values from which all cores take part: waking them takes about as long as this many values."""
 
 SHARES = 4
 """Number of shares for each thread: a thread that finishes early takes another one."""
@@ -51,7 +51,7 @@ class Passes(Protocol):
 
 
 def passes_over(values: Values, num_columns: int) -> Passes:
-    """Return the compiled passes if numba is installed and they pay, else those of numpy."""
+    """Return the compiled passes if numba is installed and they pay, else numpy's."""
     loops = loops_for(len(values) * num_columns)
     return ByNumpy(values) if loops is None else Compiled(values, loops)
 

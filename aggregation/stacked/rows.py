@@ -1,4 +1,4 @@
-"""The fold of updates that lie side by side in memory: the bits of `streaming`, without a file and a reader for each.
+"""The fold of updates side by side in memory: the bits of `streaming`, without a file and a reader for each.
 
     rows (K, F) float32    one update a row, all tensors of the model side by side in canonical order
 
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.custom_optimizer import CustomOptimizer
 from atoll.aggregation.fold.grid import grid_exponent, mean_from_grid
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.tiles import rounded_to_float32
-from atoll.aggregation.own_optimizer import OwnOptimizer
 from atoll.aggregation.stacked.passes import Doubles, Passes, Values, passes_over
-from atoll.aggregation.tensors.layout import Layout, Tensor
+from atoll.tensors.layout import Layout, Tensor
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -37,7 +37,7 @@ class Rows:
 
 def can_stack(layout: Layout, step: Step) -> bool:
     """Return whether this fold supports updates of such a model with such a step."""
-    if isinstance(step.optimizer, OwnOptimizer) and step.optimizer.has_prepare:
+    if isinstance(step.optimizer, CustomOptimizer) and step.optimizer.has_prepare:
         return False  # the inner products of updates are taken over their files
     return step.rule is None and step.anchor is None and all(tensor.dtype == "F32" for tensor in layout)
 

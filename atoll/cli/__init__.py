@@ -1,6 +1,4 @@
-"""The command line of Atoll, one module for each noun or verb of it.
+"""The command line of Atoll: a command parses its request, calls an operation and prints the result.
 
-Each command imports the rooms that it needs when it is called, so that `atoll --help` answers at once.
-
-Imports: every room, within commands; on loading, only small modules of `protocol` and what a folder's commands share.
+It imports what it needs when it is called, so that `atoll --help` answers at once.
 """

@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
+from atoll.cli.command import Commands
 from atoll.cli.experiments.compare import compare
 from atoll.cli.experiments.population import population
 from atoll.cli.experiments.simulate import simulate
 from atoll.cli.experiments.sweep import sweep
 from atoll.cli.exports.export import export
-from atoll.cli.faults import Commands
 from atoll.cli.flower import commands as flower
 from atoll.cli.log import quiet_grpc
 from atoll.cli.members import audit, authority, clients, site

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, say
+from atoll.operations.faults import CommandError
 
 FILES = ("README.md", "agent.toml", "digits.csv.gz", "policy.toml", "run.toml", "task.py", "test_task.py")
 

@@ -1,7 +1,6 @@
 """The options and arguments that several commands share."""
 
 import math
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,16 +9,11 @@ from typing import Annotated
 import click
 import typer
 
-from atoll.aggregation.text_files import NotText, text_of
 from atoll.cli import completion
-from atoll.cli.faults import CommandError
 from atoll.cli.waiting import waiting_for
-
-STATE = Path("atoll-state")
-"""The default state directory of a coordinator, as in `coordinator.state`."""
-
-IDENTITY_VARIABLE = "ATOLL_IDENTITY"
-"""The environment variable that names the folder of a person's credential."""
+from atoll.ground.text_files import NotText, text_of
+from atoll.operations.faults import CommandError
+from atoll.operations.requests import DROP_EMPTY, SET
 
 State = Annotated[Path, typer.Option("--state", metavar="DIR", help="The coordinator's state directory.")]
 Database = Annotated[
@@ -32,12 +26,7 @@ Database = Annotated[
 ]
 Set = Annotated[
     list[str],
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override one setting; repeatable. `atoll settings` lists all.",
-        autocompletion=completion.settings,
-    ),
+    typer.Option(SET.flag, metavar=SET.metavar, help=SET.help, autocompletion=completion.settings),
 ]
 Check = Annotated[bool, typer.Option("--check", help="Check everything, print the effective settings, and exit.")]
 CheckJson = Annotated[bool, typer.Option("--json", help="With --check: print the effective settings as JSON.")]
@@ -52,14 +41,7 @@ Log = Annotated[
         help="Form of the log's lines on standard error: for a person, or JSON objects for a program.",
     ),
 ]
-DropEmpty = Annotated[
-    bool,
-    typer.Option(
-        "--drop-empty",
-        help="Leave out clients without any training example, instead of refusing them; short for "
-        "population.drop_empty.",
-    ),
-]
+DropEmpty = Annotated[bool, typer.Option("--drop-empty", help=DROP_EMPTY.help)]
 Insecure = Annotated[
     bool | None,
     typer.Option("--insecure", help="Use no certificates and no encryption; loopback only.", show_default=False),
@@ -132,20 +114,3 @@ def read_join_code(text: str | None) -> str | None:
             return text_of(sys.stdin.buffer.read(2 * TEXT_MAX + 4), "standard input").strip()
         except NotText as error:
             raise CommandError(str(error)) from error
-
-
-def identity_folder() -> Path:
-    """Return the folder of this person's credential, on a machine without a coordinator.
-
-    Raises:
-        CommandError: the user has no home directory, as a uid without an entry in passwd, and names no folder.
-    """
-    if folder := os.environ.get(IDENTITY_VARIABLE):
-        return Path(folder)
-    try:
-        return Path.home() / ".config" / "atoll" / "identity"
-    except RuntimeError as error:
-        raise CommandError(
-            f"uid {os.getuid()} has no home directory: set {IDENTITY_VARIABLE}=DIR to the folder of your certificate, "
-            "or HOME"
-        ) from error

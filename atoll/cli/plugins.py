@@ -9,34 +9,15 @@ def plugins(json: options.Json = False) -> None:
 
     A package declares them in its entry points. A setting takes the name of one as it takes a built-in name.
     """
-    from atoll.parallel.task.local import LOCAL_OPTIMIZERS, OPTIMIZERS
-    from atoll.protocol.plugins import ExtensionKind, listed
-    from atoll.server.config.extensions import (
-        CODEC_EXTENSION,
-        OPTIMIZER_EXTENSION,
-        RULE_EXTENSION,
-        SAMPLER_EXTENSION,
-    )
-    from atoll.simulations.devices.own_model import DEVICE_EXTENSION
-    from atoll.simulations.populations.kinds import POPULATION_EXTENSION
+    from atoll.plugins.kind import listed
+    from atoll.server.config.extensions import CUSTOM_CODEC, CUSTOM_OPTIMIZER, CUSTOM_RULE, CUSTOM_SAMPLER
+    from atoll.simulations.devices.custom_model import CUSTOM_DEVICE
+    from atoll.simulations.populations.kinds import CUSTOM_POPULATION
+    from atoll.task.local import LOCAL_OPTIMIZER
 
-    local_optimizers = ExtensionKind(
-        name="local optimizer",
-        group=LOCAL_OPTIMIZERS,
-        setting="local.optimizer",
-        allowed="a class or function of (parameters, lr)",
-        form="",
-        built_in=OPTIMIZERS,
-        fits=callable,
-    )
     kinds = (
-        RULE_EXTENSION,
-        CODEC_EXTENSION,
-        OPTIMIZER_EXTENSION,
-        local_optimizers,
-        SAMPLER_EXTENSION,
-        POPULATION_EXTENSION,
-        DEVICE_EXTENSION,
+        *(CUSTOM_RULE, CUSTOM_CODEC, CUSTOM_OPTIMIZER, LOCAL_OPTIMIZER),
+        *(CUSTOM_SAMPLER, CUSTOM_POPULATION, CUSTOM_DEVICE),
     )
     found = listed(kinds)
     if json:

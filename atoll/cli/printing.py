@@ -3,9 +3,7 @@
 import json
 import logging
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -21,8 +19,8 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """Print one line to standard error, which a pipe does not receive."""
-    if (take := _taker.get() or _log) is not None:
-        take(text)
+    if _log is not None:
+        _log(text)
     else:
         typer.echo(text, err=True)
 
@@ -35,32 +33,14 @@ def complain(fault: str) -> None:
         typer.echo(f"atoll: {fault}", err=True)
 
 
-_taker: ContextVar[Callable[[str], None] | None] = ContextVar("taker", default=None)
-"""The function that takes the notes instead of standard error, for a caller that is a program."""
-
 _log: Callable[[str], None] | None = None
 """The function that writes a line of this process's log, of which its notes are part; None: it has no log."""
-
-
-@contextmanager
-def notes_to(take: Callable[[str], None]) -> Iterator[None]:
-    """Give the notes of this thread to a function."""
-    token = _taker.set(take)
-    try:
-        yield
-    finally:
-        _taker.reset(token)
 
 
 def log_notes(write: Callable[[str], None] | None) -> None:
     """Let the notes of all threads be lines of this process's log from now on; None: it has no log."""
     global _log
     _log = write
-
-
-def are_taken() -> bool:
-    """Return whether a program takes the notes of this thread."""
-    return _taker.get() is not None
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:

@@ -52,10 +52,10 @@ def described(section: Section) -> "list[Setting]":
 def _described_fields(section: Section) -> "Iterator[Setting]":
     """Yield the settings of a section that is a dataclass, one for each field with a default."""
     from atoll.parallel.engine.plan import Plan
-    from atoll.parallel.task.local import Local
     from atoll.parallel.trainer.config import TrainConfig
     from atoll.protocol.attribute_docs import attribute_docs
     from atoll.protocol.settings import Setting, type_text
+    from atoll.task.local import Local
 
     kinds = {Section.LOCAL: Local, Section.TRAIN: TrainConfig, Section.PLAN: Plan}
     docs, hints = attribute_docs(kinds[section]), get_type_hints(kinds[section])

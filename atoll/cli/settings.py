@@ -8,7 +8,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.printing import as_json, say
 from atoll.cli.sections import Section, described
-from atoll.parallel.loading import loading
+from atoll.ground.process.loading import loading
 
 Which = Annotated[
     Section | None,

@@ -10,6 +10,7 @@ whether the handler has run.
 """
 
 import atexit
+import faulthandler
 import os
 import select
 import signal
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from atoll.protocol.signals import ENDING, end_by_default, ending, leave_closed_terminal, survive_hang_up
+from atoll.protocol.signals import ENDING, Stopped, end_by_default, ending, leave_closed_terminal, survive_hang_up
 
 INTERRUPTED = 130
 """The exit code of a command that a signal has ended, and 0 for a service, which ends in no other way."""
@@ -37,16 +38,19 @@ TELL_S = 5.0
 END_S = 5.0
 """Seconds to close what is open, after which the process ends all the same."""
 
+LATE_S = 20
+"""Seconds to shut down, whatever hangs; less than a supervisor waits (30 s in docs/systemd)."""
+
+EXIT_LATE = 128 + signal.SIGALRM
+"""The exit code of a process that missed this deadline, as a shell reports SIGALRM."""
+
 AGAIN_S = 0.5
 """Seconds in which the main thread must begin to handle a signal, before it is sent to that thread again."""
 
 _left = " before it began; nothing was written"
 _code: int | None = None
+_owns_process = False
 _masks = threading.local()
-
-
-class Stopped(SystemExit):
-    """The end of the process; a SystemExit, as event loops and libraries let it pass."""
 
 
 def if_stopped(what: str) -> None:
@@ -78,6 +82,8 @@ def one_line() -> Iterator[None]:
     has ended, and its exit code stands: a signal while Python shuts down does not change it, but a second one does, and
     the first does while Python waits for threads of the task's, of which the person is told.
     """
+    global _owns_process
+    _owns_process = True
     if _is_service(sys.argv[1:]):
         survive_hang_up()
     handled = () if LAUNCHER in os.environ else ending()
@@ -89,6 +95,7 @@ def one_line() -> Iterator[None]:
     try:
         yield
     finally:
+        _owns_process = False
         check()
         for number in handled:
             signal.signal(number, _ignore_one)
@@ -96,6 +103,19 @@ def one_line() -> Iterator[None]:
         timer = threading.Timer(TELL_S, _tell_of_threads)
         timer.daemon = True
         timer.start()
+
+
+def end_in_time(seconds: int = LATE_S) -> None:
+    """Give this process `seconds` to end; then SIGALRM kills it, and the stacks of all threads are written out.
+
+    Nothing is lost: durable state is already on disk, and the next process replays the journal. The kernel's timer and
+    a handler in C need neither the event loop nor Python's global lock. Outside of `one_line` (in a test's process)
+    the call has no effect.
+    """
+    if _owns_process:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)
+        signal.alarm(seconds)
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:

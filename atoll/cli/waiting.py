@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from atoll.cli.printing import are_taken, note, seconds
+from atoll.cli.printing import note, seconds
+from atoll.operations.reporter import Wait
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -19,7 +20,7 @@ EVERY_S = 10.0
 """Least seconds between two lines of progress, where the output is not a terminal."""
 
 
-class Wait:
+class TerminalWait(Wait):
     """A wait whose content can say how much of it is done.
 
     On a terminal a progress bar with the time left is drawn; elsewhere a line is printed now and then. Threads may call
@@ -82,7 +83,7 @@ def _bar() -> "Progress":
 
 
 @contextmanager
-def waiting_for(what: str, limit: str) -> Iterator[Wait]:
+def waiting_for(what: str, limit: str) -> Iterator[TerminalWait]:
     """Print `waiting for WHAT (LIMIT)` to standard error once, if the block still runs after `SAY_S`.
 
     Args:
@@ -92,9 +93,6 @@ def waiting_for(what: str, limit: str) -> Iterator[Wait]:
     Yields:
         The wait, for a block that knows how much of it is done; its progress follows that line.
     """
-    if are_taken():  # which the timer's thread would not know
-        yield Wait(what, lambda: False)
-        return
     told = threading.Event()
 
     def tell() -> None:
@@ -104,7 +102,7 @@ def waiting_for(what: str, limit: str) -> Iterator[Wait]:
     timer = threading.Timer(SAY_S, tell)
     timer.daemon = True
     timer.start()
-    wait = Wait(what, told.is_set)
+    wait = TerminalWait(what, told.is_set)
     try:
         yield wait
     finally:

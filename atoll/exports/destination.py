@@ -1,5 +1,6 @@
-"""The destination of an export: what it has already is the exporter's memory, so a killed export goes on without a gap
-and without a repetition.
+"""The destination of an export, which is the exporter's only memory.
+
+So a killed export resumes without a gap and without a repetition.
 """
 
 from collections.abc import Sequence

@@ -8,8 +8,8 @@ from typing import Any
 from atoll.exports.destination import ExportRefused, Steps
 from atoll.exports.record_file import RecordFile
 from atoll.exports.rows import About, Row, State
-from atoll.parallel.task.json_text import to_json
 from atoll.protocol.json_values import plain
+from atoll.task.json_text import to_json
 
 
 class JsonLines:

@@ -24,7 +24,7 @@ from mlflow.tracking import MlflowClient
 
 from atoll.exports.destination import DestinationAway, ExportRefused
 from atoll.exports.rows import About, Row, State
-from atoll.protocol.file_lock import Locked, lock_file
+from atoll.ground.file_lock import Locked, lock_file
 from atoll.protocol.json_values import plain
 from atoll.protocol.secrets import without_password
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from atoll.exports.destination import ExportRefused
-from atoll.protocol.file_lock import Locked, lock_file
+from atoll.ground.file_lock import Locked, lock_file
 
 Read = Callable[[bytes], tuple[list[bytes], list[int]]]
 """Function from a file's bytes to its whole records, and the end of each in the file."""

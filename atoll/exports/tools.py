@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from atoll.aggregation.printable import instead_of
 from atoll.exports.destination import Destination
+from atoll.ground.printable import instead_of
 from atoll.protocol.settings import ConfigError
 
 PACKAGES = {"tensorboard": ("tensorboard",), "mlflow": ("mlflow", "alembic"), "wandb": ("wandb",), "jsonl": ()}

@@ -1,4 +1,1 @@
-"""The Python interface: what the commands do, for scripts and notebooks.
-
-Imports: every room, and the rest of the command line.
-"""
+"""The Python interface: the operations for scripts and notebooks."""

@@ -16,15 +16,17 @@ from atoll.interface.progress import bar_of
 from atoll.interface.simulated import SimulatedRun, in_this_process
 from atoll.interface.tables import Table
 from atoll.interface.tasks import named
-from atoll.interface.trained import Training, train_here
+from atoll.interface.trained import Training, train_with
 from atoll.interface.turns import in_turn, threads_kept
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
+from atoll.operations.reporter import Reporter, reporting_to
+from atoll.operations.requests import CompareRequest
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
     import pandas
 
-    from atoll.cli.training.request import Request
+    from atoll.operations.requests import TrainRequest
     from atoll.simulations.experiments.compare import Side
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.report import Json
@@ -121,9 +123,9 @@ def _of_a_task(
     out: Path | str | None = None,
     progress: bool = True,
 ) -> "Comparison":
-    from atoll.cli.experiments.compare import CENTRALIZED, FEDERATED, Asked, compare_trainings
-    from atoll.cli.experiments.simulate import run_simulation
-    from atoll.cli.printing import notes_to
+    from atoll.operations.compare import CENTRALIZED, FEDERATED, compare_trainings
+    from atoll.operations.simulate import run_simulation
+    from atoll.operations.training.job import job_of
 
     of_call = None if isinstance(task, str) else named(task)
     overrides = overrides_of(set)
@@ -134,16 +136,24 @@ def _of_a_task(
         with bar_of("rounds", is_shown=progress) as bar, threads_kept():
             return run_simulation(file, task, folder, lambda line: bar(line["version"] or 0, file.rounds))
 
-    def centralized(request: "Request", task: Task) -> None:
+    def centralized(request: "TrainRequest", task: Task) -> None:
         with bar_of("steps", is_shown=progress) as bar:
-            train_here(request, task, bar)
+            train_with(job_of(request, task), request, bar)
 
     given = None if of_call is None else of_call.task
     what = str(task) if of_call is None else of_call.reference
     notes: list[str] = []
-    with notes_to(notes.append), folder_for(out) as folder:
-        asked = Asked(plain_of(rounds), plain_of(clients), None, metric, target, folder, overrides)
-        found = compare_trainings(what, asked, federated=federated, centralized=centralized, task=given)
+    with reporting_to(Reporter(notes.append)), folder_for(out) as folder:
+        request = CompareRequest(
+            what=[what],
+            rounds=plain_of(rounds),
+            clients=plain_of(clients),
+            metric=metric,
+            target=target,
+            out=folder,
+            overrides=overrides,
+        )
+        found = compare_trainings(request, federated=federated, centralized=centralized, task=given)
     comparison = Comparison(found.sides, target, (), notes)
     comparison.runs = (
         SimulatedRun(folder / FEDERATED, task=given, owner=comparison),
@@ -194,11 +204,11 @@ def _side(run: Run, metric: str, name: str) -> "Side":
 
 def _epochs(run: SimulatedRun) -> Callable[[int], float] | None:
     """Return the passes of a client over its data in each round; None: the task is unknown."""
-    from atoll.parallel.task.given import Given
     from atoll.protocol.settings import load_text
     from atoll.simulations.experiments.compare import epochs_of, pooled
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.setting import as_given
+    from atoll.task.given import Given
 
     if not isinstance(run.task, Task):
         return None
@@ -242,8 +252,9 @@ class Comparison:
 
     @property
     def rows(self) -> Table:
-        """The table of the command: a row for each run, and with a target another one with the cost to reach it. Bytes
-        are the data that must move; unknown values are None.
+        """The table of the command: a row for each run, and with a target a second one with the cost to reach it.
+
+        Bytes are the data that must move; unknown values are None.
         """
         return Table([{"run" if name == "" else name: value for name, value in row.items()} for row in self._rows])
 

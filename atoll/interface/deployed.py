@@ -1,9 +1,8 @@
 """`atoll.connect`: the runs of a coordinator, from its state directory or over the network."""
 
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,14 +12,14 @@ from atoll.interface.following import Event, async_events, events
 from atoll.interface.overrides import overrides_of, plain_of
 from atoll.interface.tables import Table, of_sites
 from atoll.interface.tasks import reference_of
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
+from atoll.operations.place import STATE, Named, asking, is_elsewhere
 from atoll.protocol.json_values import flat
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
-    from atoll.cli.runs.elsewhere import Named
-    from atoll.cli.runs.following import Ending
-    from atoll.parallel.task.arrays import Arrays
+    from atoll.operations.following import Ending
+    from atoll.task.arrays import Arrays
 
 Answer = TypeVar("Answer")
 
@@ -42,9 +41,7 @@ def connect(
     Raises:
         AtollError: there is neither such a directory nor a joined coordinator, or no valid credential.
     """
-    from atoll.cli.options import STATE
-    from atoll.cli.runs.credential import credential_and_place
-    from atoll.cli.runs.elsewhere import Named, asking, is_elsewhere
+    from atoll.operations.admin import credential_and_place
     from atoll.protocol.identity.join_code import is_address
 
     folder, address = folder_of("where", where), str(where) if is_address(str(where)) else ""
@@ -68,7 +65,7 @@ def connect(
 class Federation:
     """The runs and the members of a coordinator; `connect` returns one."""
 
-    def __init__(self, state: Path, database: str = "", *, named: "Named | None" = None) -> None:
+    def __init__(self, state: Path, database: str = "", *, named: Named | None = None) -> None:
         self._state, self._database, self._named = state, database, named
 
     @property
@@ -98,7 +95,7 @@ class Federation:
         Raises:
             AtollError: the settings have faults, the coordinator refuses the run, or none answers.
         """
-        from atoll.cli.runs.runs import start_run
+        from atoll.operations.runs import start_run
 
         with one_error():
             what = str(what) if isinstance(what, Path | str) else reference_of(what)
@@ -121,7 +118,7 @@ class Federation:
             AtollError: the settings have faults, no site can be asked, there is no such result, or no coordinator
                 answers.
         """
-        from atoll.cli.runs.statistics import collect
+        from atoll.operations.runs import collect
 
         check_between("deadline", deadline, 0.1, 86_400)
         check_whole("number", number, 0)
@@ -134,7 +131,7 @@ class Federation:
 
     def invite(self, name: str, *, role: str = "client", hours: float = 24.0) -> str:
         """Return a join code, which makes its bearer a member under this name, once; errors as `start`."""
-        from atoll.cli.runs import admin
+        from atoll.operations import admin
         from atoll.protocol.identity.names import Role
 
         check_text("name", name)
@@ -145,7 +142,7 @@ class Federation:
         return str(reply.join_code)
 
     def _view(self, view: str, *, run: str = "", number: int = 0) -> Any:
-        from atoll.cli.runs.views import read_view
+        from atoll.operations.views import read_view
 
         return self._answer(lambda: read_view(view, self._state, self._database, run=run, number=number))
 
@@ -153,20 +150,11 @@ class Federation:
         """Return the answer of a call, on a thread of its own: this one may run a loop of asyncio."""
 
         def answer() -> Answer:
-            with self._asking():
+            with asking(self._named):
                 return call()
 
         with ThreadPoolExecutor(1) as thread, one_error():
             return thread.submit(answer).result()
-
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Ask this federation's coordinator, without notes."""
-        from atoll.cli.printing import notes_to
-        from atoll.cli.runs.elsewhere import asking
-
-        with notes_to(lambda line: None), asking(self._named):
-            yield
 
     def __repr__(self) -> str:
         found = str(self._state) if self._named is None else self._named.address or str(self._named.folder)
@@ -239,7 +227,7 @@ class DeployedRun:
         Raises:
             AtollError: the version is not kept, or damaged.
         """
-        from atoll.aggregation.tensors import safetensors_file
+        from atoll.tensors import safetensors_file
 
         with tempfile.TemporaryDirectory(prefix="atoll-") as folder:
             path = Path(folder) / "model.safetensors"
@@ -247,7 +235,7 @@ class DeployedRun:
             return safetensors_file.read(path)
 
     def _export(self, version: int | str, out: Path) -> None:
-        from atoll.cli.runs import model_export
+        from atoll.operations import model_export
 
         number = None
         if version == "best":
@@ -297,24 +285,24 @@ class DeployedRun:
         return async_events(lambda ending: self._items(after, ending))
 
     def _items(self, after: int | None, ending: "Ending") -> Generator[dict[str, Any]]:
-        from atoll.cli.runs.following import items
+        from atoll.operations.following import items
 
         federation = self._federation
         if after is not None:
             check_whole("after", after, 0, 2**53)
-        with federation._asking():
+        with asking(federation._named):
             yield from items(self.run_id, federation._state, federation._database, after, ending=ending)
 
     def pause(self, reason: str = "") -> None:
         """Pause the run before its next round; errors as `Federation.start`."""
-        from atoll.cli.runs import admin
+        from atoll.operations import admin
 
         check_text("reason", reason)
         self._federation._answer(lambda: admin.pause(self._federation._state, self.run_id, reason))
 
     def stop(self, reason: str = "") -> None:
         """Stop the run, for a reason that its record keeps; errors as `Federation.start`."""
-        from atoll.cli.runs import admin
+        from atoll.operations import admin
 
         check_text("reason", reason)
         self._federation._answer(lambda: admin.stop(self._federation._state, self.run_id, reason))
@@ -326,7 +314,7 @@ class DeployedRun:
             rounds: the rounds of the run from now on; None: as before.
             set: other settings that change from the next round on.
         """
-        from atoll.cli.runs.runs import resume_run
+        from atoll.operations.runs import resume_run
 
         if rounds is not None:
             check_whole("rounds", rounds, 1)

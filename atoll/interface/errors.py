@@ -57,8 +57,8 @@ def one_error(*expected: type[Exception]) -> Iterator[None]:
     except expected as error:
         raise AtollError(*str(error).splitlines()) from None
     except Exception as error:
-        from atoll.cli.faults import TaskFailed, code_of, faults_of
-        from atoll.cli.task_failures import raised_by_user
+        from atoll.operations.faults import TaskFailed, code_of, faults_of
+        from atoll.operations.task_failures import raised_by_user
 
         if (faults := faults_of(error)) is None:
             raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from atoll.interface.errors import one_error
 
 if TYPE_CHECKING:
-    from atoll.cli.runs.following import Ending
+    from atoll.operations.following import Ending
 
 Kind = Literal["began", "event", "record", "jumped", "waiting"]
 Document = Mapping[str, Any]
@@ -30,8 +30,11 @@ class Event:
 
     @property
     def kind(self) -> Kind:
-        """The kind: `began`, the place where the following begins; `event`, an entry of the journal; `record`, the open
-        round as it is now; `jumped`, a gap in what was read; `waiting`, the reason why nothing can come at present.
+        """The kind: `began`, `event`, `record`, `jumped` or `waiting`.
+
+        `began` has the position from which the journal is followed, `event` an entry of the journal, `record` the
+        present state of the open round, `jumped` a gap between the entries, `waiting` the reason why no entry can come
+        at present.
         """
         found: Kind = self.document["kind"]
         return found
@@ -84,7 +87,7 @@ class _Followed:
     """The items of a run, read on one thread, an item at each call."""
 
     def __init__(self, open_items: Open) -> None:
-        from atoll.cli.runs.following import Ending
+        from atoll.operations.following import Ending
 
         self._ending, self._thread = Ending(), ThreadPoolExecutor(1, "atoll-follow")
         self._items = open_items(self._ending)

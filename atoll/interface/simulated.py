@@ -17,14 +17,16 @@ from atoll.interface.progress import bar_of
 from atoll.interface.tables import Table, of_sites
 from atoll.interface.tasks import IN_NO_FILE, Named, named, refuse_within_a_load
 from atoll.interface.turns import in_turn, threads_kept
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
+from atoll.operations.reporter import Reporter, reporting_to
+from atoll.operations.requests import SimulateRequest
 from atoll.protocol.json_values import flat
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
-    from atoll.parallel.task.arrays import Arrays
     from atoll.simulations.experiments.report import RunReport
     from atoll.simulations.federation.config import SimulationFile
+    from atoll.task.arrays import Arrays
 
 
 @one_error()
@@ -52,12 +54,11 @@ def simulate(
     Raises:
         AtollError: settings or task have faults, with all of them before anything runs; or the task's own code fails.
     """
-    from atoll.cli.experiments.simulate import run_simulation
-    from atoll.cli.printing import notes_to
+    from atoll.operations.simulate import run_simulation
 
     notes: list[str] = []
     folder = None if out is None else folder_of("out", out)
-    with notes_to(notes.append):
+    with reporting_to(Reporter(notes.append)):
         file, of_call = _settings(task, plain_of(rounds), plain_of(clients), set)
         run = SimulatedRun(
             folder or tempfile.mkdtemp(prefix="atoll-"), notes, is_temporary=folder is None, task=of_call.task
@@ -71,18 +72,17 @@ def _settings(
     task: Task | ArrayTask | str, rounds: int | None, clients: int | None, settings: Mapping[str, Any] | None
 ) -> "tuple[SimulationFile, Named]":
     """Return the settings of a call, and its task with its reference."""
-    from atoll.cli.experiments.simulate import with_task
+    from atoll.operations.simulate import with_task
 
     refuse_within_a_load()
     overrides = overrides_of(settings)
-    if isinstance(task, str):
-        file, loaded = with_task(task, overrides, rounds=rounds, clients=clients)
-        return file, Named(loaded, file.task, is_of_a_cell=False)
-    of_call = named(task)
-    if of_call.is_of_a_cell:
+    of_call = None if isinstance(task, str) else named(task)
+    if of_call is not None and of_call.is_of_a_cell:
         overrides = [*in_this_process(settings), *overrides]
-    file, _ = with_task(of_call.reference, overrides, rounds=rounds, clients=clients, task=of_call.task)
-    return file, of_call
+    what = str(task) if of_call is None else of_call.reference
+    request = SimulateRequest(what=what, rounds=rounds, clients=clients, overrides=overrides)
+    file, loaded = with_task(request, None if of_call is None else of_call.task)
+    return file, of_call or Named(loaded, file.task, is_of_a_cell=False)
 
 
 def in_this_process(settings: Mapping[str, Any] | None) -> list[str]:
@@ -170,8 +170,8 @@ class SimulatedRun:
         Raises:
             AtollError: the version is not there; the message says which are.
         """
-        from atoll.aggregation.tensors import safetensors_file
-        from atoll.aggregation.tensors.layout import BESIDE
+        from atoll.tensors import safetensors_file
+        from atoll.tensors.layout import BESIDE
 
         folder = self.folder / "models" / "versions"
         there = sorted(int(path.stem) for path in folder.glob("*.safetensors") if path.stem.isdecimal())

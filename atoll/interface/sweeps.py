@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.interface.arguments import check_target, check_whole, folder_for
 from atoll.interface.errors import AtollError, one_error
 from atoll.interface.overrides import is_plain, overrides_of, plain_of
@@ -16,13 +16,15 @@ from atoll.interface.simulated import SimulatedRun, in_this_process
 from atoll.interface.tables import Table
 from atoll.interface.tasks import IN_NO_FILE, Named, named, refuse_within_a_load
 from atoll.interface.turns import in_turn
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
+from atoll.operations.reporter import Reporter, reporting_to
+from atoll.operations.requests import SweepRequest
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
     import pandas
 
-    from atoll.cli.experiments.sweep import Asked, Swept
+    from atoll.operations.sweep import Asked, Swept
     from atoll.simulations.experiments.grid import Cell, Grid
     from atoll.simulations.experiments.sweep import Progress
 
@@ -59,27 +61,26 @@ def sweep(
         AtollError: grid, settings or task have faults, with all of them before anything runs; or no cell could run. A
             cell that fails stops no other: `Sweep.failures` has the reason.
     """
-    from atoll.cli.experiments import sweep as command
-    from atoll.cli.printing import notes_to
+    from atoll.operations import sweep as operation
 
     if jobs is not None:
         check_whole("jobs", jobs, 1)
     check_target(target)
     refuse_within_a_load()
     notes: list[str] = []
-    with notes_to(notes.append):
+    with reporting_to(Reporter(notes.append)):
         cells, of_call = _grid(grid, task, set)
         at_once = jobs or cells.sweep.jobs
         is_here = of_call is not None and at_once == 1
         _check_processes(cells, of_call, at_once)
         with folder_for(out) as folder:
-            asked = command.asked_of(cells, metric, target, None)
+            asked = operation.asked_of(cells, metric, target, None)
             loaded = None if of_call is None else of_call.task
-            command.check_grid(cells, command.unfinished(cells, folder), asked.metric, loaded)
+            operation.check_grid(cells, operation.unfinished(cells, folder), asked.metric, loaded)
             with bar_of("cells", is_shown=progress) as bar:
                 done = _run(_Order(cells, folder, at_once, asked), loaded if is_here else None, bar)
             return Sweep(
-                command.swept(cells, folder, asked, done.states), folder, notes, is_temporary=out is None, task=loaded
+                operation.swept(cells, folder, asked, done.states), folder, notes, is_temporary=out is None, task=loaded
             )
 
 
@@ -92,9 +93,8 @@ class _Order:
 
 
 def _run(order: _Order, task: Task | ArrayTask | None, bar: Show) -> "Progress":
-    """Run the cells: of a task here, otherwise in processes of the command."""
-    from atoll.cli.experiments.sweep import watching
-    from atoll.cli.experiments.sweep_here import run_cells_here
+    """Run the cells: of a task here, otherwise in processes of the operation."""
+    from atoll.operations.sweep import run_cells_here, watching
     from atoll.simulations.experiments.sweep import run_cells
 
     def show(progress: "Progress") -> None:
@@ -112,8 +112,8 @@ def _grid(
     """Return the cells, and the task with its reference, where it is an object."""
     import tomli_w
 
-    from atoll.cli.experiments.sweep import note_unused_of
-    from atoll.simulations.experiments.grid import parse_grid, read_grid
+    from atoll.operations.sweep import grid_of
+    from atoll.simulations.experiments.grid import parse_grid
 
     overrides = overrides_of(settings)
     if not isinstance(grid, Mapping | str | Path):
@@ -121,9 +121,7 @@ def _grid(
     if not isinstance(grid, Mapping):
         if task is not None:
             raise AtollError(f"task: {grid} names the task: leave it out, or give the grid as a mapping")
-        found = read_grid(Path(grid), overrides)
-        note_unused_of(found, Path(grid))
-        return found, None
+        return grid_of(SweepRequest(grid_file=Path(grid), overrides=overrides)), None
     document: dict[str, Any] = {**grid} if isinstance(grid.get("grid"), Mapping) else {"grid": grid}
     task = document.pop("task", None) if task is None else task
     if task is None:
@@ -181,9 +179,9 @@ class Sweep(Sequence[SimulatedRun]):
 
     @property
     def rows(self) -> Table:
-        """The table of the command: varied settings, and each column's mean over the cells that differ in the seed
-        alone, with `COLUMN.std` (of n - 1) and `COLUMN.n`, the number of cells that have a value, where there are more
-        than one.
+        """The table of the command: varied settings, and each column's mean over cells that differ in the seed alone.
+
+        Of several cells it also has `COLUMN.std` (of n - 1) and `COLUMN.n`, the number of cells that have a value.
         """
         return self._table(self._found)
 
@@ -197,7 +195,7 @@ class Sweep(Sequence[SimulatedRun]):
         Raises:
             AtollError: a column is unknown, or needs a target.
         """
-        from atoll.cli.experiments.sweep import asked_of, swept
+        from atoll.operations.sweep import asked_of, swept
 
         check_target(target)
         with one_error():

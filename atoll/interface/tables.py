@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.interface.errors import AtollError
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from types import ModuleType
 from typing import Any
 
 from atoll.interface.errors import AtollError
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.reference import loaded_now
-from atoll.parallel.task.task import Task, is_task
+from atoll.plugins.reference import loaded_now
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task, is_task
 
 OF_A_FILE = "_atoll_user_"
 """The beginning of the private name under which a task's file is loaded."""
@@ -37,7 +37,7 @@ def named(task: Task | ArrayTask | str) -> Named:
     """
     refuse_within_a_load()
     if isinstance(task, str):
-        from atoll.cli.files import load_user_task
+        from atoll.operations.load import load_user_task
 
         return Named(load_user_task(task), task, is_of_a_cell=False)
     if not is_task(task):

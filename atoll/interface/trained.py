@@ -2,13 +2,11 @@
 
 import html
 import json
+import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +17,13 @@ from atoll.interface.progress import Show, bar_of
 from atoll.interface.tables import Table
 from atoll.interface.tasks import IN_NO_FILE, Named, named
 from atoll.interface.turns import in_turn
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
+from atoll.operations.requests import TrainRequest
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
-    from atoll.cli.training.request import Request
-    from atoll.parallel.task.arrays import Arrays
-
-POLL_S = 0.2
-"""Seconds between two looks at the log of a training on ranks."""
+    from atoll.parallel.trainer.job import Job
+    from atoll.task.arrays import Arrays
 
 
 @one_error()
@@ -59,8 +55,6 @@ def train(
     Raises:
         AtollError: settings or task have faults, with all of them before the first step; or the training fails.
     """
-    from atoll.cli.printing import notes_to
-
     length = {"train.epochs": epochs, "train.steps": steps}
     by_argument = {key: value for key, value in length.items() if value is not None}
     settings = plain_table(set)
@@ -70,19 +64,16 @@ def train(
     of_call = named(task)
     folder = Path(tempfile.mkdtemp(prefix="atoll-")) if out is None else folder_of("out", out)
     found = Training(folder, is_temporary=out is None, task=of_call.task)
-    with notes_to(lambda line: None), bar_of("steps", is_shown=progress) as bar:
-        request = _request(of_call, mesh, found.folder, device, overrides)
-        if request.nproc is not None:
-            _on_ranks(request, of_call, bar)
-        else:
-            train_here(request, of_call.task, bar)
+    from atoll.operations.training.job import ready
+
+    request, job = ready(_request(of_call, mesh, found.folder, device, overrides), of_call.task)
+    with bar_of("steps", is_shown=progress) as bar:
+        train_with(job, request, bar)
     return found
 
 
-def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overrides: list[str]) -> "Request":
-    """Return the options of the command, checked as it checks them; `nproc` is None for one rank, this process."""
-    from atoll.cli.runs.starts import with_start_file
-    from atoll.cli.training.request import Request, check_place
+def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overrides: list[str]) -> TrainRequest:
+    """Return the request of a call; `nproc` is None for one rank, this process."""
     from atoll.parallel.engine.mesh import parse_mesh
 
     if not isinstance(mesh, str | None):
@@ -91,68 +82,25 @@ def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overri
         num_ranks = 1 if mesh is None else parse_mesh(mesh, replicate=True).size
     except ValueError as error:
         raise AtollError(*str(error).split("; ")) from None
-    request = Request(
-        task=of_call.reference,
-        nproc=num_ranks if num_ranks > 1 else None,
-        mesh=mesh,
-        zero=None,
-        out=folder,
-        device=device,
-        overrides=with_start_file(overrides),
-        is_fresh=False,
-    )
-    check_place(request)
-    return request
+    if num_ranks > 1 and of_call.is_of_a_cell:
+        raise AtollError(f"mesh: got {mesh!r}: {IN_NO_FILE}, or use one")
+    nproc = num_ranks if num_ranks > 1 else None
+    return TrainRequest(task=of_call.reference, nproc=nproc, mesh=mesh, out=folder, device=device, overrides=overrides)
 
 
-def train_here(request: "Request", task: Task | ArrayTask, bar: Show) -> None:
-    """Train in this process, whose signals and random generators stay its own."""
-    from atoll.cli.training.process import train_for_a_program
-    from atoll.cli.training.request import job_of
+def train_with(job: "Job", request: TrainRequest, bar: Show) -> None:
+    """Train in this process, whose signals and random generators stay its own, or on ranks in processes."""
+    from atoll.operations.training.launch import launch
+    from atoll.operations.training.process import train_here
 
-    train_for_a_program(job_of(request, task), request, lambda event: bar(event.get("step", 0), event.get("steps")))
+    def show(event: Mapping[str, Any]) -> None:
+        bar(event.get("step", 0), event.get("steps"))
 
-
-def _on_ranks(request: "Request", of_call: Named, bar: Show) -> None:
-    """Train on ranks, in processes of the command."""
-    from atoll.cli.training.fault import Fault
-    from atoll.cli.training.process import failure_of
-
-    if of_call.is_of_a_cell:
-        wanted = f"mesh: got {request.mesh!r}"
-        raise AtollError(f"{wanted}: {IN_NO_FILE}, or use one")
-    command = [sys.executable, "-m", "atoll", "train", *request.arguments, "--nproc", str(request.nproc), "--json"]
-    with (
-        tempfile.TemporaryFile("w+") as told,
-        subprocess.Popen(  # in a session of its own: Ctrl-C reaches it through this process alone
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=told, start_new_session=True
-        ) as process,
-    ):
-        try:
-            _watch(process, request.folder / "log.jsonl", bar)
-        except BaseException:
-            process.terminate()  # the ranks save and end
-            raise
-        told.seek(0)
-        lines = told.read().splitlines()
-    if process.returncode:
-        of_command = [line for line in lines if line.startswith("atoll: ")]
-        raise failure_of(Fault(process.returncode, tuple(of_command or lines[-5:])))
-
-
-def _watch(process: "subprocess.Popen[bytes]", log: Path, bar: Show) -> None:
-    """Show the steps of a training until its process has ended."""
-    read = log.stat().st_size if log.exists() else 0
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(POLL_S)
-            return
-        with suppress(FileNotFoundError), log.open("rb") as file:
-            file.seek(read)
-            *lines, _ = file.read().split(b"\n")  # the last one is being written
-            read += sum(len(line) + 1 for line in lines)
-            for event in map(json.loads, lines):
-                bar(event["step"], event.get("steps"))
+    if request.nproc is None:
+        train_here(job, request, show)
+    else:
+        with open(os.devnull, "wb") as log:
+            launch(request, show, log=log)
 
 
 class Training:
@@ -214,7 +162,7 @@ class Training:
         Raises:
             AtollError: there is none.
         """
-        from atoll.aggregation.tensors import safetensors_file
+        from atoll.tensors import safetensors_file
 
         names = {"newest": "model.safetensors", "best": "best.safetensors"}
         if not isinstance(version, str) or version not in names or not (path := self.folder / names[version]).exists():

@@ -1,5 +1,6 @@
-"""The trainings of the calls in this process: they take turns, because torch has one generator for all threads, and
-leave the process as the caller had it.
+"""The lock by which the trainings of this process take turns: torch has one generator for all threads.
+
+A training restores the state of the process that the caller had.
 """
 
 import sys
@@ -13,7 +14,7 @@ _turn = RLock()
 @contextmanager
 def in_turn() -> Iterator[None]:
     """Wait for the trainings of other threads; set generators and torch's number of threads back at the end."""
-    from atoll.parallel.task.randomness import generators_kept
+    from atoll.task.randomness import generators_kept
 
     with _turn, generators_kept(), threads_kept():
         yield

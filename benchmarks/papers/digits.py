@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.task import Task
+from atoll.task.local import Local
+from atoll.task.task import Task
 
 SEED = 7
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.parallel.task.metrics import is_loss
 from atoll.simulations.experiments.report import RunReport
+from atoll.task.metrics import is_loss
 
 
 @dataclass(frozen=True, slots=True)

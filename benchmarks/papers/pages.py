@@ -1,4 +1,6 @@
-"""Measured tables in the documentation. A measured part is between two comments; the rest is written by hand:
+"""Measured tables in the documentation.
+
+A measured part is between two comments; the rest is written by hand:
 
 <!-- begin measured: robustness IID -->
 <!-- end measured -->

@@ -27,10 +27,10 @@ def run_cell(cell: Cell, folder: Path, goal: Goal | None = None) -> None:
     """
     import torch
 
-    from atoll.parallel.task.task import load_task
     from atoll.protocol.settings import load_text, quoted
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.run import opened
+    from atoll.task.task import load_task
 
     def stop_at_goal(line: Mapping[str, Any]) -> None:
         if goal is not None and goal.is_met_by(line):

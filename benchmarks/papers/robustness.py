@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.tensors import safetensors_file
 from atoll.simulations.attacks.backdoor import success
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.report import read_run
 from atoll.simulations.experiments.table import markdown
+from atoll.tensors import safetensors_file
 from benchmarks.papers.digits import task
 from benchmarks.papers.pages import write_parts
 from benchmarks.papers.process_pool import run_with_progress

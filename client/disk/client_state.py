@@ -12,11 +12,11 @@ import os
 import re
 from pathlib import Path
 
-from atoll.aggregation.file_digest import sha256_of_file
-from atoll.aggregation.folders import sync_folder
 from atoll.client.disk.named_digest import check_named
 from atoll.client.disk.spool import plain_name
-from atoll.protocol.durable import move_into
+from atoll.ground.durable import move_into
+from atoll.ground.file_digest import sha256_of_file
+from atoll.ground.folders import sync_folder
 from atoll.protocol.vocabulary import RoundId, RunId
 
 KEEP = 8

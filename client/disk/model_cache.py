@@ -18,17 +18,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.aggregation.file_digest import sha256_of_next
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import Layout, Piece
-from atoll.aggregation.tensors.ownership import owned_pieces
-from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
-from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, parse_header
-from atoll.aggregation.tensors.safetensors_header import header_bytes
-from atoll.protocol import crash_points
+from atoll.ground.file_digest import sha256_of_next
+from atoll.ground.printable import count_of
+from atoll.ground.process import crash_points
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest
 from atoll.protocol.wire.bulk_messages import Buffer
+from atoll.tensors.layout import Layout, Piece
+from atoll.tensors.ownership import owned_pieces
+from atoll.tensors.pieces import cut_layout, piece_bytes_of
+from atoll.tensors.safetensors_file import TensorFileCorrupted, parse_header
+from atoll.tensors.safetensors_header import header_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from atoll.aggregation.file_digest import sha256_of_file
+from atoll.ground.file_digest import sha256_of_file
 
 
 class StateDamaged(OSError):

@@ -24,13 +24,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.aggregation.file_digest import sha256_of_file
-from atoll.aggregation.folders import sync_folder
-from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, read_metadata
-from atoll.aggregation.updates.encoded_writer import REPLACES
 from atoll.client.disk.named_digest import check_named
-from atoll.protocol.durable import move_into
+from atoll.ground.durable import move_into
+from atoll.ground.file_digest import sha256_of_file
+from atoll.ground.folders import sync_folder
 from atoll.protocol.vocabulary import Digest, RunId
+from atoll.tensors.safetensors_file import TensorFileCorrupted, read_metadata
+from atoll.tensors.updates.encoded_writer import REPLACES
 
 logger = logging.getLogger(__name__)
 

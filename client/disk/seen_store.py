@@ -13,11 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.folders import sync_folder
 from atoll.client.session.rollback_rules import Seen
+from atoll.ground.folders import sync_folder
+from atoll.ground.strict_json import INT64_MAX, fields_of, integer, refuse, text
 from atoll.protocol.identity.credential import write_private
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.strict_json import INT64_MAX, fields_of, integer, refuse, text
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 
 LINES_MIN, LINES_PER_RUN = 1000, 10

@@ -27,17 +27,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.folders import finds_no_room, sync_folder
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.pieces import part_name
-from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.client.session.events import Key, Sums
-from atoll.protocol import crash_points
-from atoll.protocol.durable import move_into, remove, write_atomically
+from atoll.ground.durable import move_into, remove, write_atomically
+from atoll.ground.folders import finds_no_room, sync_folder
+from atoll.ground.printable import count_of
+from atoll.ground.process import crash_points
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
 from atoll.protocol.part_manifest import PartManifest, part_of
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.protocol.wire.mesh_use import MeshUse
+from atoll.tensors.pieces import part_name
+from atoll.tensors.safetensors_file import parse_header
 
 logger = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ spool/        finished updates that the coordinator has not answered (`spool`)
 models/       versions of the global model (`model_cache`)
 kept/         residuals of error feedback that one update leaves for the next (`residual_store`)
 personal/     client state that stays at the site between the rounds of a run (`client_state`)
-folder_id     random id, which a restart keeps (`protocol/folder_id`)
+folder_id     random id, which a restart keeps (`ground/folder_id`)
 noise.key     secret of the noise that this site draws (`protocol/identity/noise_secret`)
 identity/     credential: the agent's key and certificate (`protocol/identity/credential`)
 seen          newest round and version of each run that the coordinator has shown (`seen_store`)
 work/         output files of the worker; emptied when an agent starts
-crew/         what an agent and its ranks share: their line's address, the checkpoint within a round (`parallel/crew`)
+crew/         what an agent and its ranks share: their line's address, the checkpoint within a round (`mesh_client`)
 policy.db     history for the site's policy: runs that have asked, rounds that have begun (`policy/history`)
 decisions/    log of the policy's decisions (`policy/decisions`)
 worker.*.log  output of the user's code, one file for each task; of a crew one more for each rank
@@ -19,9 +19,9 @@ worker.*.log  output of the user's code, one file for each task; of a crew one m
 import os
 from pathlib import Path
 
-from atoll.protocol.durable import remove
-from atoll.protocol.file_lock import Locked, lock_file
-from atoll.protocol.folder_id import folder_id
+from atoll.ground.durable import remove
+from atoll.ground.file_lock import Locked, lock_file
+from atoll.ground.folder_id import folder_id
 from atoll.protocol.identity.noise_secret import noise_secret
 from atoll.protocol.settings import ConfigError
 

@@ -1,4 +1,4 @@
-"""The settings of a site's own policy, `policy.toml`: tasks, runs, hours, and the amount of data that may leave.
+"""The settings of a site's policy, `policy.toml`: tasks, runs, hours, and the amount of data that may leave.
 
 The string under a field is its documentation; `docs/configuration.md` is generated from these strings.
 """

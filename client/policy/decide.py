@@ -14,8 +14,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from atoll.aggregation.printable import count_of
 from atoll.client.policy.config import DAYS, Hours, SitePolicy, zone_of
+from atoll.ground.printable import count_of
 
 
 class Kind(StrEnum):

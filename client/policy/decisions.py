@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.client.policy.decide import Decision, Kind, PolicyRequest
+from atoll.ground.bounded_mapping import BoundedMapping
 from atoll.protocol.audit.chain import Checkpoint, Event, instant
 from atoll.protocol.audit.files import AuditFiles
-from atoll.protocol.bounded_mapping import BoundedMapping
 
 NAME = "decisions"
 """Folder of the log in the agent's state directory."""

@@ -7,9 +7,9 @@ policy from before holds. A file that is missing, unreadable or not valid is nev
 import logging
 from pathlib import Path
 
-from atoll.aggregation.folders import in_words
-from atoll.aggregation.text_files import NotText, text_of
 from atoll.client.policy.config import SitePolicy, default_policy
+from atoll.ground.folders import in_words
+from atoll.ground.text_files import NotText, text_of
 from atoll.protocol.settings import ConfigError, load_text
 
 logger = logging.getLogger(__name__)

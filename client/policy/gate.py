@@ -10,9 +10,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll.aggregation.codecs.chunks import encoded_bytes
-from atoll.aggregation.codecs.names import open_codec
-from atoll.aggregation.folders import finds_no_room
 from atoll.client.disk.spool import Entry
 from atoll.client.policy.content import content_of
 from atoll.client.policy.decide import (
@@ -31,12 +28,15 @@ from atoll.client.policy.file import PolicyFile
 from atoll.client.policy.history import RUNS_MAX, HistoryUnusable, PolicyHistory
 from atoll.client.policy.small_cells import StatisticsTerms
 from atoll.client.session.events import EvaluationRequest, Invitation, ModelRequest, Request, StatisticsRequest
-from atoll.parallel.local_training.algorithms import CONCATENATE
-from atoll.protocol.bounded_mapping import BoundedMapping
+from atoll.ground.bounded_mapping import BoundedMapping
+from atoll.ground.folders import finds_no_room
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import FailureReason
+from atoll.tensors.codecs.chunks import encoded_bytes
+from atoll.tensors.codecs.names import open_codec
+from atoll.training.local.algorithms import CONCATENATE
 
 logger = logging.getLogger(__name__)
 
@@ -291,8 +291,10 @@ def _asked(request: ModelRequest, num_bytes: int | None, disclosure: Disclosure)
 
 
 def _update_bytes(model: VersionManifest, request: Invitation) -> int | None:
-    """Return the size of an update of the whole model [bytes], without its manifest; None: it has rows of any number,
-    or is a reply to a message, and is decided about before its upload."""
+    """Return the size of an update of the whole model [bytes], without its manifest, or None.
+
+    None: the update has a variable number of rows, or is a reply to a message, and is judged before its upload.
+    """
     if request.algorithm == CONCATENATE or request.message:
         return None
     if not request.codec:

@@ -3,17 +3,17 @@
 Every number of examples that leaves is 0 or at least `min_count`:
 
 - a split with fewer examples is left out, and so is a feature of which fewer values are there, missing or infinite;
-- of a histogram, and of a task's own counts, the small cells are left out. Where one cell alone is missing, the number
-  of all examples would tell it: the next smallest cells are left out, too, until there are two, of `min_count` examples
-  together (complementary suppression).
+- of a histogram, and of a task's custom counts, the small cells are left out. Where one cell alone is missing, the
+  number of all examples would tell it: the next smallest cells are left out, too, until there are two, of `min_count`
+  examples together (complementary suppression).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.statistics.parts import Histogram, Moments, Numbers, Part, Place, SiteStatistics
+from atoll.ground.printable import count_of
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
+from atoll.training.statistics.parts import Histogram, Moments, Numbers, Part, Place, SiteStatistics
 
 
 @dataclass(frozen=True, slots=True)

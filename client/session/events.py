@@ -6,9 +6,9 @@ Events are in the past tense, effects are imperatives. An update is referred to 
 from collections.abc import Mapping
 from dataclasses import field
 
-from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import Digest, FailureReason, ReleaseReason, RoundId, RunId, Version
+from atoll.training.statistics.parts import SiteStatistics
 
 Sums = Mapping[str, tuple[float, ...]]
 

@@ -14,7 +14,6 @@ clocks are apart: what they differ by is not time that has passed.
 
 from dataclasses import dataclass, replace
 
-from atoll.aggregation.printable import span
 from atoll.client.session.events import (
     Asked,
     EvaluationRequest,
@@ -25,6 +24,7 @@ from atoll.client.session.events import (
     RunEnded,
     StatisticsRequest,
 )
+from atoll.ground.printable import span
 from atoll.protocol.identity.clock_hint import SKEW_S, instant
 from atoll.protocol.vocabulary import Digest, FailureReason, RoundId, RunId, Version
 

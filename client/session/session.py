@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from atoll.aggregation.printable import count_of
 from atoll.client.session.events import (
     Answered,
     Asked,
@@ -53,7 +52,8 @@ from atoll.client.session.events import (
     UploadCut,
     Work,
 )
-from atoll.protocol.backoff import delay
+from atoll.ground.backoff import delay
+from atoll.ground.printable import count_of
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import Digest, FailureReason, RejectReason, RoundId, RunId
 

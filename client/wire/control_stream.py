@@ -13,7 +13,7 @@ import grpc
 
 from atoll.client.wire.rotating_channel import RotatingChannel
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.wire.bulk_messages import coordinator_stub
@@ -69,7 +69,7 @@ class Link:
         self._writer = asyncio.create_task(self._write(stream))
         return message
 
-    def calls(self) -> AbstractAsyncContextManager[rpc.CoordinatorStub]:
+    def calls(self) -> AbstractAsyncContextManager[rpc.Stub]:
         """Return the stub for calls that begin now; see `RotatingChannel.calls`."""
         return self.connection.calls()
 

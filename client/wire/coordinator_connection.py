@@ -201,7 +201,7 @@ class CoordinatorConnection:
             logger.debug("no connection to %s: %s; trying again", self._address, end)
             return
         self._complaint = complaint
-        text = end.detail if end.code is grpc.StatusCode.OK else str(end)  # a stream that has ended in order
+        text = end.detail if end.code is grpc.StatusCode.OK else str(end)  # a stream that has ended cleanly
         why = await explained(text, self._address, self._dialer.credential)
         logger.warning("no connection to %s: %s; trying again", self._address, why)
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import grpc
 
-from atoll.aggregation.printable import count_of
 from atoll.client.disk.model_cache import PartialVersion
 from atoll.client.wire.rotating_channel import RotatingChannel
+from atoll.ground.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.threads import on_own_thread
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.protocol.wire.background_writer import Behind
@@ -45,7 +45,7 @@ NOT_REACHED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED
 
 
 async def download(
-    channel: RotatingChannel[rpc.CoordinatorStub] | RotatingChannel[rpc.AggregatorStub],
+    channel: RotatingChannel[rpc.Stub],
     run_id: RunId,
     digest: Digest,
     partial: PartialVersion,

@@ -4,8 +4,6 @@ import logging
 import math
 from collections.abc import Iterable
 
-from atoll.aggregation.codecs.names import FAMILIES, open_codec
-from atoll.aggregation.printable import count_of
 from atoll.client.policy.small_cells import StatisticsTerms, guarded
 from atoll.client.session.events import (
     Asked,
@@ -20,15 +18,17 @@ from atoll.client.session.events import (
     StatisticsRequest,
     Sums,
 )
-from atoll.parallel.task.metrics import METRICS_MAX, SUMS_MAX
+from atoll.ground import strict_json
+from atoll.ground.printable import count_of
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import strict_json
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import ID_MAX
 from atoll.protocol.site_statistics import BYTES_MAX, encode
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, ReleaseReason, RoundId, RunId, Version
 from atoll.protocol.wire.channel import PROTOCOL
+from atoll.task.metrics import METRICS_MAX, SUMS_MAX
+from atoll.tensors.codecs.names import FAMILIES, open_codec
 
 logger = logging.getLogger(__name__)
 

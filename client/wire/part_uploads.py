@@ -21,7 +21,7 @@ Send = Callable[[], Awaitable[pb.Verdict | None]]
 async def verdict_on(parts: Sequence[Send]) -> pb.Verdict:
     """Send all parts of an update and return its verdict; the first one ends the streams of the others.
 
-    A part that was damaged on the way is asked for again alone: the others go on, so that they are kept.
+    A part that was damaged on the way is asked for again alone: the others continue, so that they are kept.
 
     Args:
         parts: the sending of each part; of an update without parts, that of the whole update.

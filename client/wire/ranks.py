@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from atoll.client.wire.rotating_channel import RotatingChannel
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import aggregator
 from atoll.protocol.settings import ConfigError
@@ -32,7 +32,7 @@ class _Rank:
     """A rank with a connection."""
 
     address: str
-    connection: RotatingChannel[rpc.AggregatorStub]
+    connection: RotatingChannel[rpc.Stub]
     rotating: asyncio.Task[None] | None
     """The task that keeps the connection fresh; None: the rank is away."""
 
@@ -68,7 +68,7 @@ class Ranks:
             else:
                 self._rotate(connected, is_here=self._addresses[rank] != "")
 
-    def connection(self, rank: int) -> RotatingChannel[rpc.AggregatorStub]:
+    def connection(self, rank: int) -> RotatingChannel[rpc.Stub]:
         """Return the connection to a rank.
 
         Raises:

@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 
 import grpc
 
-from atoll.protocol.backoff import delay
+from atoll.ground.backoff import delay
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.wire import channel as limits

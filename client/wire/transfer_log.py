@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from atoll.aggregation.printable import printable_size
+from atoll.ground.printable import printable_size
 
 logger = logging.getLogger(__name__)
 

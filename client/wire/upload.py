@@ -1,5 +1,7 @@
-"""The upload of one spooled update, or of a part of one: it resumes where the receiver's copy ends, at most one window
-ahead of it."""
+"""The upload of one spooled update, or of a part of one, at most one window ahead of the receiver.
+
+It resumes where the receiver's copy ends.
+"""
 
 import asyncio
 import logging
@@ -13,9 +15,9 @@ import grpc
 
 from atoll.client.disk.spool import Entry, EntryPart
 from atoll.client.wire.messages import statistics, too_many
+from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol import crash_points
+from atoll.protocol import services as rpc
 from atoll.protocol.disclosure import ANY_SUM, Disclosure, MetricsLeave
 from atoll.protocol.wire.bulk_messages import Chunk, UploadMessage
 from atoll.protocol.wire.channel import CHUNK_BYTES, INLINE_BYTES_MAX, UPLOAD_WINDOW_BYTES
@@ -63,7 +65,7 @@ class Pace:
 
 
 async def upload(
-    stub: rpc.CoordinatorStub | rpc.AggregatorStub,
+    stub: rpc.Stub,
     entry: Entry,
     pace: Pace,
     *,

@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 
-from atoll.aggregation.printable import printable_size
 from atoll.client.disk.spool import Entry, EntryPart, Spool
 from atoll.client.policy.decide import Decision, Outcome
 from atoll.client.session.events import Answered, Event, Key, ReportFailure, UploadCut
@@ -18,9 +17,10 @@ from atoll.client.wire.part_uploads import REFUSED, verdict_on
 from atoll.client.wire.rotating_channel import RotatingChannel
 from atoll.client.wire.transfer_log import told
 from atoll.client.wire.upload import Pace, upload
+from atoll.ground.printable import printable_size
+from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol import crash_points
+from atoll.protocol import services as rpc
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.log_fields import about
 from atoll.protocol.vocabulary import Digest, FailureReason, RoundId
@@ -161,9 +161,7 @@ class Uploads:
         self._stalled.pop(key, None)
         return verdict
 
-    def _receiver(
-        self, key: Key, rank: int, turn: int, link: Link
-    ) -> RotatingChannel[rpc.CoordinatorStub] | RotatingChannel[rpc.AggregatorStub]:
+    def _receiver(self, key: Key, rank: int, turn: int, link: Link) -> RotatingChannel[rpc.Stub]:
         """Choose the receiver: the coordinator, or the rank by its turn and by the time without progress.
 
         A new session restarts that time, for the coordinator was away.

@@ -8,23 +8,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.noise.key import key_of
-from atoll.aggregation.printable import count_of
 from atoll.client.crew_config import CrewConfig
 from atoll.client.disk.state_directory import StateDirectory
-from atoll.parallel.crew.supervisor.crew import Crew, CrewTerms, Ranks
-from atoll.parallel.crew.supervisor.interval import Interval
-from atoll.parallel.crew.supervisor.terms import Terms
+from atoll.ground.noise.key import key_of
+from atoll.ground.printable import count_of
+from atoll.ground.process.log_streams import open_log
 from atoll.parallel.launch.launcher import Launcher, elastic
 from atoll.parallel.launch.spec import Spec
-from atoll.parallel.log_streams import open_log
+from atoll.parallel.mesh_client.supervisor.crew import Crew, CrewTerms, Ranks
+from atoll.parallel.mesh_client.supervisor.interval import Interval
+from atoll.parallel.mesh_client.supervisor.terms import Terms
 
 logger = logging.getLogger(__name__)
 
-ENTRY = "atoll.parallel.crew.main:main"
+ENTRY = "atoll.parallel.mesh_client.main:main"
 """The function of each rank that the agent starts."""
 
-PRELOAD = ("atoll.parallel.crew.main", "atoll.parallel.crew.bench")
+PRELOAD = ("atoll.parallel.mesh_client.main", "atoll.parallel.mesh_client.bench")
 """The modules that the fork server imports for it."""
 
 RESTARTS_MAX = 10**6

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.folders import finds_no_room
-from atoll.aggregation.noise.key import key_of
 from atoll.client.disk.residual_store import Owner
 from atoll.client.disk.spool import Costs, Entry
 from atoll.client.disk.stores import Stores
@@ -35,8 +33,10 @@ from atoll.client.work.runner import (
     TrainOrder,
 )
 from atoll.client.work.version_fetcher import NotAdmitted, VersionFetcher
-from atoll.protocol import crash_points
-from atoll.protocol.durable import remove
+from atoll.ground.durable import remove
+from atoll.ground.folders import finds_no_room
+from atoll.ground.noise.key import key_of
+from atoll.ground.process import crash_points
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import on_thread

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.aggregation.tensors.layout import Piece
 from atoll.client.session.events import Sums
-from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.protocol.vocabulary import FailureReason
 from atoll.protocol.wire.mesh_use import MeshUse
+from atoll.tensors.layout import Piece
+from atoll.training.statistics.parts import SiteStatistics
 
 
 class RunnerFailed(RuntimeError):

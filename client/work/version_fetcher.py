@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import grpc
 
-from atoll.aggregation.printable import printable_size
 from atoll.client.disk.model_cache import PartialVersion, PieceDamaged
 from atoll.client.disk.stores import Stores
 from atoll.client.session.events import Invitation, ModelRequest
@@ -20,10 +19,11 @@ from atoll.client.wire.coordinator_connection import CoordinatorConnection
 from atoll.client.wire.download import download
 from atoll.client.wire.rotating_channel import RotatingChannel
 from atoll.client.wire.transfer_log import told
+from atoll.ground.printable import printable_size
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import FailureReason
 from atoll.protocol.wire.stream import StreamBroken, broken_streams
@@ -183,7 +183,7 @@ async def _get_manifest(link: Link, request: ModelRequest) -> bytes:
 
 
 async def _complete(
-    channel: RotatingChannel[rpc.CoordinatorStub] | RotatingChannel[rpc.AggregatorStub],
+    channel: RotatingChannel[rpc.Stub],
     request: ModelRequest,
     partial: PartialVersion,
 ) -> None:

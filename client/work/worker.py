@@ -13,23 +13,23 @@ from dataclasses import replace
 from textwrap import indent
 from typing import Any
 
-from atoll.aggregation.noise.key import key_of
-from atoll.aggregation.printable import conclusion
-from atoll.aggregation.tensors.layout import Piece
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.session.events import Sums
 from atoll.client.work.data_away import said_of_data
 from atoll.client.work.readings import Readings, Reread
 from atoll.client.work.runner import EvaluateOrder, MessageOrder, RunnerFailed, StatisticsOrder, Training, TrainOrder
-from atoll.parallel.crew.supervisor.crew import Crew
-from atoll.parallel.statistics.parts import SiteStatistics
-from atoll.parallel.worker.process import Environment, Worker, WorkerCrashed, WorkerError, WorkerHung
+from atoll.ground.noise.key import key_of
+from atoll.ground.printable import conclusion
+from atoll.ground.strict_json import ManifestError
+from atoll.parallel.mesh_client.supervisor.crew import Crew
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.site_statistics import from_plain
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import begin_on_thread, on_thread
 from atoll.protocol.vocabulary import FailureReason
 from atoll.protocol.wire.mesh_use import MeshUse
+from atoll.tensors.layout import Piece
+from atoll.training.statistics.parts import SiteStatistics
+from atoll.training.worker.process import Environment, Worker, WorkerCrashed, WorkerError, WorkerHung
 
 logger = logging.getLogger(__name__)
 

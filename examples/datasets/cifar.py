@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from examples.datasets.folder import BadData, NoData, read_checked
 from examples.datasets.owned import Splits
 

@@ -4,9 +4,9 @@ import hashlib
 import os
 from pathlib import Path
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.text_files import NotText, text_of
-from atoll.parallel.task.errors import TaskBroken
+from atoll.ground.printable import count_of
+from atoll.ground.text_files import NotText, text_of
+from atoll.task.errors import TaskBroken
 
 VARIABLE = "ATOLL_DATA"
 """The environment variable with the folder of all data sets."""

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from examples.datasets.folder import BadData, find, read_checked
 from examples.datasets.owned import Splits
 
@@ -55,8 +55,9 @@ def read_idx(path: Path, sha256: str | None = None) -> NDArray[Any]:
 
 
 def read_mnist(folder: Path) -> Splits:
-    """Read MNIST, Fashion-MNIST or another set in the same files: images (n, 1, H, W) float32 in [0, 1], labels (n,)
-    int64.
+    """Read MNIST, Fashion-MNIST or another set in the same format.
+
+    Images are (n, 1, H, W) float32 in [0, 1], labels (n,) int64.
 
     Args:
         folder: with train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.data.ahead import ahead
 from atoll.parallel.data.batch import Batch, count_units, map_tensors
 from atoll.parallel.data.loader import State
 from atoll.parallel.data.order import cut
 from atoll.parallel.data.shards import generator
-from atoll.parallel.local_training.draws import Drew, drawn_stream, undrawn_stream
+from atoll.training.local.draws import Drew, drawn_stream, undrawn_stream
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.text_files import NotText, text_of
+from atoll.ground.printable import count_of
+from atoll.ground.text_files import NotText, text_of
 from examples.datasets.folder import BadData, NoData, read_checked
 from examples.datasets.owned import FLOAT32_MAX, Ints, Owned, by_owner
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from atoll.aggregation.text_files import NotText, text_of
+from atoll.ground.text_files import NotText, text_of
 from atoll.parallel.data.batch import IGNORED
 from examples.datasets.folder import BadData, read_checked
 from examples.datasets.owned import Ints, Owned

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.text_files import NotText, text_of
+from atoll.ground.printable import count_of
+from atoll.ground.text_files import NotText, text_of
 from examples.datasets.folder import BadData, read_checked
 from examples.datasets.owned import FLOAT32_MAX, Owned, by_owner
 

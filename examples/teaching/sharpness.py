@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from atoll.parallel.optimizers.norms import local
+from atoll.training.optimizers.norms import local
 
 HALVINGS = 6
 """Number of halvings of a step after which the climb ends."""

@@ -18,13 +18,13 @@ from safetensors import safe_open
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from atoll.aggregation.tensors.layout import Layout, Piece, Tensor, in_order
-from atoll.aggregation.tensors.safetensors_file import BUFFERS, TensorFileCorrupted, TensorFileWriter, parse_header
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch, listed
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.checkpoint.reading import Entry, Saved
 from atoll.parallel.checkpoint.state import MODEL, first_names, local_state
 from atoll.parallel.checkpoint.store import damage, read_about, reading
+from atoll.tensors.layout import Layout, Piece, Tensor, in_order
+from atoll.tensors.safetensors_file import BUFFERS, TensorFileCorrupted, TensorFileWriter, parse_header
 
 DTYPES = {
     torch.float32: "F32",

@@ -24,8 +24,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from atoll.aggregation.file_digest import SUMS, read_sums, sha256_of_file, sums_text
-from atoll.aggregation.folders import sync_folder
+from atoll.ground.file_digest import SUMS, read_sums, sha256_of_file, sums_text
+from atoll.ground.folders import sync_folder
 from atoll.parallel.checkpoint.errors import CheckpointBroken, reason
 from atoll.parallel.checkpoint.reading import CONTENTS
 

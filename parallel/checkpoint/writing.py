@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from atoll.aggregation.file_digest import HashedFile
+from atoll.ground.file_digest import HashedFile
 
 _DIGESTS = MetadataIndex("digests")
 """The place of a rank's digests among its results; it is in no table of contents."""

@@ -1,4 +1,1 @@
-"""Less communication between ranks: compressed gradients, replicas that synchronize rarely or late.
-
-Imports: `world`.
-"""
+"""Less communication between ranks: compressed gradients, replicas that synchronize rarely or late."""

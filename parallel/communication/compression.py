@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.communication.block_sizes import INT8_ROW, SIGN_ROW, num_blocks
 
 NAMES = ("none", "fp16", "bf16", "int8", "onebit", "powersgd:RANK")

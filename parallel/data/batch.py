@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from atoll.parallel.local_training.draws import Fetch
-from atoll.parallel.local_training.trees import map_tensors, tensors
-from atoll.parallel.local_training.units import IGNORED, count_units, units_in
+from atoll.training.local.draws import Fetch
+from atoll.training.local.trees import map_tensors, tensors
+from atoll.training.local.units import IGNORED, count_units, units_in
 
 __all__ = ["IGNORED", "Batch", "Parts", "count_units", "map_tensors", "tensors", "units_in"]
 

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
+from atoll.ground.process.forking import reopen_files
 from atoll.parallel.data.ahead import ahead
 from atoll.parallel.data.batch import Batch, count_units, in_parts, map_tensors
 from atoll.parallel.data.order import Indices, Order
-from atoll.parallel.forking import reopen_files
-from atoll.parallel.local_training.draws import Drew, Fetch, drawing, is_fixed, unseeded
-from atoll.parallel.task.collated import collate_of
-from atoll.parallel.task.errors import TaskBroken
+from atoll.task.collated import collate_of
+from atoll.task.errors import TaskBroken
+from atoll.training.local.draws import Drew, Fetch, drawing, is_fixed, unseeded
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.data.division import Last, Sampling
 from atoll.parallel.data.shards import Take, generator, sharded, shuffled
 

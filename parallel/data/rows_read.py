@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.local_training.draws import drawing, is_fixed
-from atoll.parallel.local_training.rows import CONSTANTS
-from atoll.parallel.local_training.trees import leaves
+from atoll.ground.printable import count_of
+from atoll.training.local.draws import drawing, is_fixed
+from atoll.training.local.rows import CONSTANTS
+from atoll.training.local.trees import leaves
 
 SOME, MANY = 16, 4096
 """Rows that are compared: of a data set whose reading may be slow, and of one of tensors."""

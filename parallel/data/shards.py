@@ -22,7 +22,8 @@ def shuffled(
 
     Args:
         num_examples: of the data set.
-        start, stop: the part, among the examples in the order from `once`.
+        start: the first example of the part, in the order from `once`.
+        stop: the example after the last one.
         once: shuffles all before they are divided into parts; None: the order of the data set.
         draw: shuffles the part; None: it keeps its order.
     """
@@ -50,7 +51,8 @@ def sharded(
 
     Args:
         sizes: of all shards.
-        start, stop: the part, among the examples of the shards in the order from `once`; it may cut two of them.
+        start: the first example of the part, in the order of shards from `once`; the part may cut two shards.
+        stop: the example after the last one.
         open_shards: the number of shards that are shuffled together.
         once: shuffles all shards before they are divided into parts; None: the order of the data set.
         draw: shuffles the part; None: it keeps its order.

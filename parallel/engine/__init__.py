@@ -1,4 +1,1 @@
-"""The engine that trains one model on one mesh: its sharding, and the train step that all strategies share.
-
-Imports: `communication`, `data/batch`, `optimizers`, `world`.
-"""
+"""The engine that trains one model on one mesh: its sharding, and the train step that all strategies share."""

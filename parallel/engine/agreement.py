@@ -30,7 +30,7 @@ from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blueprint import blueprint_of
 from atoll.parallel.engine.plan import SPLIT, Plan
 from atoll.parallel.engine.records import records_of
-from atoll.parallel.optimizers.norms import local
+from atoll.training.optimizers.norms import local
 
 TRIAL_PASSES = 16
 """Training passes, and evaluating ones, without a second call of a block, after which none is expected any more."""

@@ -5,8 +5,7 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import nn
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.adapters.pipeline_trial import chain_faults, outputs_of
+from atoll.ground.printable import count_of
 from atoll.parallel.communication.hooks import HookState, register
 from atoll.parallel.communication.outer import Outer, make_outer
 from atoll.parallel.communication.outer_config import parse_outer
@@ -23,6 +22,7 @@ from atoll.parallel.engine.plan import SPLIT, Plan, stages_of
 from atoll.parallel.engine.sharding import apply_data_parallel, apply_tensor_parallel, nested, separable, unmatched
 from atoll.parallel.engine.step import Engine, Executor, LocalModel, inner, trained
 from atoll.parallel.engine.ties import Ties, tied_names
+from atoll.parallel.huggingface.pipeline_trial import chain_faults, outputs_of
 
 
 def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) -> None:

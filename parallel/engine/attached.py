@@ -23,9 +23,9 @@ from torch.distributed.tensor.experimental import implicit_replication
 
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.records import records_of
-from atoll.parallel.optimizers.norms import local
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.randomness import states_of_generators
+from atoll.task.errors import TaskBroken
+from atoll.task.randomness import states_of_generators
+from atoll.training.optimizers.norms import local
 
 Hook = Callable[[torch.Tensor], Any]
 

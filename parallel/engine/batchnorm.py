@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from atoll.parallel.optimizers.norms import local
+from atoll.training.optimizers.norms import local
 
 
 def convert(part: nn.Module, kind: str, group: dist.ProcessGroup | None) -> None:

@@ -86,8 +86,10 @@ def give_memory(parts: Sequence[nn.Module], device: torch.device | str) -> None:
 
 
 def _pad(part: nn.Module) -> None:
-    """Let `fully_shard` pad the smaller shards now: before the first pass it would replace the memory of a parameter,
-    and what holds the parameter's tensor from before, such as a hook with a `state_dict`, would no longer follow it.
+    """Let `fully_shard` pad the smaller shards now.
+
+    Else it would replace the memory of a parameter before the first pass, and an older reference to the tensor, such as
+    a hook's `state_dict`, would no longer follow the parameter.
     """
     for group in groups_of(part.modules()):
         group.lazy_init()

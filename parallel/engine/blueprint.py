@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.adapters.pipeline_plan import planned_chain
-from atoll.parallel.adapters.pipeline_stages import put_stand_ins
-from atoll.parallel.adapters.pipeline_trial import calls
-from atoll.parallel.adapters.tensor_plan import (
+from atoll.ground.printable import count_of
+from atoll.parallel.huggingface.pipeline_plan import planned_chain
+from atoll.parallel.huggingface.pipeline_stages import put_stand_ins
+from atoll.parallel.huggingface.pipeline_trial import calls
+from atoll.parallel.huggingface.tensor_plan import (
     divisible_by_tp,
     hugging_face_models,
     tensor_plan,
@@ -72,8 +72,9 @@ class Blueprint:
 
 
 def blueprint_of(model: nn.Module) -> Blueprint:
-    """Return the model's blueprint; without one an `nn.Sequential` has its children as its chain, and a model of
-    Hugging Face what is planned from it.
+    """Return the model's blueprint, or the default one of its class.
+
+    The chain of an `nn.Sequential` is its children; the blueprint of a model of Hugging Face is planned from it.
     """
     declared = getattr(model, "blueprint", None)
     if isinstance(declared, Blueprint):

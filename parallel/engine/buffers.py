@@ -13,8 +13,10 @@ from atoll.parallel.engine.axes import Axes
 
 @torch.no_grad()
 def average_buffers(parts: Sequence[nn.Module], axes: Axes | None, fixed: Collection[torch.Tensor] = ()) -> None:
-    """Make the saved buffers of all ranks with different data equal: floats become their mean, integers the first
-    rank's. Floats that are equal stay as they are, to the bit: the mean of three equal floats may be another one.
+    """Make the saved buffers of all ranks with different data equal.
+
+    Floats become their mean, integers the first rank's. Equal floats keep their bits: the mean of three equal floats
+    may differ from them.
 
     It is called before an evaluation, a checkpoint and an export. Parameters are not touched.
 
@@ -45,8 +47,10 @@ def average_buffers(parts: Sequence[nn.Module], axes: Axes | None, fixed: Collec
 def differing_buffers(
     parts: Sequence[nn.Module], axes: Axes | None, without: tuple[type[nn.Module], ...] = ()
 ) -> list[str]:
-    """Return the names, in their modules, of saved buffers of which ranks with other data have other values: a forward
-    pass has changed them by a rank's own examples. The same on all ranks of a stage.
+    """Return the names of saved buffers whose values differ between ranks with different data.
+
+    A forward pass has changed them by a rank's examples. The names are those in the modules, and equal on all ranks of
+    a stage.
 
     One broadcast of each buffer. The tolerance, 1e-6 of the value, is for machines that round otherwise.
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from atoll.parallel.engine.records import records_of
-from atoll.parallel.task.errors import TaskBroken
+from atoll.task.errors import TaskBroken
 
 
 def keep_flags(part: nn.Module) -> None:

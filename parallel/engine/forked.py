@@ -24,7 +24,7 @@ PRELOAD = [
 ]
 """The modules that the fork server imports before it forks."""
 
-FROZEN = "atoll.parallel.frozen"
+FROZEN = "atoll.ground.process.frozen"
 """The module that it imports after all others."""
 
 GRACE_S = 2.0

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.optimizers.norms import local, norms
+from atoll.training.optimizers.norms import local, norms
 
 
 def gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
@@ -50,8 +50,9 @@ def _is_replicated(parameter: DTensor) -> bool:
 
 @torch.no_grad()
 def total_norm(gradients: Sequence[torch.Tensor], axes: Axes | None, device: torch.device) -> torch.Tensor:
-    """Return the L2 norm of the gradient of the whole model, the same on every rank: float32, but of a gradient of
-    float64 alone float64.
+    """Return the L2 norm of the gradient of the whole model, the same on every rank.
+
+    It is float32; float64 if the whole gradient is float64.
 
     One all-reduce of a number for each tensor over each axis along which tensors are sharded, and of one number over
     pp.

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 """The axes from the slowest to the fastest."""

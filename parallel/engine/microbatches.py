@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.data.batch import Batch, Parts, count_units, part_sizes, units_in
-from atoll.parallel.local_training.rows import Cut, Division, Forms
+from atoll.training.local.rows import Cut, Division, Forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,9 @@ def rows_of(batch: Batch) -> int:
 
 
 def _count(batch: Batch, targets: Any, rows: int) -> float:
-    """Return the units of some rows of a batch; if they are guessed, the device is read only if some targets are
-    ignored.
+    """Return the units of some rows of a batch.
+
+    If they are guessed, the device is read only if some targets are ignored.
     """
     if batch.count == 0:
         return 0

@@ -20,8 +20,8 @@ from atoll.parallel.engine.batchnorm import Real
 from atoll.parallel.engine.microbatches import Micro, split
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
-from atoll.parallel.local_training.rows import Forms
-from atoll.parallel.task.errors import TaskBroken
+from atoll.task.errors import TaskBroken
+from atoll.training.local.rows import Forms
 
 Loss = Callable[[Any, Any], torch.Tensor]
 """(outputs, targets) -> mean loss over the batch's units."""

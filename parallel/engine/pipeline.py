@@ -17,7 +17,6 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 from torch.distributed.tensor.parallel import loss_parallel
 
-from atoll.parallel.adapters.pipeline_stages import INPUTS
 from atoll.parallel.data.batch import Batch, map_tensors, tensors
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.batchnorm import Real
@@ -26,9 +25,10 @@ from atoll.parallel.engine.microbatches import Micro, rows_of, split_padded
 from atoll.parallel.engine.passes import Loss, Observe, PipelineShape, Total, casting, in_single, share_of_loss
 from atoll.parallel.engine.plan import SCHEDULES, SPLIT, Plan, stages_of
 from atoll.parallel.engine.sharding import whole
-from atoll.parallel.local_training.rows import Forms
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.randomness import generators_kept
+from atoll.parallel.huggingface.pipeline_stages import INPUTS
+from atoll.task.errors import TaskBroken
+from atoll.task.randomness import generators_kept
+from atoll.training.local.rows import Forms
 
 Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a batch's inputs."""
@@ -87,8 +87,9 @@ def _contiguous_gradients(_part: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 
 def _handed_on(is_split: bool, _part: nn.Module, _inputs: Any, outputs: Any) -> Any:
-    """Return a stage's outputs as the next one gets them: torch sends contiguous tensors alone, and between the two
-    backward passes of a split schedule it detaches them in place, which a view cannot be.
+    """Return a stage's outputs in the form that torch can send: contiguous tensors that are no views.
+
+    Between the two backward passes of a split schedule torch detaches them in place, which is impossible for a view.
     """
 
     def handed_on(tensor: torch.Tensor) -> torch.Tensor:

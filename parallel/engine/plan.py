@@ -8,7 +8,7 @@ from typing import Any
 from atoll.parallel.communication.compression import parse_compression
 from atoll.parallel.communication.outer_config import parse_outer
 from atoll.parallel.engine.mesh import Mesh, meshes, parse_mesh
-from atoll.parallel.task.overrides import overridden
+from atoll.task.overrides import overridden
 
 SCHEDULES = {
     "gpipe": ("GPipe", 1),

@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from atoll.parallel.data.batch import tensors
-from atoll.parallel.local_training.as_built import LIBRARIES
-from atoll.parallel.local_training.places import is_generator
-from atoll.parallel.local_training.unit_check import is_due
-from atoll.parallel.optimizers.norms import local
+from atoll.training.local.as_built import LIBRARIES
+from atoll.training.local.places import is_generator
+from atoll.training.local.unit_check import is_due
+from atoll.training.optimizers.norms import local
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 OF_TORCH = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs", "_flat_weights_names"}) - {"_buffers"}
@@ -228,7 +228,7 @@ def _copy_of(value: Any, memo: dict[int, Any], deep: int) -> Any:
 
 
 def is_holder(value: Any) -> bool:
-    """Return whether a value is an object of a task's own class, or a namespace, that holds data in attributes."""
+    """Return whether a value is an object of a task's class, or a namespace, that holds data in attributes."""
     is_own = type(value).__module__.partition(".")[0] not in LIBRARIES or isinstance(value, SimpleNamespace)
     is_code = callable(value) or isinstance(value, nn.Module | type | ModuleType)
     return is_own and hasattr(value, "__dict__") and not is_code

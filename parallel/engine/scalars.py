@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.optimizers.norms import local
+from atoll.training.optimizers.norms import local
 
 
 def replicate_scalars(part: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]:

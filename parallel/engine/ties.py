@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.optimizers.norms import local
+from atoll.training.optimizers.norms import local
 
 
 def tied_names(model: nn.Module) -> list[list[str]]:

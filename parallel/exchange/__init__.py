@@ -1,4 +1,1 @@
-"""The exchange of a model between files and the ranks of a mesh, box by box: no process holds more than its share.
-
-Imports: `aggregation/tensors`, `aggregation/codecs`, `aggregation/updates`.
-"""
+"""The exchange of a model between files and the ranks of a mesh, box by box: no process holds more than its share."""

@@ -1,6 +1,6 @@
 """Error feedback on a mesh: each rank adds the old residuals of its boxes, and stores the new ones.
 
-Residuals lie in files of whole tensors, as one process has them (`aggregation/codecs/error_feedback`), so that the mesh
+Residuals lie in files of whole tensors, as one process has them (`tensors/codecs/error_feedback`), so that the mesh
 may change between rounds. A box that stays plain, because its codec would not make it smaller, takes the residual of
 its elements along, and leaves none.
 """
@@ -16,14 +16,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codecs.chunks import chunk_bounds
-from atoll.aggregation.codecs.codec import Codec
-from atoll.aggregation.codecs.error_feedback import encode_with_feedback
-from atoll.aggregation.tensors.box_reader import BoxReader
-from atoll.aggregation.tensors.layout import Piece, Tensor
-from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, parse_header
-from atoll.aggregation.tensors.shared_file import BoxWriter, make_shared
-from atoll.aggregation.updates.encoded_writer import REPLACES
+from atoll.tensors.box_reader import BoxReader
+from atoll.tensors.codecs.chunks import chunk_bounds
+from atoll.tensors.codecs.codec import Codec
+from atoll.tensors.codecs.error_feedback import encode_with_feedback
+from atoll.tensors.layout import Piece, Tensor
+from atoll.tensors.safetensors_file import TensorFileCorrupted, parse_header
+from atoll.tensors.shared_file import BoxWriter, make_shared
+from atoll.tensors.updates.encoded_writer import REPLACES
 
 logger = logging.getLogger(__name__)
 

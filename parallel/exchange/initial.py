@@ -30,10 +30,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from atoll.ground.process.heap import returning_freed_blocks
 from atoll.parallel.engine.attached import hooks_of
 from atoll.parallel.engine.blank import on_meta, registering
 from atoll.parallel.exchange.shares import Share
-from atoll.parallel.heap import returning_freed_blocks
 
 OVERWRITING = frozenset({"normal_", "uniform_", "zero_", "fill_", "copy_", "random_", "exponential_", "bernoulli_"})
 """Operations after which nothing is left of the values of their first argument."""

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.tensors.box_reader import BoxReader
-from atoll.aggregation.tensors.layout import ITEM_BYTES, Layout
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header
 from atoll.parallel.exchange.shares import Share
-from atoll.parallel.task.errors import TaskMismatch
+from atoll.task.errors import TaskMismatch
+from atoll.tensors.box_reader import BoxReader
+from atoll.tensors.layout import ITEM_BYTES, Layout
+from atoll.tensors.safetensors_file import NUMPY_DTYPES, parse_header
 
 BLOCK_BYTES = 1 << 20
 """Size of a block, which is all that a rank holds beside its shards [bytes]."""

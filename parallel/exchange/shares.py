@@ -19,10 +19,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from atoll.aggregation.tensors.layout import Piece
 from atoll.parallel.checkpoint.export import DTYPES
 from atoll.parallel.checkpoint.state import first_names, local_state
 from atoll.parallel.engine.axes import Axes
+from atoll.tensors.layout import Piece
 
 
 @dataclass(frozen=True, slots=True)

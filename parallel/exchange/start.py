@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from atoll.aggregation.tensors.layout import BESIDE
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES
 from atoll.parallel.exchange.shares import Share
-from atoll.parallel.local_training.warm_start import (
+from atoll.tensors.layout import BESIDE
+from atoll.tensors.safetensors_file import NUMPY_DTYPES
+from atoll.training.worker.warm_start import (
     Aliases,
     Match,
     Start,
@@ -57,7 +57,7 @@ def start_shares(
             faults = [fault for share in shares for fault in _copied(share, file, match, start.path)]
     except SafetensorError as error:
         raise no_safetensors(start.path, error) from error
-    parts = (("the task's own values stay in", match.own), ("not used:", match.unused))
+    parts = (("the initial values stay in", match.own), ("not used:", match.unused))
     return "; ".join(f"{what} {listed(left)}" for what, left in parts if left), faults
 
 

@@ -17,18 +17,18 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from atoll.aggregation.codecs.chunks import encode_chunks, encoded_bytes
-from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS, CodecBroken
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.tensors.box_reader import BoxReader
-from atoll.aggregation.tensors.layout import FLOATS, Piece, pieces_in_order
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header
 from atoll.parallel.exchange.feedback import BoxFeedback
 from atoll.parallel.exchange.load import check_shares
 from atoll.parallel.exchange.shares import Share
-from atoll.parallel.local_training.parameters import integer_difference
-from atoll.parallel.task.arrays import ALLOWED
-from atoll.parallel.task.errors import NotFinite, TaskBroken
+from atoll.task.arrays import ALLOWED
+from atoll.task.errors import NotFinite, TaskBroken
+from atoll.tensors.box_reader import BoxReader
+from atoll.tensors.codecs.chunks import encode_chunks, encoded_bytes
+from atoll.tensors.codecs.codec import CHUNK_ELEMENTS, CodecBroken
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.layout import FLOATS, Piece, pieces_in_order
+from atoll.tensors.safetensors_file import NUMPY_DTYPES, parse_header
+from atoll.training.local.parameters import integer_difference
 
 CODEC_STREAM = 1
 """The stream of the codec's random numbers, beside that of the training with the same seed."""

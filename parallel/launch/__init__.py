@@ -1,4 +1,1 @@
-"""The start, restart and end of ranks on this machine, by torch elastic with a fork server that has torch loaded.
-
-Imports: `engine` and `world`.
-"""
+"""The start, restart and end of ranks on this machine, by torch elastic with a fork server that has torch loaded."""

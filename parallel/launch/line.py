@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import Any
 
-from atoll.parallel.task.json_text import to_json
+from atoll.task.json_text import to_json
 
 LINE, SOCKET = "line.json", "line.socket"
 

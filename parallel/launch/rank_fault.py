@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFault:
-    """The reason why a rank could not go on."""
+    """The reason why a rank could not continue."""
 
     rank: int
     kind: str

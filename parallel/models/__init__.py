@@ -1,4 +1,1 @@
-"""Model with a blueprint of how it can be divided over ranks: a decoder.
-
-Imports: `engine`.
-"""
+"""Model with a blueprint of how it can be divided over ranks: a decoder."""

@@ -189,8 +189,7 @@ def rotated(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torc
 
 
 def styles(sequence_parallel: bool, loss_parallel: bool) -> Styles:
-    """Return the sharding of its modules along tp: attention by heads, MLP by hidden features, embedding and head by
-    words.
+    """Return the sharding along tp: attention by heads, MLP by hidden features, embedding and head by words.
 
     Every block costs two all-reduces in each direction, or their halves (reduce-scatter, then all-gather) when the
     sequence is sharded in between (Korthikanti et al., "Reducing Activation Recomputation", 2022, figure 5).

@@ -1,4 +1,1 @@
-"""The planner: memory, traffic, bubble and time of a mesh before anything runs on it, by formulas and dry runs.
-
-Imports: `engine`, `models`, and of `data` the batch.
-"""
+"""The planner: memory, traffic, bubble and time of a mesh before anything runs on it, by formulas and dry runs."""

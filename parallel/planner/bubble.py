@@ -49,8 +49,9 @@ EQUAL = Times()
 
 
 def bubble(schedule: str, p: int, m: int, stages_per_rank: int = 1, times: Times = EQUAL) -> float:
-    """Return the idle share of a step in [0, 1), by formula: for m >= p, and interleaved schedules in whole rounds of
-    p.
+    """Return the idle share of a step in [0, 1), by formula.
+
+    It holds for m >= p, and for interleaved schedules in whole rounds of p.
 
     Args:
         schedule: one of the engine's.
@@ -67,8 +68,7 @@ def bubble(schedule: str, p: int, m: int, stages_per_rank: int = 1, times: Times
 
 
 def simulate(orders: Sequence[Sequence[Action]], num_stages: int, times: Times = EQUAL) -> float:
-    """Return the idle share of a schedule if every rank runs its actions in order, each as soon as its inputs are
-    there.
+    """Return the idle share of a schedule if every rank runs its actions in order, each as soon as it has its inputs.
 
     A forward needs the forward of the stage before; a backward (of inputs) that of the next stage, or, on the last
     stage, its own forward. Sending costs nothing.
@@ -119,8 +119,7 @@ def _ready(action: Action, done: Mapping[tuple[int, str, int], float], num_stage
 
 
 def actions(schedule: str, p: int, m: int, stages_per_rank: int = 1) -> list[list[Action]]:
-    """Return the actions of each rank, in order; the lists of schedules with several stages on a rank are PyTorch's
-    own.
+    """Return the actions of each rank, in order; PyTorch's lists for schedules with several stages on a rank.
 
     Raises:
         ValueError: the schedule does not support these numbers of stages or micro-batches.

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.engine.blueprint import balanced
 from atoll.parallel.engine.mesh import AXES, Mesh
 from atoll.parallel.engine.plan import V_SHAPED, Plan

@@ -1,7 +1,7 @@
 """The plan of `mesh = "auto"`: the first, in the planner's order, that a task's model admits and a rank has room for.
 
     need    parameters + gradients + optimizer + transient of the rank with most [bytes] (`memory`)
-    room    memory of a rank / 2; the other half is for activations, which are not known of a model of one's own
+    room    memory of a rank / 2; the other half is for activations, which are unknown of a custom model
 
 The order is that of `search` where no speed is predicted: the narrowest tp, whose activations are waited for, and never
 across machines; then the least traffic of ZeRO's stage (`accounting.TRAFFIC`); then the fewest moving parts. So copies
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from atoll.aggregation.printable import count_of, printable_size
+from atoll.ground.printable import count_of, printable_size
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.planner.accounting import TRAFFIC
 from atoll.parallel.planner.candidate import Candidate

@@ -13,12 +13,12 @@ gradients and moments, and the base lies on the site's disk once: 4 P. Its ranks
 from dataclasses import dataclass, replace
 from math import prod
 
-from atoll.aggregation.codecs.chunks import encoded_bytes
-from atoll.aggregation.codecs.names import parse_codec
 from atoll.parallel.planner.candidate import MOMENTS, Candidate, coordinates, stages, stages_of
 from atoll.parallel.planner.memory import FP32, Memory, memory
 from atoll.parallel.planner.shape import ModelShape, Weight
 from atoll.parallel.planner.units import chunk
+from atoll.tensors.codecs.chunks import encoded_bytes
+from atoll.tensors.codecs.names import parse_codec
 
 VERSIONS, UPDATES, CHECKPOINTS = 3, 2, 2
 """Files of each kind that lie on the site's disk at the worst moment of a round."""

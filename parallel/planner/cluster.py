@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, fields
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

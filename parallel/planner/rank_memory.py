@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 CGROUPS = Path("/sys/fs/cgroup")
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.engine.mesh import AXES, Mesh, meshes
 from atoll.parallel.engine.plan import SPLIT, Plan
 from atoll.parallel.planner.accounting import ACCOUNTINGS

@@ -141,8 +141,9 @@ class ModelShape:
         return (*self._norm("norm"), *table)
 
     def flops(self, tokens: float, *, recompute: bool = False) -> float:
-        """Return the floating-point operations of forward and backward: (6 N + 12 L h s) tokens; N are
-        `matrix_parameters`.
+        """Return the floating-point operations of forward and backward: (6 N + 12 L h s) tokens.
+
+        N are `matrix_parameters`.
 
         With `recompute` the forward runs twice, which adds a third. Source: torchtitan's and PaLM's convention
         (Chowdhery et al. 2022, appendix B), which gives no discount for the causal mask.

@@ -1,4 +1,4 @@
-"""A rank's part of a task's own model, of which the planner knows the tensors alone: no shape of a decoder."""
+"""A rank's part of a custom model, of which the planner knows the tensors, but no shape of a decoder."""
 
 from math import prod
 

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from atoll.parallel.compiled import in_place
 from atoll.parallel.data.batch import tensors
 from atoll.parallel.engine.buffers import saved_buffers
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.local_training.as_built import AsBuilt
-from atoll.parallel.local_training.batches import fetcher
-from atoll.parallel.local_training.repeatable import repeatable
-from atoll.parallel.task.randomness import seeded
-from atoll.parallel.task.task import Task
+from atoll.task.randomness import seeded
+from atoll.task.task import Task
+from atoll.training.local.as_built import AsBuilt
+from atoll.training.local.batches import fetcher
+from atoll.training.local.compiled import in_place
+from atoll.training.local.repeatable import repeatable
 
 OWN_EXAMPLES = (
     "a pass leaves values there that depend on its examples, and each rank sees others, so {mesh} cannot compute what "

@@ -7,11 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from atoll.parallel.adapters.base_files import BaseRefused
-from atoll.parallel.adapters.digests import digest_of
-from atoll.parallel.adapters.loading import Matched, load
 from atoll.parallel.checkpoint.ranks import Ranks, patient_ranks
-from atoll.parallel.compiled import in_place
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blank import give_memory
 from atoll.parallel.engine.plan import Plan
@@ -19,13 +15,17 @@ from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.exchange.initial import Blank, NotRepeatable, blank_or_none, fill
 from atoll.parallel.exchange.shares import shares_of
 from atoll.parallel.exchange.start import start_shares
-from atoll.parallel.local_training.frozen import frozen_of, keep_frozen
-from atoll.parallel.local_training.parameters import forms_of, value_fault, value_faults
-from atoll.parallel.local_training.training import seed_everything
-from atoll.parallel.local_training.warm_start import Aliases, Start, StartRefused, start_model
-from atoll.parallel.task.base import TRAINED
 from atoll.parallel.trainer.job import Job, JobRefused, base_of
 from atoll.parallel.world import World
+from atoll.task.base import TRAINED
+from atoll.training.base.base_files import BaseRefused
+from atoll.training.base.digests import digest_of
+from atoll.training.base.loading import Matched, load
+from atoll.training.local.compiled import in_place
+from atoll.training.local.frozen import frozen_of, keep_frozen
+from atoll.training.local.parameters import forms_of, value_fault, value_faults
+from atoll.training.local.training import seed_everything
+from atoll.training.worker.warm_start import Aliases, Start, StartRefused, start_model
 
 
 @dataclass(slots=True)
@@ -120,8 +120,7 @@ def give_values(built: Built, job: Job, parts: Sequence[nn.Module], axes: Axes |
 
 
 def agreed_base(built: Built, world: World, kept: Path) -> dict[str, str]:
-    """Return the digest of the frozen tensors in the files of the base, as a setting of the training; every rank must
-    call it.
+    """Return the digest of the frozen tensors in the base's files, a setting of the training; every rank must call it.
 
     The first rank of each machine reads its files, which may be a copy.
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from atoll.parallel.data.division import Last, Sampling
-from atoll.parallel.optimizers.options import OPTIONS
-from atoll.parallel.optimizers.schedule import KINDS, RULES
-from atoll.parallel.task.overrides import overridden, type_faults
+from atoll.task.overrides import overridden, type_faults
+from atoll.training.optimizers.options import OPTIONS
+from atoll.training.optimizers.schedule import KINDS, RULES
 
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "optimizer": (None, *OPTIONS),

@@ -12,14 +12,14 @@ from atoll.parallel.data.loader import Loader
 from atoll.parallel.data.order import Order
 from atoll.parallel.engine.passes import casting
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.local_training.draws import Steady
-from atoll.parallel.local_training.row_forms import kind_of
-from atoll.parallel.local_training.trial import Rows, sites_by_kind, try_batches
-from atoll.parallel.task.context import context_of
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.randomness import data_of, server_data_of
-from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.evaluation import readable
+from atoll.task.context import context_of
+from atoll.task.errors import TaskBroken
+from atoll.task.randomness import data_of, server_data_of
+from atoll.task.task import Task
+from atoll.training.local.draws import Steady
+from atoll.training.local.row_forms import kind_of
+from atoll.training.local.trial import Rows, sites_by_kind, try_batches
 
 NAMES_MAX = 4
 """Sites that a sentence names."""
@@ -122,8 +122,9 @@ def _names(sites: list[str]) -> str:
 
 
 def in_order(data: Any, *, batch_size: int, num_ranks: int, rank: int, device: torch.device) -> Loader:
-    """Return a loader of every example once, with the same number of batches on each rank, and the same random numbers
-    in every epoch if the data set draws some.
+    """Return a loader of every example once, with the same number of batches on each rank.
+
+    If the data set draws random numbers, they are the same in every epoch.
     """
     order = Order(num_examples=len(data), batch_size=max(batch_size, num_ranks), num_ranks=num_ranks, shuffle=False)
     return Loader(Steady(data), order, rank=rank, device=device)

@@ -8,11 +8,11 @@ import torch
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.data.batch import Batch, map_tensors
 from atoll.parallel.engine.step import Engine
-from atoll.parallel.local_training.one_loss import one_loss
-from atoll.parallel.local_training.unit_check import UnitCheck
-from atoll.parallel.local_training.units import units_of
-from atoll.parallel.task.metrics import Statistics, add, as_statistics, of_batch, of_parts, sound, values
-from atoll.parallel.task.task import Task
+from atoll.task.metrics import Statistics, add, as_statistics, of_batch, of_parts, sound, values
+from atoll.task.task import Task
+from atoll.training.local.one_loss import one_loss
+from atoll.training.local.unit_check import UnitCheck
+from atoll.training.local.units import units_of
 
 
 def evaluate(

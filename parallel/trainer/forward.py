@@ -10,22 +10,22 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from atoll.parallel.adapters.pipeline_stages import INPUTS, first_output
-from atoll.parallel.compiled import in_place
 from atoll.parallel.data.batch import map_tensors, tensors
 from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, stage
 from atoll.parallel.engine.borrowed import Uses, borrowed_blocks
 from atoll.parallel.engine.inplace import Written, storage_of, written_in_forward
 from atoll.parallel.engine.passes import REENTRANT
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.local_training.batches import fetcher
-from atoll.parallel.local_training.parameters import built_on_meta, model_on_meta
-from atoll.parallel.task.randomness import seeded
-from atoll.parallel.task.task import Task
+from atoll.parallel.huggingface.pipeline_stages import INPUTS, first_output
 from atoll.parallel.trainer.between_passes import follows_examples, moves_by_pass
 from atoll.parallel.trainer.job import JobRefused
 from atoll.parallel.trainer.outside import loss_kept
 from atoll.parallel.trainer.references import reference_faults
+from atoll.task.randomness import seeded
+from atoll.task.task import Task
+from atoll.training.local.batches import fetcher
+from atoll.training.local.compiled import in_place
+from atoll.training.local.parameters import built_on_meta, model_on_meta
 
 SMALL = 10_000_000
 """Number of parameters up to which a model is built once more for a check."""
@@ -100,8 +100,10 @@ def _checked(model: nn.Module, task: Task, plan: Plan, seed: int, data: Any) -> 
 
 
 def moved_by_passes(task: Task, plan: Plan, seed: int, data: Any, found: Forward) -> str:
-    """Return the sentence about what the several passes of a step change several times, where one process changes it
-    once; empty: nothing, or it is not known of a large model. Norms have `plan.batchnorm`.
+    """Return the sentence about state that a step changes once in each of its passes, or "".
+
+    One process changes it once. Empty: there is no such state, or it is unknown of a large model. Norms have
+    `plan.batchnorm`.
 
     Args:
         task: of the model.
@@ -187,8 +189,9 @@ def _more_than_chain(plan: Plan, why: str) -> str:
 
 
 def _leaves_chain(model: nn.Module, data: Any) -> str:
-    """Return the first piece of a model's chain that takes anything but the result of the one before, or "the loss" if
-    the model returns something else than its last piece; "" if none does, or if a pass fails.
+    """Return the first piece of a model's chain whose input is not the result of the piece before, or "".
+
+    "the loss": the model returns something else than its last piece. Empty: the chain is sound, or a pass fails.
     """
     found: list[str] = []
     gave: list[tuple[Any, int]] = []

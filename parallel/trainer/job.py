@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from atoll.aggregation.folders import no_file
-from atoll.parallel.adapters.base_files import BaseRefused
-from atoll.parallel.adapters.loading import Matched
-from atoll.parallel.adapters.peft_models import adapter_faults
+from atoll.ground.folders import no_file
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.local_training.frozen import keep_frozen, match_base
-from atoll.parallel.local_training.parameters import model_on_meta, travel_faults
-from atoll.parallel.local_training.units import SUM
-from atoll.parallel.task.base import TRAINED
-from atoll.parallel.task.context import context_of
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.recipe import batch_size_of
+from atoll.task.base import TRAINED
+from atoll.task.context import context_of
+from atoll.task.errors import TaskBroken
+from atoll.task.task import Task
+from atoll.training.base.base_files import BaseRefused
+from atoll.training.base.loading import Matched
+from atoll.training.base.peft_models import adapter_faults
+from atoll.training.local.frozen import keep_frozen, match_base
+from atoll.training.local.parameters import model_on_meta, travel_faults
+from atoll.training.local.units import SUM
 
 
 class JobRefused(ValueError):

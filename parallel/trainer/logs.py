@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.parallel.task.json_text import to_json
+from atoll.task.json_text import to_json
 
 Event = dict[str, Any]
 """Plain values; `event` is the kind."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.nn.modules.batchnorm import _NormBase
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.checkpoint.errors import CheckpointFailed
 from atoll.parallel.checkpoint.export import export_model
 from atoll.parallel.checkpoint.ranks import Ranks
@@ -15,11 +15,6 @@ from atoll.parallel.data.batch import Batch
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.engine.buffers import differing_buffers
 from atoll.parallel.engine.step import Engine, Measured
-from atoll.parallel.local_training.same_form import SameForm
-from atoll.parallel.local_training.unit_check import UnitCheck, is_due
-from atoll.parallel.local_training.units import units_of
-from atoll.parallel.task.errors import NotFinite, TaskBroken
-from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.between_passes import OWN_EXAMPLES
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.evaluation import evaluate
@@ -32,6 +27,11 @@ from atoll.parallel.trainer.recipe import Recipe
 from atoll.parallel.trainer.same_batch import SameBatch
 from atoll.parallel.trainer.saver import Saver
 from atoll.parallel.trainer.stopping import Agreement
+from atoll.task.errors import NotFinite, TaskBroken
+from atoll.task.task import Task
+from atoll.training.local.same_form import SameForm
+from atoll.training.local.unit_check import UnitCheck, is_due
+from atoll.training.local.units import units_of
 
 Values = dict[str, float | None]
 """The values of the metrics, by DATA/METRIC."""
@@ -208,7 +208,7 @@ class Training:
         if not sum(self.ranks.gather(self.units)):
             raise TaskBroken(
                 f"the targets of {count_of(self.engine.steps, 'step')} have no units (every target is ignored), so "
-                "nothing was trained: mend the targets of the task, or its units"
+                "nothing was trained: check the task's targets, or its units"
             )
 
     def _log(self, measured: Measured) -> None:

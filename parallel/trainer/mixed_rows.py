@@ -14,19 +14,19 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from atoll.parallel.compiled import in_place
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.local_training.as_built import AsBuilt
-from atoll.parallel.local_training.draws import drawing
-from atoll.parallel.local_training.one_loss import one_loss
-from atoll.parallel.local_training.parameters import model_on_meta
-from atoll.parallel.local_training.repeatable import repeatable
-from atoll.parallel.local_training.trees import map_tensors
-from atoll.parallel.local_training.unit_check import disagreement
-from atoll.parallel.local_training.units import units_in, units_of
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.randomness import seeded
-from atoll.parallel.task.task import Task
+from atoll.task.errors import TaskBroken
+from atoll.task.randomness import seeded
+from atoll.task.task import Task
+from atoll.training.local.as_built import AsBuilt
+from atoll.training.local.compiled import in_place
+from atoll.training.local.draws import drawing
+from atoll.training.local.one_loss import one_loss
+from atoll.training.local.parameters import model_on_meta
+from atoll.training.local.repeatable import repeatable
+from atoll.training.local.trees import map_tensors
+from atoll.training.local.unit_check import disagreement
+from atoll.training.local.units import units_in, units_of
 
 ROWS = 8
 """Rows of the batch, which is compared with its halves."""
@@ -39,8 +39,10 @@ TOLERANCE = 1e-3
 
 
 def mixes_rows(task: Task, plan: Plan, seed: int, data: Any) -> str:
-    """Return the sentence that a plan computes another gradient than one process, since a batch's is not that of its
-    parts; empty: it is, or it cannot be known. Norms of torch are left out: `plan.batchnorm` says what theirs are.
+    """Return the sentence that a plan computes another gradient than one process, or "".
+
+    The cause: a batch's gradient is not the mean over its parts. Empty: it is, or it cannot be known. Norms of torch
+    are left out: `plan.batchnorm` states their statistics.
 
     Args:
         task: of the model and the loss.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.parallel.engine.step import NoiseSample
-from atoll.parallel.optimizers.noise_scale import NoiseScale, estimate
+from atoll.training.optimizers.noise_scale import NoiseScale, estimate
 
 DECAY = 0.95
 """The decay of the means: they look back over about twenty measurements."""

@@ -24,10 +24,10 @@ from torch.utils.data import ConcatDataset
 
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.engine.repetition import DEEP, OF_TORCH, PLAIN, copied, is_holder, is_same
-from atoll.parallel.local_training.places import is_generator
-from atoll.parallel.task.context import Contextual
-from atoll.parallel.task.metrics import Metric
-from atoll.parallel.task.task import Task
+from atoll.task.context import Contextual
+from atoll.task.metrics import Metric
+from atoll.task.task import Task
+from atoll.training.local.places import is_generator
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 from atoll.parallel.data.division import Last, Sampling
 from atoll.parallel.data.order import Order
-from atoll.parallel.optimizers.options import OPTIONS, OptimizerConfig
-from atoll.parallel.optimizers.schedule import Schedule, scaled_lr
-from atoll.parallel.task.local import Local
 from atoll.parallel.trainer.config import TrainConfig
+from atoll.task.local import Local
+from atoll.training.optimizers.options import OPTIONS, OptimizerConfig
+from atoll.training.optimizers.schedule import Schedule, scaled_lr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +111,12 @@ def _steps(local: Local, config: TrainConfig, steps_per_epoch: int) -> int:
 
 def _optimizer(local: Local, config: TrainConfig, lr: float) -> OptimizerConfig:
     """Return the task's method exactly as its sites use it, or the config's."""
-    if config.optimizer is None and local.has_own_optimizer:
+    if config.optimizer is None and local.has_custom_optimizer:
         raise ValueError(
             f"train.optimizer: absent, and local.optimizer is {local.optimizer_name}, which this training does not "
             f"have; allowed: {', '.join(OPTIONS)}: name the one to use here"
         )
-    if not local.has_own_optimizer and config.optimizer in (None, local.optimizer):
+    if not local.has_custom_optimizer and config.optimizer in (None, local.optimizer):
         momentum = local.momentum if local.optimizer == "sgd" else None
         return OptimizerConfig(
             name=local.optimizer_name,

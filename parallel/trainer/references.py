@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.parallel.adapters.pipeline_stages import INPUTS
 from atoll.parallel.engine.attached import hooks_of
 from atoll.parallel.engine.blueprint import blueprint_of, cut, stage
 from atoll.parallel.engine.borrowed import Uses
 from atoll.parallel.engine.inplace import storage_of
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.task.randomness import states_of_generators
+from atoll.parallel.huggingface.pipeline_stages import INPUTS
+from atoll.task.randomness import states_of_generators
 
 Loss = Callable[[Any, Any], torch.Tensor]
 

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from atoll.parallel.adapters.kept_lines import BASES
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.randomness import seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
@@ -24,16 +23,6 @@ from atoll.parallel.engine.assemble import assemble, begin_again
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.step import Engine
-from atoll.parallel.local_training.batches import fetcher
-from atoll.parallel.local_training.frozen import frozen_of
-from atoll.parallel.local_training.same_form import SameForm
-from atoll.parallel.local_training.unit_check import UnitCheck
-from atoll.parallel.local_training.units import units_of
-from atoll.parallel.local_training.warm_start import Start
-from atoll.parallel.optimizers.make import make_optimizer
-from atoll.parallel.task.context import context_of, within
-from atoll.parallel.task.json_text import to_json
-from atoll.parallel.task.randomness import generators_kept
 from atoll.parallel.trainer.building import Built, agreed_base, build, give_values
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import Data, data_for, in_order
@@ -53,6 +42,17 @@ from atoll.parallel.trainer.same_batch import SameBatch
 from atoll.parallel.trainer.saver import Carried, Saver, settings_of
 from atoll.parallel.trainer.stopping import Agreement
 from atoll.parallel.world import World, process_group
+from atoll.task.context import context_of, within
+from atoll.task.json_text import to_json
+from atoll.task.randomness import generators_kept
+from atoll.training.base.kept_lines import BASES
+from atoll.training.local.batches import fetcher
+from atoll.training.local.frozen import frozen_of
+from atoll.training.local.same_form import SameForm
+from atoll.training.local.unit_check import UnitCheck
+from atoll.training.local.units import units_of
+from atoll.training.optimizers.make import make_optimizer
+from atoll.training.worker.warm_start import Start
 
 logger = logging.getLogger(__name__)
 

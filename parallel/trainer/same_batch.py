@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from atoll.parallel.data.batch import Batch, tensors
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.task.errors import TaskBroken
+from atoll.task.errors import TaskBroken
 
 FIRST = 4
 """The number of first batches that are all compared; after them those whose number is a power of two."""

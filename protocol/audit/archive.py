@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.aggregation.folders import sync_folder
+from atoll.ground.durable import naming_full_disk
+from atoll.ground.folders import sync_folder
 from atoll.protocol.audit.chain import Verifier
-from atoll.protocol.durable import naming_full_disk
 
 
 class ArchiveRefused(OSError):

@@ -28,7 +28,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 EVENTS_MAX = 256
 """Most events in a row without a checkpoint."""
@@ -135,7 +135,9 @@ def archive_event(at: str, actor: str, role: str, archived: tuple[int, int], hea
     """Return the event with which a log continues behind archived lines.
 
     Args:
-        at, actor, role: of the event.
+        at: the time of the event.
+        actor: its actor.
+        role: the actor's role.
         archived: the number of the first line, and of the faults in the lines up to the one before the head.
         head: of the log.
     """

@@ -25,9 +25,11 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from atoll.aggregation.folders import in_words, sync_folder
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.text_files import NotText, text_of
+from atoll.ground.durable import naming_full_disk, write_atomically
+from atoll.ground.file_lock import exclusively, shared
+from atoll.ground.folders import in_words, sync_folder
+from atoll.ground.printable import count_of
+from atoll.ground.text_files import NotText, text_of
 from atoll.protocol.audit.archive import Archived, ArchiveRefused, copy_into
 from atoll.protocol.audit.chain import (
     ARCHIVE,
@@ -46,8 +48,6 @@ from atoll.protocol.audit.chain import (
     instant,
 )
 from atoll.protocol.audit.recovery import Data, End, find_end, first_line, last_line
-from atoll.protocol.durable import naming_full_disk, write_atomically
-from atoll.protocol.file_lock import exclusively, shared
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +219,8 @@ class AuditFiles:
 
         Args:
             out: folder of the archive, which may have older lines of this log.
-            actor, role: of the event.
+            actor: the actor of the event.
+            role: the actor's role.
 
         Returns:
             The lines; none if nothing but that event was written since the last archive, or the log was emptied.

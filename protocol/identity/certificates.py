@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.text_files import wide_encoding
+from atoll.ground.printable import count_of
+from atoll.ground.text_files import wide_encoding
 from atoll.protocol.identity.clock_hint import Validity
 from atoll.protocol.identity.names import Identity, Role
 

@@ -1,5 +1,7 @@
-"""The sentences about a certificate that is not valid at this time: one of two clocks may be wrong. Pure, but for the
-clock that is read when none is given."""
+"""The sentences about a certificate that is not valid at this time: one of two clocks may be wrong.
+
+Pure, but for the clock that is read when no time is given.
+"""
 
 import time
 from typing import NamedTuple

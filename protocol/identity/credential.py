@@ -17,8 +17,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from atoll.aggregation.folders import sync_folder
-from atoll.protocol.file_lock import Locked, lock_file
+from atoll.ground.file_lock import Locked, lock_file
+from atoll.ground.folders import sync_folder
 from atoll.protocol.identity.certificates import (
     SKEW_S,
     CertificateError,
@@ -175,8 +175,7 @@ def _read_private(path: Path) -> bytes:
 
 
 def spare_authority(folder: Path) -> None:
-    """Refuse a folder with an authority (CredentialError): its files have the same names, and its key is its only
-    copy."""
+    """Refuse a folder with an authority (CredentialError): its files have the same names, its key has no copy."""
     try:
         is_there = is_authority((folder / CERTIFICATE).read_bytes())
     except OSError:

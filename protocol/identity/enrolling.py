@@ -19,7 +19,7 @@ from pathlib import Path
 import grpc
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.certificates import (
     CertificateError,
     PrivateKey,
@@ -211,7 +211,7 @@ async def _ask(address: str, code: JoinCode, key: PrivateKey, wanted: Wanted) ->
     own = {"grpc.ssl_target_name_override": server_name(COORDINATOR)}
     options = list((dict(client_options()) | own | dict(over)).items())
     async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(shown), options=options) as channel:
-        stub = rpc.EnrolmentStub(channel)
+        stub = rpc.Stub(channel, "Enrolment")
         try:
             authority: pb.AuthorityReply = await stub.GetAuthority(pb.GetAuthorityRequest(), timeout=TIMEOUT_S)
             ca_pem = _trusted(authority, code.fingerprint, shown, address)

@@ -14,7 +14,7 @@ import re
 import zlib
 from dataclasses import dataclass, field
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 PREFIX = "atoll-"
 _VERSION = 1

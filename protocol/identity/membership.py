@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from atoll.protocol.backoff import delay
+from atoll.ground.backoff import delay
 from atoll.protocol.identity.credential import CredentialError
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
 from atoll.protocol.identity.enrolling import Place, Unreachable, enrol, is_enrolled

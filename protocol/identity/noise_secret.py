@@ -1,4 +1,4 @@
-"""The secret of a state directory from which its noise is drawn (`aggregation/noise`): never sent, never logged.
+"""The secret of a state directory from which its noise is drawn (`ground/noise`): never sent, never logged.
 
 noise.key    in the directory, mode 0600: 64 hexadecimal digits, from the operating system
 """
@@ -7,7 +7,7 @@ import re
 import secrets
 from pathlib import Path
 
-from atoll.aggregation.noise.key import BYTES, key_of
+from atoll.ground.noise.key import BYTES, key_of
 from atoll.protocol.identity.credential import write_private
 
 FILE = "noise.key"

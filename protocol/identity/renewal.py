@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.certificates import CertificateError, consent, key_to_pem, make_request, new_key, vouched
 from atoll.protocol.identity.clock_hint import with_clock_hint
 from atoll.protocol.identity.credential import Credential, CredentialError
@@ -107,7 +107,7 @@ def over(channel: Callable[[], grpc.aio.Channel]) -> Renew:
         async with channel() as opened:
             try:
                 renewal = pb.RenewRequest(request=request, signature=signature)
-                answer: pb.Certificate = await rpc.MembershipStub(opened).Renew(renewal, timeout=TIMEOUT_S)
+                answer: pb.Certificate = await rpc.Stub(opened, "Membership").Renew(renewal, timeout=TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 raise refusal_of(error) from None
         return answer.certificate_pem, answer.ca_pem, answer.cross_pem

@@ -1,11 +1,11 @@
-"""The signed statement of each message that the coordinator pushes to a client, and its verification.
+r"""The signed statement of each message that the coordinator pushes to a client, and its verification.
 
 A statement is the whole content of a `ServerMessage`, for one client and one instant, as canonical bytes. So no content
 can be changed on the way, sent to another client, or replayed as new. Left out are only bytes that a digest in the
 statement commits to. A field that a later Atoll adds is signed without a change here, and a client that does not know
 it refuses the message instead of ignoring the field.
 
-    b"atoll.v1 statement\\n" + {"client":"north","issued_us":1767225600000000,"message":{"invite":{...}}}
+    b"atoll.v1 statement\n" + {"client":"north","issued_us":1767225600000000,"message":{"invite":{...}}}
 
 The second part is JSON with sorted keys and no spaces, ASCII. A field with its default value is left out, a float is
 the 16 hexadecimal digits of its IEEE 754 bytes (big-endian), bytes are hexadecimal.

@@ -9,7 +9,7 @@ import subprocess
 from contextlib import suppress
 from typing import Any
 
-from atoll.aggregation.printable import printable
+from atoll.ground.printable import printable
 from atoll.protocol.notices.settings import NotifyConfig, read_password
 from atoll.protocol.threads import on_daemon_thread
 

@@ -40,7 +40,7 @@ class Life:
             logger.warning("%s. It was last alive at %s%s", what, at, more)
 
     def close(self) -> None:
-        """End in order: the next start tells nothing."""
+        """End cleanly: the next start tells nothing."""
         self._is_over.set()
         self._renewing.join()
         with suppress(OSError):

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from pydantic import BaseModel, Field, FieldSerializationInfo, field_serializer, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from atoll.aggregation.folders import in_words
+from atoll.ground.folders import in_words
 from atoll.protocol.settings import HIDDEN, STRICT, WHOLE, Folder
 
 Away = Annotated[float, Field(ge=1, le=366 * 86400, allow_inf_nan=False)]

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.aggregation.folders import in_words
-from atoll.protocol.backoff import delay
-from atoll.protocol.durable import write_atomically
+from atoll.ground.backoff import delay
+from atoll.ground.durable import write_atomically
+from atoll.ground.folders import in_words
 from atoll.protocol.notices.book import Book, Due
 from atoll.protocol.notices.book_file import FILE, encoded, read_book
 from atoll.protocol.notices.delivery import Message, NotDelivered, deliver_within, end_commands

@@ -1,4 +1,1 @@
-"""The transport that both sides share: channel options, bulk messages, streams, flow control.
-
-Imports: `settings` of `protocol`, and the generated messages.
-"""
+"""The transport that both sides share: channel options, bulk messages, streams, flow control."""

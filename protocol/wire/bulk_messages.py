@@ -7,14 +7,13 @@ other messages on these streams, and chunks in any other valid encoding, go thro
     DownloadReply   { data = 2: bytes }
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import grpc
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.services import Stub, add_servicer
 
 Buffer = bytes | bytearray | memoryview
 
@@ -136,58 +135,35 @@ def _read_varint(encoded: bytes, at: int) -> tuple[int, int]:
 
 # ---------------------------------------------------------------- gRPC
 
-_PATH: Final = "/atoll.v1.{}/{}"
+_CALLED: Final = {
+    "Upload": (write_upload, pb.UploadReply.FromString),
+    "Download": (pb.DownloadRequest.SerializeToString, read_download),
+}
+_ANSWERED: Final = {
+    "Upload": (pb.UploadReply.SerializeToString, read_upload),
+    "Download": (write_download, pb.DownloadRequest.FromString),
+}
 
 
-def coordinator_stub(channel: grpc.aio.Channel | grpc.Channel) -> rpc.CoordinatorStub:
+def coordinator_stub(channel: grpc.aio.Channel | grpc.Channel) -> Stub:
     """Return the coordinator's stub, with transfers in the messages of this module.
 
     Args:
         channel: for asyncio, or a blocking one, whose calls are for threads.
     """
-    stub: rpc.CoordinatorStub = _with_bulk(rpc.CoordinatorStub(channel), channel, "Coordinator")
-    return stub
+    return Stub(channel, "Coordinator", _CALLED)
 
 
-def aggregator_stub(channel: grpc.aio.Channel | grpc.Channel) -> rpc.AggregatorStub:
+def aggregator_stub(channel: grpc.aio.Channel | grpc.Channel) -> Stub:
     """Return an aggregation rank's stub, with transfers in the messages of this module."""
-    stub: rpc.AggregatorStub = _with_bulk(rpc.AggregatorStub(channel), channel, "Aggregator")
-    return stub
+    return Stub(channel, "Aggregator", _CALLED)
 
 
-def _with_bulk(stub: Any, channel: grpc.aio.Channel | grpc.Channel, service: str) -> Any:
-    stub.Upload = channel.stream_stream(
-        _PATH.format(service, "Upload"),
-        request_serializer=write_upload,
-        response_deserializer=pb.UploadReply.FromString,
-    )
-    stub.Download = channel.stream_stream(
-        _PATH.format(service, "Download"),
-        request_serializer=pb.DownloadRequest.SerializeToString,
-        response_deserializer=read_download,
-    )
-    return stub
+def add_coordinator(servicer: object, server: grpc.aio.Server) -> None:
+    """Register the coordinator's service at a server, with transfers in the messages of this module."""
+    add_servicer(servicer, server, "Coordinator", _ANSWERED)
 
 
-def add_coordinator(servicer: rpc.CoordinatorServicer, server: grpc.aio.Server) -> None:
-    """Register the coordinator's services at a server, with transfers in the messages of this module."""
-    _add(servicer, server, rpc.add_CoordinatorServicer_to_server, "Coordinator")
-
-
-def add_aggregator(servicer: rpc.AggregatorServicer, server: grpc.aio.Server) -> None:
-    """Register an aggregation rank's services at a server, with transfers in the messages of this module."""
-    _add(servicer, server, rpc.add_AggregatorServicer_to_server, "Aggregator")
-
-
-def _add(servicer: Any, server: grpc.aio.Server, add: Callable[..., None], service: str) -> None:
-    """Register the services twice, since gRPC uses a method's last registered handler, or else its first generic
-    one."""
-    make: Callable[..., Any] = grpc.stream_stream_rpc_method_handler
-    handlers = {
-        "Upload": make(servicer.Upload, read_upload, pb.UploadReply.SerializeToString),
-        "Download": make(servicer.Download, pb.DownloadRequest.FromString, write_download),
-    }
-    name = f"atoll.v1.{service}"
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
-    add(servicer, server)
-    server.add_registered_method_handlers(name, handlers)
+def add_aggregator(servicer: object, server: grpc.aio.Server) -> None:
+    """Register an aggregation rank's service at a server, with transfers in the messages of this module."""
+    add_servicer(servicer, server, "Aggregator", _ANSWERED)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.aggregation.printable import count_of, printable_size
+from atoll.ground.printable import count_of, printable_size
 
 BYTES_MAX, RATE_MAX, RANKS_MAX = 2**50, 1e30, 2**20
 

@@ -1,4 +1,1 @@
-"""The audit log: who did what, in a signed hash chain.
-
-Imports: `rounds` (its effects), `transport`, and `protocol.audit`, which has the files and the chain.
-"""
+"""The audit log: who did what, in a signed hash chain."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.audit.chain import Verifier
 from atoll.protocol.audit.files import audit_folder, log_files
 from atoll.server.audit.reading import Source, verify

@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Self
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.audit.chain import Checkpoint, Event, instant
 from atoll.protocol.audit.files import APPEND_MAX, AuditFiles
 from atoll.server.audit.actions import Action
@@ -138,7 +138,10 @@ class AuditLog:
         """Record an event that a caller can repeat at will; beyond the caller's budget it is only counted.
 
         Args:
-            action, object_, outcome, caller: see `record`.
+            action: see `record`.
+            object_: see `record`.
+            outcome: see `record`.
+            caller: see `record`.
             counted_as: the key of the shared budget, when callers choose the object; empty: the object.
         """
         who = f"{action} {counted_as or object_} by {(caller or _caller.get()).name}"

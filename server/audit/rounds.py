@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.server.audit.actions import Action
 from atoll.server.rounds.events import Abandon, Commit, Effect, EndRun

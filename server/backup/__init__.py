@@ -1,4 +1,1 @@
-"""The backup of a coordinator's state directory, the check that it is complete, and its restoration.
-
-Imports: `required`, `journal`, `protocol`, `aggregation`.
-"""
+"""The backup of a coordinator's state directory, the check that it is complete, and its restoration."""

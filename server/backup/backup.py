@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll import __version__
-from atoll.aggregation.folders import sync_folder
-from atoll.aggregation.printable import printable
-from atoll.protocol.file_lock import Locked, lock_file
+from atoll.ground.file_lock import Locked, lock_file
+from atoll.ground.folders import sync_folder
+from atoll.ground.printable import printable
 from atoll.protocol.progress import OnBytes, not_told
 from atoll.protocol.secrets import without_password
 from atoll.server.backup.contents import FOLDERS, BackupFailed, Contents, Part, belongs, is_immutable, is_key
@@ -324,8 +324,9 @@ def _link(state: Path, staging: Path) -> None:
 
 
 def _link_or_copy(path: Path, link: Path) -> None:
-    """Link an immutable file; copy it where a link is impossible: from a volume that is mounted in the directory, or on
-    a file system without links.
+    """Link an immutable file; copy it where a link is impossible.
+
+    A link cannot cross to a volume that is mounted in the directory, and some file systems have no links.
 
     Raises:
         FileExistsError, FileNotFoundError: as `os.link` does.

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
 from atoll.protocol.progress import OnBytes, not_told
 from atoll.server.backup.backup import CONTENTS, Backup, Hashing, beside, copy_durably, insist_outside, naming
 from atoll.server.backup.contents import BackupFailed, Contents, Part, parse_contents

@@ -1,4 +1,1 @@
-"""The settings of a run and of the server's processes.
-
-Imports: `rounds`, `selection`, `protocol`, `aggregation`.
-"""
+"""The settings of a run and of the server's processes."""

@@ -3,19 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from atoll.aggregation.codecs.installed import name_for
-from atoll.aggregation.printable import count_of
-from atoll.parallel.local_training.algorithms import CONCATENATE
-from atoll.protocol.plugins import AS_RECORDED
+from atoll.ground.printable import count_of
+from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.settings import STRICT, ConfigError, Plain
 from atoll.server.config.extensions import (
-    CODEC_EXTENSION,
-    OPTIMIZER_EXTENSION,
-    RULE_EXTENSION,
-    load_optimizer,
-    load_rule,
+    CUSTOM_CODEC,
+    CUSTOM_OPTIMIZER,
+    CUSTOM_RULE,
     open_codec,
 )
 from atoll.server.config.kinds import (
@@ -28,6 +24,8 @@ from atoll.server.config.kinds import (
     RuleKind,
 )
 from atoll.server.rounds.policy import StragglerPolicy
+from atoll.tensors.codecs.installed import name_for
+from atoll.training.local.algorithms import CONCATENATE
 
 if TYPE_CHECKING:
     from atoll.aggregation.fold.device import Device
@@ -63,7 +61,7 @@ class AggregationConfig(BaseModel):
     """Weight of an update in the mean: "examples": its `num_examples`; "uniform": the same for all. The discounts of
     late and of partial updates apply to both."""
 
-    rule: str = "mean"
+    rule: Annotated[str, AfterValidator(CUSTOM_RULE.check)] = "mean"
     """Aggregation rule. "mean": exact, weighted. Robust against arbitrary updates, all with the same weight: "median"
     and "trimmed_mean", element by element; "multi_krum", "geometric_median" and "centered_clipping", by the distances
     of whole updates. "concatenate": no mean, the rows of each update are appended to the model's in the order of the
@@ -104,7 +102,7 @@ class AggregationConfig(BaseModel):
     """Device on which "mean" adds the updates' floats: "cpu", or a GPU, "cuda" or "cuda:1", with the same bits. Each
     aggregation rank uses this device of its own machine."""
 
-    codec: str = "none"
+    codec: Annotated[str, AfterValidator(CUSTOM_CODEC.check)] = "none"
     """Compression of the updates for the upload; clients without it send plain updates. Size relative to float32:
     "bf16" and "fp16" 1/2, "qsgd8" (8 bits, unbiased random rounding) 0.252, "sign" (1 bit) 1/32, "topk" (only the
     largest elements) 1.5 times `topk_fraction`. With "topk" and "sign" the client adds the rest to its next update
@@ -117,16 +115,6 @@ class AggregationConfig(BaseModel):
 
     codec_options: dict[str, Plain] = {}
     """Arguments of a codec of your own by name, such as `codec_options.levels = 4`: for a class or a function."""
-
-    @field_validator("codec")
-    @classmethod
-    def _known_or_installed(cls, codec: str, info: ValidationInfo) -> str:
-        return CODEC_EXTENSION.check(codec, info)
-
-    @field_validator("rule")
-    @classmethod
-    def _known_or_own(cls, rule: str, info: ValidationInfo) -> str:
-        return RULE_EXTENSION.check(rule, info)
 
     @model_validator(mode="after")
     def _algorithm_has_what_it_needs(self) -> "AggregationConfig":
@@ -266,10 +254,10 @@ class AggregationConfig(BaseModel):
         """Return the rule of these settings; None: the exact weighted mean.
 
         Raises:
-            ConfigError: the user's own rule does not exist, or has no method `reduce`.
+            ConfigError: the custom rule does not exist, or has no method `reduce`.
         """
         kind = self._rule_kind()
-        rule = load_rule(self.rule) if kind is None else kind.build()
+        rule = CUSTOM_RULE.load(self.rule) if kind is None else kind.build()
         return None if rule is None else self._mixed(rule)
 
     def open_device(self) -> "Device | None":
@@ -310,7 +298,7 @@ class OptimizerConfig(BaseModel):
 
     model_config = STRICT
 
-    name: str = "fedavg"
+    name: Annotated[str, AfterValidator(CUSTOM_OPTIMIZER.check)] = "fedavg"
     """Server optimizer. "fedavg": adds the mean. "fedavgm": with momentum. "fedadagrad", "fedadam" and "fedyogi" (Reddi
     et al. 2021): adaptive, element by element. "diloco": Nesterov momentum, lr 0.7 and momentum 0.9. Or your own, an
     object with a method `apply` or a class of such: by the name that an installed package declares (see `atoll
@@ -337,11 +325,6 @@ class OptimizerConfig(BaseModel):
 
     options: dict[str, Plain] = {}
     """Arguments of an optimizer of your own by name, such as `options.alpha = 0.1`: for a class or a function."""
-
-    @field_validator("name")
-    @classmethod
-    def _known_or_own(cls, name: str, info: ValidationInfo) -> str:
-        return OPTIMIZER_EXTENSION.check(name, info)
 
     @model_validator(mode="after")
     def _only_what_it_has(self) -> "OptimizerConfig":
@@ -383,7 +366,7 @@ class OptimizerConfig(BaseModel):
         """Return the optimizer of these settings.
 
         Raises:
-            ConfigError: the user's own does not exist, or refuses its options.
+            ConfigError: the custom one does not exist, or refuses its options.
         """
         kind = self._kind()
-        return load_optimizer(self.name, self.options) if kind is None else kind.build()
+        return CUSTOM_OPTIMIZER.load(self.name, self.options) if kind is None else kind.build()

@@ -7,10 +7,10 @@ Settings are read without numpy: a rule and an optimizer are imported when they 
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from atoll.aggregation.codecs.names import codec_name
 from atoll.protocol.variants import Choice, Variant
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import SAMPLERS, Sampler, power_of_choice
+from atoll.tensors.codecs.names import codec_name
 
 if TYPE_CHECKING:
     from atoll.aggregation.optimizers import Optimizer

@@ -9,7 +9,7 @@ from atoll.protocol.settings import STRICT
 from atoll.server.rounds.run_rules import EarlyStop, Source, WatchedMetric
 
 if TYPE_CHECKING:
-    from atoll.parallel.worker.bench import Measures
+    from atoll.training.worker.bench import Measures
 
 Mode = Literal["max", "min"]
 MetricName = Annotated[str, Field(max_length=100)]

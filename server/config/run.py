@@ -7,15 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
-from atoll.parallel.task.flower_app import is_app
-from atoll.parallel.task.given import FROZEN, OPTION
+from atoll.plugins.reference import check_reference
 from atoll.protocol.notices.settings import NotifyConfig
-from atoll.protocol.reference import Reference
 from atoll.protocol.settings import STRICT, Plain
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
-from atoll.server.config.extensions import SAMPLER_EXTENSION, load_sampler
+from atoll.server.config.extensions import CUSTOM_SAMPLER
 from atoll.server.config.kinds import COHORT_SAMPLERS, SamplerKind
 from atoll.server.config.model import ModelConfig, StopConfig, faults_of_watching
 from atoll.server.config.process import CoordinatorConfig
@@ -26,6 +24,11 @@ from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
 from atoll.server.rounds.run_rules import RunRules, Source, WaitRules
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
+from atoll.task.apps import is_app
+from atoll.task.given import FROZEN, OPTION
+
+Reference = Annotated[str, AfterValidator(check_reference)]
+"""A reference to code, which `plugins.reference` resolves."""
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 
@@ -41,7 +44,7 @@ class CohortConfig(BaseModel):
 
     model_config = STRICT
 
-    sampler: str = "uniform"
+    sampler: Annotated[str, AfterValidator(CUSTOM_SAMPLER.check)] = "uniform"
     """Sampler of cohorts from the available clients: "uniform"; "weighted" by the size of their training data;
     "stratified" by their label; "power_of_choice" (Cho et al. 2020): the largest losses among some drawn clients;
     "oort" (Lai et al. 2021): high utility and short round time. Or your own function of (candidates, count, rng): by
@@ -74,11 +77,6 @@ class CohortConfig(BaseModel):
     pacer_window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Rounds in such a window of "oort"; absent: 20."""
 
-    @field_validator("sampler")
-    @classmethod
-    def _known_or_own(cls, sampler: str, info: ValidationInfo) -> str:
-        return SAMPLER_EXTENSION.check(sampler, info)
-
     @model_validator(mode="after")
     def _only_what_the_sampler_has(self) -> "CohortConfig":
         self._kind()
@@ -109,10 +107,10 @@ class CohortConfig(BaseModel):
         """Return the sampler of these settings.
 
         Raises:
-            ConfigError: there is no such sampler of the user's own.
+            ConfigError: there is no such custom sampler.
         """
         kind = self._kind()
-        return load_sampler(self.sampler) if kind is None else kind.build()
+        return CUSTOM_SAMPLER.load(self.sampler) if kind is None else kind.build()
 
 
 class EvaluationConfig(BaseModel):
@@ -158,16 +156,18 @@ class ProgramConfig(BaseModel):
     """Largest size of a reply [bytes]; a larger one is an error of its site."""
 
     keep_replies: int = Field(default=0, ge=0, le=2**31)
-    """Newest exchanges whose replies stay on disk while the run goes on; a program that is killed after more exchanges
-    cannot be repeated, and the run fails. 0: all of them, which a repetition reads."""
+    """Newest exchanges whose replies stay on disk while the run continues; a program that is killed after more
+    exchanges cannot be repeated, and the run fails. 0: all of them, which a repetition reads."""
 
     deadline_max: Seconds = 43200.0
     """Longest time that an exchange waits for replies [s], whatever the function asks for."""
 
 
 class WaitConfig(BaseModel):
-    """The wait of a run for sites that its quorum needs and that are away, or for room on disk, the coordinator's or a
-    rank's: it is no failure and uses up no retry."""
+    """The wait of a run for absent sites that its quorum needs, or for room on disk, the coordinator's or a rank's.
+
+    It is no failure and uses up no retry.
+    """
 
     model_config = STRICT
 
@@ -247,7 +247,7 @@ class RunConfig(BaseModel):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The values that the run gives to its task, as they travel: see `parallel.task.given`."""
+        """The values that the run gives to its task, as they travel: see `task.given`."""
         schedules = {
             key: schedule.table(self.rounds, self.local.get(key)) for key, schedule in self.schedule.local.items()
         }

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.config.run import RunConfig
 
@@ -39,7 +39,7 @@ ONE_FROM_THE_BEGINNING = (
 
 
 def changed(config: RunConfig, overrides: Sequence[str], *, version: int) -> RunConfig:
-    """Return the settings of a run with which it goes on from a version.
+    """Return the settings of a run with which it continues from a version.
 
     Args:
         config: its settings until now.

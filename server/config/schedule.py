@@ -5,10 +5,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError, model_validator
 
-from atoll.parallel.task.overrides import OverridesRefused
-from atoll.parallel.task.round_schedule import BOUNDED, read_schedule
 from atoll.protocol.settings import STRICT, Finite, Plain
 from atoll.server.config.aggregation import OptimizerConfig
+from atoll.task.overrides import OverridesRefused
+from atoll.task.round_schedule import BOUNDED, read_schedule
 
 
 class OneSchedule(BaseModel):

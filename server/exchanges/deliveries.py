@@ -60,7 +60,7 @@ class Deliveries:
                 self._all_are_here(now)
 
     def _all_are_here(self, now: float) -> None:
-        """Let the time of messages go on, which has not run while nodes were awaited."""
+        """Let the time of messages continue, which has not run while nodes were awaited."""
         self.ledger.awaited.clear()
         for exchange in self.ledger.open.values():
             exchange.extend(now - self._held_since(exchange), self.rules.outage_max)

@@ -18,6 +18,7 @@ from atoll.protocol.vocabulary import CloseReason, Digest, Fate, RoundId
 from atoll.server.exchanges.call import Call
 from atoll.server.exchanges.events import ExchangeAsked, Message
 from atoll.server.exchanges.rules import ExchangeRules
+from atoll.server.rounds.invariants import Violation
 
 FILES_LOST = "files_lost"
 """The reason of a message whose content or reply was lost on the coordinator's disk."""
@@ -158,6 +159,17 @@ class Exchange:
             one.deadline += more
         if self.linger_by is not None:
             self.linger_by += more
+
+    def validate(self) -> None:
+        """Check that the open exchange waits for a message, and that each has one fate; raises Violation."""
+        of = f"exchange {self.number}"
+        if not self.is_open or not any(self.waiting):
+            raise Violation(4, f"closed at {self.closed_at} and still open, or no message is awaited", of)
+        for one in self.sent:
+            if one.is_waiting != (one.ended_at is None):
+                raise Violation(4, f"message {one.number} is {one.fate}, and ended at {one.ended_at}", of)
+            if (one.fate is Fate.REPORTED) != (one.reply is not None):
+                raise Violation(2, f"message {one.number} is {one.fate} with reply {one.reply}", of)
 
 
 def end(sent: Sent, fate: Fate, now: float, reason: str = "", detail: str = "") -> None:

@@ -5,6 +5,7 @@ was sent and the numbers of the replies; the record of the exchange has the rest
 """
 
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass, field
 from heapq import nlargest
 
@@ -14,6 +15,7 @@ from atoll.server.exchanges.exchange import Exchange, Sent, Settled
 from atoll.server.exchanges.nodes import Nodes
 from atoll.server.exchanges.repetition import Look, Pull, Repetition
 from atoll.server.exchanges.rules import ExchangeRules
+from atoll.server.rounds.invariants import Violation
 
 
 @dataclass(slots=True)
@@ -142,3 +144,20 @@ class Ledger:
             return ""
         listed = ", ".join(map(str, [*self.open][:5]))
         return f"it pauses when exchange {listed} is over"
+
+    def validate(self) -> None:
+        """Check that each exchange is open or closed, and each reply pulled once; raises Violation."""
+        exchanges: dict[int, Exchange | Settled] = {**self.settled, **self.open}
+        if both := self.settled.keys() & self.open.keys():
+            raise Violation(4, f"exchanges {sorted(both)} are closed and open")
+        if self.open and (self.state in TERMINAL or self.state is RunState.PAUSED):
+            raise Violation(4, f"exchanges {[*self.open]} are open although the run is {self.state}")
+        for number, exchange in exchanges.items():
+            after = self.firsts[number] if number < self.num_exchanges else self.num_messages + 1
+            if exchange.numbers != tuple(range(self.firsts[number - 1], after)):
+                raise Violation(1, f"its messages are {exchange.numbers}", f"exchange {number}")
+        for exchange in self.open.values():
+            exchange.validate()
+        got = Counter(number for pull in self.pulls for number in pull.got)
+        if twice := [number for number, times in got.items() if times > 1 or number in self.unpulled]:
+            raise Violation(1, f"the replies of messages {twice} are pulled, and can be pulled again")

@@ -4,20 +4,21 @@
                                    --it raised, died too often, became another program--> FAILED
                                    --StopRequested--> STOPPED
                                    --PauseRequested, no exchange open--> PAUSED --ResumeRequested--> RUNNING
-    FAILED, STOPPED --ResumeRequested--> RUNNING: a new process repeats the program and goes on
+    FAILED, STOPPED --ResumeRequested--> RUNNING: a new process repeats the program and continues
 
 Every call is an event of the journal, and what it returns follows from the journal alone. So a new process of the
 program, after a crash of the old one or of the coordinator, is answered as the old one was (`repetition`), and an
-exchange that was open goes on meanwhile: its nodes keep their messages, and their replies are kept. While the run
+exchange that was open continues meanwhile: its nodes keep their messages, and their replies are kept. While the run
 pauses, its program is answered, but what it newly sends waits.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import (
     TERMINAL,
+    ClientId,
     Fate,
     LossReason,
     ReleaseReason,
@@ -60,6 +61,7 @@ from atoll.server.rounds.events import (
     UpdateRefused,
     UploadBegun,
 )
+from atoll.server.rounds.invariants import Violation
 
 ANOTHER = "the server program is another one than before, or sends a clock reading or a random number without a seed"
 
@@ -105,6 +107,25 @@ class ExchangeMachine(Deliveries):
                 effects += self._end(RunState.FAILED, f"{error}: the server program cannot be repeated")
         effects += self._pause_if_quiet()
         return tuple(effects)
+
+    def validate(self) -> None:
+        """Check architecture, invariants 1 to 5, where exchanges are rounds and replies updates; raises Violation."""
+        ledger, deadline, process = self.ledger, self.deadline, self.process
+        ledger.validate()
+        if deadline is not None and deadline <= ledger.now:
+            raise Violation(4, f"the deadline {deadline} has passed without an effect at {ledger.now}")
+        awaited: dict[ClientId, list[RoundId]] = {client_id: [] for client_id in ledger.membership.members}
+        for exchange in ledger.open.values():
+            for sent in exchange.waiting:
+                awaited[sent.message.client_id].append(sent.number)
+        for client_id, node in ledger.membership.members.items():
+            if [*node.queue] != awaited[client_id]:
+                raise Violation(1, f"{client_id} has {[*node.queue]}, and {awaited[client_id]} are awaited of it")
+            first = ledger.sent(node.queue[0]) if node.queue and node.session is not None else None
+            if first is not None and first.delivered_at is None and ledger.is_open:
+                raise Violation(4, f"message {first.number} is not delivered, and {client_id} is connected")
+        if not process.waiting.keys() <= ledger.open.keys():
+            raise Violation(4, f"calls {process.waiting} wait for exchanges that are not open: {[*ledger.open]}")
 
     # ------------------------------------------------------------ time
 

@@ -1,7 +1,7 @@
 """The repetition of a server program by a new process: its calls get the answers that they got before. Pure.
 
 A program that is killed begins again at its first line. As long as each call is the one that the journal has in its
-place, it returns what it returned then, at once; after the last one the program goes on. A call from the main thread
+place, it returns what it returned then, at once; after the last one the program continues. A call from the main thread
 has one certain place. Calls from threads of the program may come in another order than before, so each takes the first
 exchange that sent the same; one that fits none is held until all exchanges of before are asked for again. A call for
 replies that got none is not in the journal, so one that is not the next there gets none again.

@@ -1,4 +1,1 @@
-"""The files of a run: versions, accepted updates, uploads in progress, and the disk space that they may take.
-
-Imports: `journal` (the metadata of updates), `protocol`, `aggregation`.
-"""
+"""The files of a run: versions, accepted updates, uploads in progress, and the disk space that they may take."""

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.server.errors import OperatorError
 
 logger = logging.getLogger(__name__)

@@ -6,13 +6,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.updates.inspection import Inspection, Inspector
-from atoll.protocol.durable import naming_full_disk
+from atoll.ground.durable import naming_full_disk
+from atoll.ground.printable import count_of
 from atoll.protocol.wire.bulk_messages import Buffer
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX
 from atoll.server.files.writeback import begin_writeback
+from atoll.tensors.layout import Piece
+from atoll.tensors.updates.inspection import Inspection, Inspector
 
 SMALL_BYTES = INLINE_BYTES_MAX
 """Size up to which an update has no file: to create and sync a file costs more than all of its bytes."""

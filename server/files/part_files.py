@@ -14,17 +14,17 @@ deleted only with the coordinator's consent (`FindUnused`).
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from atoll.aggregation.folders import sync_folder
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.updates.inspection import Inspection, Merged
-from atoll.protocol.durable import move_into, write_atomically
+from atoll.ground.durable import move_into, write_atomically
+from atoll.ground.folders import sync_folder
+from atoll.ground.printable import count_of
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol.manifest import Part, UpdateManifest, digest_of
 from atoll.protocol.part_manifest import PartManifest, parse_part
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.incoming import Incoming
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta, encode_meta
+from atoll.tensors.updates.inspection import Inspection, Merged
 
 
 def file_stem(digest: Digest, part: int | None = None) -> str:

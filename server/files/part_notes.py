@@ -9,13 +9,13 @@ opens every part again.
 from collections.abc import Iterator
 from pathlib import Path
 
-from atoll.aggregation.updates.inspection import Merged
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.vocabulary import Digest
 from atoll.server.files.part_files import file_stem, read_findings
 from atoll.server.journal.codec import StoredUpdateMeta, encode_meta
+from atoll.tensors.updates.inspection import Merged
 
 
 class PartNotes:

@@ -20,15 +20,11 @@ from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.aggregation.codecs.names import open_codec
-from atoll.aggregation.folders import sync_folder
-from atoll.aggregation.printable import count_of, printable_size
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.updates.inspection import Inspection, inspect
-from atoll.aggregation.updates.reader import StoredUpdate
-from atoll.protocol.durable import DiskFull, QuotaFull, move_into, naming_full_disk, write_atomically
+from atoll.ground.durable import DiskFull, QuotaFull, move_into, naming_full_disk, write_atomically
+from atoll.ground.folders import sync_folder
+from atoll.ground.printable import count_of, printable_size
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.errors import StoreCorrupted, UpdateDamaged
 from atoll.server.files.disk_limits import DiskLimits
@@ -37,6 +33,10 @@ from atoll.server.files.part_files import PartFiles, file_stem
 from atoll.server.files.part_notes import PartNotes
 from atoll.server.files.version_folder import VersionFolder
 from atoll.server.journal.codec import StoredUpdateMeta, encode_meta
+from atoll.tensors.codecs.names import open_codec
+from atoll.tensors.layout import Piece
+from atoll.tensors.updates.inspection import Inspection, inspect
+from atoll.tensors.updates.reader import StoredUpdate
 
 INCOMING_AGE_MAX_S = 86400.0
 """Seconds after its last byte when a partial upload is deleted."""

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX
 from atoll.server.files.run_store import RunStore
+from atoll.tensors.layout import Piece
+from atoll.tensors.safetensors_file import parse_header
 
 VERSIONS_CACHED_MAX = 8
 

@@ -1,4 +1,1 @@
-"""The plan of a fold and its execution: from a closed round to the next version and its evaluation.
-
-Imports: `rounds`, `config`, `journal`, `files`, `protocol`, `parallel` (the worker process), `aggregation`.
-"""
+"""The plan of a fold and its execution: from a closed round to the next version and its evaluation."""

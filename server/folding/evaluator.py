@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.tensors.layout import Piece
-from atoll.parallel.local_training.warm_start import Start
-from atoll.parallel.task.flower_app import is_app
-from atoll.parallel.task.metrics import values
-from atoll.parallel.worker.bench import Measures
-from atoll.parallel.worker.process import (
+from atoll.protocol.threads import begin_on_thread
+from atoll.server.rounds.events import Sums
+from atoll.task.apps import is_app
+from atoll.task.metrics import values
+from atoll.tensors.layout import Piece
+from atoll.training.worker.bench import Measures
+from atoll.training.worker.process import (
     LOAD_TIMEOUT_S,
     Environment,
     RunTerms,
@@ -25,8 +26,7 @@ from atoll.parallel.worker.process import (
     WorkerError,
     WorkerHung,
 )
-from atoll.protocol.threads import begin_on_thread
-from atoll.server.rounds.events import Sums
+from atoll.training.worker.warm_start import Start
 
 logger = logging.getLogger(__name__)
 
@@ -163,11 +163,11 @@ class Evaluator:
 
     @property
     def has_main(self) -> bool:
-        """The task is a Flower app, whose `main()` has to go on after the last round."""
+        """The task is a Flower app, whose `main()` has to continue after the last round."""
         return self._concluded is not None and not self._concluded.exists()
 
     async def conclude(self, model: Path, history: Mapping[str, Any]) -> None:
-        """Let the app's `main()` go on to its end with the result of the run.
+        """Let the app's `main()` continue to its end with the result of the run.
 
         Args:
             model: the last version.

@@ -2,18 +2,19 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.custom_optimizer import CustomOptimizer
 from atoll.aggregation.fold.device import Device
 from atoll.aggregation.fold.step import slots_of
 from atoll.aggregation.fold.weights import Normalized, Share, integer_weights, normalized
-from atoll.aggregation.optimizers import Optimizer, State
-from atoll.aggregation.own_optimizer import OwnOptimizer
+from atoll.aggregation.optimizers import Block, Optimizer, State
 from atoll.aggregation.rules.coordinate import clip_factors
 from atoll.aggregation.rules.rule import Rule
+from atoll.plugins.place import NOWHERE, Place
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.rounds.events import Contribution
@@ -21,14 +22,18 @@ from atoll.server.rounds.events import Contribution
 
 @dataclass(frozen=True, slots=True)
 class _Gone:
-    """A stand-in for a user's rule or optimizer whose code no longer exists; it raises when it is used."""
+    """A stand-in for a custom rule or optimizer whose code no longer exists; it raises when it is used."""
 
     fault: ConfigError
+    slots: ClassVar[tuple[str, ...]] = ()
 
-    def reduce(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    def reduce(self, rows: NDArray[np.float32], place: Place = NOWHERE) -> NDArray[np.float64]:
         raise self.fault
 
-    def apply(self, master: NDArray[np.float64], mean: NDArray[np.float64], state: State) -> NDArray[np.float64]:
+    def init(self, slot: str) -> float:
+        raise self.fault
+
+    def apply(self, master: Block, mean: Block, state: State, place: Place = NOWHERE) -> Block:
         raise self.fault
 
 
@@ -65,7 +70,7 @@ class Method:
             sums_here: this process makes the sums; otherwise aggregation ranks do, and it needs no device.
 
         Raises:
-            ConfigError: the user's own rule or optimizer, or the device, does not exist; or they do not go together.
+            ConfigError: the custom rule or optimizer, or the device, does not exist; or they do not go together.
         """
         rule: Rule | None
         device: Device | None = None
@@ -80,7 +85,7 @@ class Method:
             step = optimizer.build()
         except ConfigError as error:
             faults += error.faults
-            step = OwnOptimizer(_Gone(error))
+            step = _Gone(error)
         else:
             faults += _faults_together(step, aggregation)
         if faults and not is_over:
@@ -125,7 +130,7 @@ class Method:
 
 def _faults_together(optimizer: Optimizer, aggregation: AggregationConfig) -> list[str]:
     """Return the reasons that a server optimizer does not go with the aggregation."""
-    if not (isinstance(optimizer, OwnOptimizer) and optimizer.has_prepare):
+    if not (isinstance(optimizer, CustomOptimizer) and optimizer.has_prepare):
         return []
     what = "the optimizer has `prepare`, which looks at whole updates and their exact mean: it does not go with"
     faults = [f"aggregation: {what} rule {aggregation.rule!r}: only mean does"] * (aggregation.rule != "mean")

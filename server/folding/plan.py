@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from atoll.aggregation.fold.means import Total, totals_of
-from atoll.aggregation.tensors.layout import BESIDE, FLOATS, Layout
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.folding.method import Method
 from atoll.server.journal.codec import decode, encode
 from atoll.server.rounds.events import Aggregate
+from atoll.tensors.layout import BESIDE, FLOATS, Layout
 
 
 class Known(Protocol):

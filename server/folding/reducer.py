@@ -18,12 +18,9 @@ from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.step import Anchor, Step
 from atoll.aggregation.fold.streaming import fold
-from atoll.aggregation.place import Place
-from atoll.aggregation.tensors.layout import Layout, Piece
-from atoll.aggregation.tensors.safetensors_file import read_buffers
-from atoll.parallel.local_training.warm_start import Start
-from atoll.protocol import crash_points
-from atoll.protocol.durable import naming_full_disk
+from atoll.ground.durable import naming_full_disk
+from atoll.ground.process import crash_points
+from atoll.plugins.place import Place
 from atoll.protocol.manifest import VersionManifest, digest_of
 from atoll.protocol.manifest_limits import check_model_travels
 from atoll.protocol.threads import begin_on_thread, on_thread
@@ -37,6 +34,9 @@ from atoll.server.folding.method import Method
 from atoll.server.folding.plan import FoldPlan, plan_of
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
 from atoll.server.rounds.events import Aggregate
+from atoll.tensors.layout import Layout, Piece
+from atoll.tensors.safetensors_file import read_buffers
+from atoll.training.worker.warm_start import Start
 
 if TYPE_CHECKING:
     from atoll.server.journal.journal import UpdateRow

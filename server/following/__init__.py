@@ -1,4 +1,1 @@
-"""The following of a run from its journal, by any process: a reader of new entries, and the items that they give.
-
-Imports: `views`, `journal`, `rounds`, `exchanges` and what is below these.
-"""
+"""The following of a run from its journal, by any process: a reader of new entries, and the items that they give."""

@@ -27,7 +27,7 @@ class Standing:
 
 @value
 class Began:
-    """The place at which the following begins, or goes on after a jump: the run after the entry `seq`."""
+    """The place at which the following begins, or continues after a jump: the run after the entry `seq`."""
 
     seq: int
     at: float
@@ -60,7 +60,7 @@ class OpenRound:
 
 @value
 class Jumped:
-    """Entries that the journal does not have: after the entry `after` this goes on with the state after `seq`."""
+    """Entries that the journal does not have: after the entry `after` this continues with the state after `seq`."""
 
     after: int
     seq: int

@@ -1,8 +1,7 @@
-"""The reader of a run's journal from any process: new entries in bounded batches, from a given entry or the newest
-snapshot.
+"""The reader of a run's journal from any process, in bounded batches from an entry or the newest snapshot.
 
 Between two batches no transaction is open, so a slow consumer disturbs nothing. A reader that was too slow finds that
-entries are gone: it says so, and goes on from the newest snapshot.
+entries are gone: it says so, and continues at the newest snapshot.
 """
 
 import time
@@ -10,10 +9,9 @@ from collections.abc import Callable, Iterator
 
 from sqlalchemy import Connection, select
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.server.errors import DatabaseAway, StoreCorrupted
-from atoll.server.following.exchange_follower import ExchangeFollower
-from atoll.server.following.follower import Follower
+from atoll.server.following.follower import ExchangeFollower, RoundFollower
 from atoll.server.following.items import Item, Jumped, Waiting
 from atoll.server.journal.exchanges import read_exchange_base
 from atoll.server.journal.journal import RunRow
@@ -43,7 +41,7 @@ class Reader:
     ) -> None:
         self._history, self._run, self._at_once = history, run, at_once
         self._after = after
-        self.follower: Follower | ExchangeFollower | None = None
+        self.follower: RoundFollower | ExchangeFollower | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -55,7 +53,7 @@ class Reader:
 
         Raises:
             LookupError: the run has been deleted.
-            OSError: as of `History.read`; the next call goes on after the last item.
+            OSError: as of `History.read`; the next call continues after the last item.
         """
         if self.follower is None:
             yield from self._begin()
@@ -100,14 +98,14 @@ class Reader:
         self.follower = follower
         yield follower.began()
 
-    def _from_snapshot(self, most: int | None = None) -> Follower | ExchangeFollower:
+    def _from_snapshot(self, most: int | None = None) -> RoundFollower | ExchangeFollower:
         """Return a follower with the state of the newest snapshot, after the entry `most` at the latest."""
         run = self._run
         if run.config.is_of_messages:
             base = self._history.read(lambda connection: read_exchange_base(connection, run.run_id, most=most))
             return ExchangeFollower(run.run_id, run.config.exchange_rules, base.ledger, base.seq)
         of_rounds = self._history.read(lambda connection: read_base(connection, run.run_id, most=most))
-        return Follower(run.run_id, run.rules, of_rounds.ledger, of_rounds.seq)
+        return RoundFollower(run.run_id, run.rules, of_rounds.ledger, of_rounds.seq)
 
     def _jump(self, after: int, last: int) -> Iterator[Item]:
         """Go on from the newest snapshot: the entries after `after` are gone, or the journal is an older one.

@@ -5,12 +5,12 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from atoll.parallel.task.metrics import merge, names_refused, values
 from atoll.protocol.vocabulary import RunId, Version
 from atoll.server.folding.evaluator import EvaluationFailed, Evaluator
 from atoll.server.journal.journal import EvaluationRow
 from atoll.server.journal.sources import SITE, TRAINING, WHOLE
 from atoll.server.rounds.events import Sums
+from atoll.task.metrics import merge, names_refused, values
 
 logger = logging.getLogger(__name__)
 

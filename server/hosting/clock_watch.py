@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 
-from atoll.aggregation.printable import count_of, span
+from atoll.ground.printable import count_of, span
 from atoll.protocol.identity.clock_hint import SKEW_S, instant
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.audit.actions import Action

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from atoll.ground.durable import DiskFull
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit.files import audit_folder
-from atoll.protocol.durable import DiskFull
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of
@@ -31,13 +31,14 @@ from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
 from atoll.server.config.run_changes import are_equal, moved_ends, with_number_of_versions
 from atoll.server.errors import OperatorError, UnknownRun
+from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.reducer import Reducer
 from atoll.server.hosting.attendance import Attendance
 from atoll.server.hosting.clock_watch import ClockWatch
 from atoll.server.hosting.control_streams import Connection
 from atoll.server.hosting.fair_executor import FairExecutor
-from atoll.server.hosting.hosted_run import HostedRun, MessageRuns
+from atoll.server.hosting.hosted_run import HostedRun
 from atoll.server.hosting.message_driver import MessageDriver
 from atoll.server.hosting.message_judge import MessageJudge
 from atoll.server.hosting.recovering import Replayed, check_has_model, check_losses, files_lost, losses_at_start
@@ -47,7 +48,7 @@ from atoll.server.hosting.run_factory import RunFactory, remove_files
 from atoll.server.hosting.run_parts import SharedParts
 from atoll.server.hosting.start_version import start_of
 from atoll.server.hosting.statistics_requests import StatisticsRequests
-from atoll.server.hosting.update_judge import Judge
+from atoll.server.hosting.update_judge import UpdateJudge
 from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.signing import Signer
 from atoll.server.journal.journal import Journal, RunRow
@@ -151,7 +152,6 @@ class Coordinator:
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         shared = self._shared_parts()
         self._factory = RunFactory(config, state, shared, self._folding, self.ranks, dialer)
-        self._of_messages = MessageRuns(config, state, shared)
 
     def _shared_parts(self) -> SharedParts:
         return SharedParts(
@@ -338,11 +338,18 @@ class Coordinator:
         config = with_number_of_versions(config, self.config.keep_versions)
         run_id = RunId(f"{config.name}-{await on_thread(self._journal_thread, self.journal.next_number, config.name)}")
         if config.is_of_messages:
-            self._listen(await self._of_messages.added(config, run_id))
+            await self._add_messages(config, run_id)
         else:
             config = await self._add_rounds(config, run_id)
         self.audit.record(Action.RUN_ADD, run_id, digests={"config": digest_of(config.model_dump_json().encode())})
         return run_id
+
+    async def _add_messages(self, config: RunConfig, run_id: RunId) -> None:
+        self._factory.check_answers_messages()
+        row = RunRow.new(run_id, config, config.rules, self.clock.now())
+        run = self._factory.message_driver(row, ExchangeMachine(config.exchange_rules), 0)
+        await on_thread(self._journal_thread, self.journal.add_run, row)
+        self._listen(run)
 
     async def _add_rounds(self, config: RunConfig, run_id: RunId) -> RunConfig:
         """Add a run of rounds; return its settings with the digest of what does not travel."""
@@ -477,7 +484,7 @@ class Coordinator:
         if isinstance(machine, RunMachine):
             run: HostedRun = await self._recovered_rounds(row, machine, replayed.seq)
         else:
-            run = self._listen(self._of_messages.driver(row.config, row.run_id, machine, replayed.seq))
+            run = self._listen(self._factory.message_driver(row, machine, replayed.seq))
         ledger = run.machine.ledger
         if ledger.is_open:
             run.post(CoordinatorStarted(down_since, self.config.start_allowance))
@@ -501,7 +508,7 @@ class Coordinator:
         evaluator = self._factory.evaluator(row.config, row.run_id)
         run = self._host(row, machine, seq, evaluator, reducer)
         if is_over:  # the last process may have ended before it collected the garbage
-            run.retention.round_ended(Keep.after(seq, machine, row.config.round))
+            run.retention.begin(Keep.after(seq, machine, row.config.round))
             await run.conclude()
         return run
 
@@ -546,13 +553,13 @@ class Coordinator:
 
     def judge(
         self, manifest: UpdateManifest, opened: pb.UploadOpen, part: PartManifest | None = None
-    ) -> Judge | MessageJudge | pb.Verdict:
+    ) -> UpdateJudge | MessageJudge | pb.Verdict:
         """Return the judge of an announced update, or at once the verdict when its run is not hosted here."""
         if (run := self.runs.get(manifest.run_id)) is None:
             return refused(RejectReason.RUN_ENDED, f"there is no run {manifest.run_id!r} here")
         if isinstance(run, MessageDriver):
             return MessageJudge.of(run, manifest, opened)
-        return Judge.of(run, manifest, opened, part)
+        return UpdateJudge.of(run, manifest, opened, part)
 
     def _start_next(self) -> None:
         """Start or resume runs from the head of the queue while there is room."""

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll.parallel.task.metrics import only_finite
 from atoll.protocol.disclosure import MetricsLeave
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
+from atoll.server.exchanges import events as exchanges
+from atoll.server.exchanges.ledger import Ledger as LedgerOfMessages
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.journal.codec import encode_event, encode_ledger_without_members, encode_page, encode_record
 from atoll.server.journal.journal import (
@@ -36,8 +37,9 @@ from atoll.server.rounds.events import (
     Sums,
     UpdateReceived,
 )
-from atoll.server.rounds.open_round import Effects
+from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.run_machine import RunMachine
+from atoll.task.metrics import only_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ class Decided:
     run_id: RunId
     seq: int
     at: float
-    event: Event
-    effects: Effects
+    event: Event | exchanges.Event
+    effects: tuple[object, ...]
 
 
 def add_rows(
@@ -63,8 +65,9 @@ def add_rows(
         kept: the durable update that the event received, if any.
         num_bytes: returns the size of a version's file [bytes].
     """
+    add_rows_of_any(batch, decided, machine.ledger, kept)
     rows = _Rows(batch, decided, machine, num_bytes)
-    rows.add_event()
+    rows.add_of_event()
     for effect in decided.effects:
         match effect:
             case Commit(round_id, version, model_digest):
@@ -78,18 +81,30 @@ def add_rows(
                 rows.add_record(round_id)
             case CloseEvaluation():
                 rows.add_clients_evaluation(effect)
-            case PauseRun():
-                rows.add_state()
+            case PauseRun() | EndRun():
                 rows.add_snapshot()
-            case EndRun():
-                rows.add_state(decided.at)
-                rows.add_snapshot()
-            case Accept(digest=digest):
+            case Accept():
                 rows.add_training()
-                if kept is not None:
-                    batch.updates.append(UpdateRow(decided.run_id, digest, kept.meta, kept.data))
             case _:
                 pass
+
+
+def add_rows_of_any(batch: Batch, decided: Decided, ledger: Ledger | LedgerOfMessages, kept: KeptUpdate | None) -> None:
+    """Add the rows that an event of every kind of run has: its entry, an accepted update, a change of the run's state.
+
+    Args:
+        batch: the rows of the next group commit.
+        decided: the event and its effects.
+        ledger: the state of the run after the event.
+        kept: the durable update that the event received, if any.
+    """
+    run_id, event, effects = decided.run_id, decided.event, decided.effects
+    batch.entries.append(Entry(run_id, decided.seq, decided.at, *encode_event(event)))
+    accepted = [effect.digest for effect in effects if isinstance(effect, Accept)] if kept is not None else []
+    batch.updates += [UpdateRow(run_id, digest, kept.meta, kept.data) for digest in accepted if kept is not None]
+    is_over = any(isinstance(effect, EndRun) for effect in effects)
+    if is_over or isinstance(event, RunStarted | ResumeRequested) or any(isinstance(one, PauseRun) for one in effects):
+        batch.changes.append(RunChange(run_id, ledger.state, ledger.cause, decided.at if is_over else None))
 
 
 class _Rows:
@@ -102,24 +117,15 @@ class _Rows:
         self._decided, self._machine, self._num_bytes = decided, machine, num_bytes
         self._has_snapshot = False
 
-    def add_event(self) -> None:
-        run_id, at, event = self._decided.run_id, self._decided.at, self._decided.event
-        self.batch.entries.append(Entry(run_id, self._decided.seq, at, *encode_event(event)))
-        match event:
+    def add_of_event(self) -> None:
+        match self._decided.event:
             case RunStarted(model_digest):
-                self.add_state()
                 self.add_version(self._machine.ledger.version, model_digest)
-            case ResumeRequested():
-                self.add_state()
             case ModelEvaluated(version, statistics, detail):
+                run_id, at = self._decided.run_id, self._decided.at
                 self.batch.evaluations.append(EvaluationRow(run_id, version, "server", statistics, 1, detail, at))
             case _:
                 pass
-
-    def add_state(self, ended_at: float | None = None) -> None:
-        """Add the run's current state and, when it has ended, the time of its end [s since the epoch]."""
-        ledger = self._machine.ledger
-        self.batch.changes.append(RunChange(self._decided.run_id, ledger.state, ledger.cause, ended_at))
 
     def add_version(self, version: Version, digest: Digest) -> None:
         row = VersionRow(self._decided.run_id, version, digest, self._num_bytes(version), self._decided.at)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, cast
 
-from atoll.protocol import crash_points
-from atoll.protocol.durable import DiskFull
+from atoll.ground.durable import DiskFull
+from atoll.ground.process import crash_points
 from atoll.protocol.log_fields import context_about
 from atoll.protocol.threads import begin_on_thread
 from atoll.protocol.vocabulary import RunId

@@ -4,20 +4,17 @@ The answer to a call of the program is an effect, which leaves once its event is
 in the journal.
 """
 
-import json
 import logging
 import math
+from dataclasses import replace
 from functools import partial
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import Piece
-from atoll.parallel.task.randomness import training_seed
-from atoll.parallel.task.task import task_name
-from atoll.protocol import crash_points
-from atoll.protocol.atoll_pb2 import Invite, ServerMessage
+from atoll.ground.printable import count_of
+from atoll.ground.process import crash_points
+from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.threads import on_thread
-from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, RunState
+from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
 from atoll.server.exchanges.events import (
@@ -28,7 +25,6 @@ from atoll.server.exchanges.events import (
     Effects,
     Event,
     ExchangeAsked,
-    Message,
     NodesAsked,
     ProgramEnded,
     ProgramStarted,
@@ -40,16 +36,20 @@ from atoll.server.exchanges.exchange import Sent
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.hosting import messages
+from atoll.server.hosting.event_rows import Decided, add_rows_of_any
 from atoll.server.hosting.journaled_driver import Decision, JournaledDriver
 from atoll.server.hosting.message_retention import MessageRetention
 from atoll.server.hosting.run_parts import SharedParts
-from atoll.server.journal.codec import decode_meta, encode, encode_event
-from atoll.server.journal.journal import Batch, Entry, ExchangeRow, RunChange, Snapshot, UpdateRow
-from atoll.server.programs.answers import reply_row
+from atoll.server.journal.codec import decode_meta, encode
+from atoll.server.journal.journal import Batch, ExchangeRow, Snapshot
+from atoll.server.programs.calls import asked, offered, order_of, reply_row
 from atoll.server.programs.contents import Contents
 from atoll.server.programs.process import Json, ProgramProcess
-from atoll.server.rounds.events import Accept, EndRun, PauseRun, Release, ResumeRequested, RunStarted, Update
+from atoll.server.rounds.events import EndRun, Invite, Release, Update
 from atoll.server.views.message_lines import lines_of, nodes_in_words
+from atoll.task.randomness import training_seed
+from atoll.task.task import task_name
+from atoll.tensors.layout import Piece
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +60,6 @@ cost no more than the entries, and a replay reads few of these."""
 
 LOOKING_S = 15.0
 """Time in which a program asks for the nodes and for nothing else until the log says so [s]."""
-
-_STARTS = (RunStarted, ResumeRequested)
 
 
 class MessageDriver(JournaledDriver[Event, Effect]):
@@ -93,7 +91,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         self.config, self.machine = config, machine
         self.store, self.contents, self.task = contents.store, contents, task_name(config.task)
         self.versions = contents
-        self._local, self._number = json.dumps(config.given, sort_keys=True), number
+        self._terms = replace(messages.RunTerms.of(run_id, self.task, config, number), algorithm="")  # it has none
         self._looking: list[int] = []
         self._num_left_out = 0  # calls for the nodes since the last that was an event
         self._tell_at: float | None = None  # when the log says that the program asks for the nodes alone
@@ -103,8 +101,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         self.retention = MessageRetention(
             run_id, lambda: machine.ledger, contents, shared, machine.rules.keep_replies, self._spawn
         )
-        order = {"program": config.program.main, "seed": config.seed, "options": config.options, "noise": noise.hex()}
-        order["run_number"] = number
+        order = order_of(config, number) | {"noise": noise.hex()}
         self.program = ProgramProcess(
             order, contents.folder / "program", contents.folder / "program.log", self._called, self._program_ended
         )
@@ -113,20 +110,14 @@ class MessageDriver(JournaledDriver[Event, Effect]):
 
     def _decided(self, event: Event, effects: Effects, now: float, kept: KeptUpdate | None) -> Decision:
         rows, ledger = self._rows, self.machine.ledger
-        rows.entries.append(Entry(self.run_id, self._seq, now, *encode_event(event)))
-        for effect in effects:
-            if isinstance(effect, Accept) and kept is not None:
-                rows.updates.append(UpdateRow(self.run_id, effect.digest, kept.meta, kept.data))
-            elif isinstance(effect, RecordExchange):
-                exchange = self.machine.exchange(effect.exchange)
-                rows.records += [ExchangeRow.of(self.run_id, exchange)] if exchange and not exchange.is_open else []
+        add_rows_of_any(rows, Decided(self.run_id, self._seq, now, event, effects), ledger, kept)
+        changed = [self.machine.exchange(effect.exchange) for effect in effects if isinstance(effect, RecordExchange)]
+        rows.records += [ExchangeRow.of(self.run_id, one) for one in changed if one is not None and not one.is_open]
         is_over = any(isinstance(effect, EndRun) for effect in effects)
-        if any(isinstance(effect, EndRun | PauseRun) for effect in effects) or isinstance(event, _STARTS):
-            rows.changes.append(RunChange(self.run_id, ledger.state, ledger.cause, now if is_over else None))
         if is_over or self._seq >= self._snapshot_due:
             rows.snapshots.append(Snapshot(self.run_id, self._seq, now, encode(ledger)))
             self._snapshot_due = self._seq + SNAPSHOT_ENTRIES + ledger.num_rows
-        is_news = isinstance(event, ExchangeAsked) or any(isinstance(effect, RecordExchange) for effect in effects)
+        is_news = isinstance(event, ExchangeAsked) or bool(changed)
         lines = tuple(lines_of(self.machine, event, effects))
         offered = self._offered.pop(event.call, []) if isinstance(event, ExchangeAsked) else []
         return Decision(lines, self.retention.after(offered) if is_over or is_news else None)
@@ -146,6 +137,11 @@ class MessageDriver(JournaledDriver[Event, Effect]):
     def is_news(self, client_id: ClientId, number: RoundId) -> bool:
         """Return whether a client's failure to answer a message changes anything."""
         return self.machine.waits_for(client_id, number)
+
+    def is_first_upload(self, update: Update) -> bool:
+        """Return whether the beginning of a reply's upload changes anything."""
+        sent = self.machine.ledger.sent(update.round_id)
+        return sent is not None and not sent.has_begun
 
     def start(self) -> None:
         """Start the task that writes and acts, and delete what an earlier process has left."""
@@ -188,34 +184,19 @@ class MessageDriver(JournaledDriver[Event, Effect]):
                 self._spawn(self._end(state, cause))
 
     def _invitation(self, effect: Deliver) -> ServerMessage:
+        """Return the order to answer a message: an invitation whose model is the content."""
         message, config = effect.message, self.config
         content = self.contents.keep(message.content)
-        seed = training_seed(config.seed, config.name, effect.number, message.client_id)
-        invite = Invite(
-            run_id=self.run_id,
-            round_id=effect.number,
-            task=self.task,
-            base_version=effect.number,
-            model_digest=content.digest,
-            time_left_s=max(0.0, effect.deadline - self._clock.now()),
-            seed=seed,
-            local=self._local,
-            grace_s=config.round.grace,
-            manifest=messages.inline(content.manifest_bytes),
-            data=content.small_data,
-            counted_round=effect.counted,
-            model_seed=config.seed,
-            message=message.kind,
-            group=message.group,
-            run_number=self._number,
-            asked_at=effect.asked_at,
-        )
-        return ServerMessage(invite=invite)
+        model = messages.OfferedModel(content.digest, content.manifest_bytes, content.small_data)
+        client = messages.ClientTerms(training_seed(config.seed, config.name, effect.number, message.client_id))
+        base, until = Version(effect.number), effect.deadline
+        invite = Invite(message.client_id, effect.number, base, until, effect.counted, effect.asked_at)
+        order = messages.invitation(invite, self._terms, model, client, now=self._clock.now())
+        order.invite.message, order.invite.group = message.kind, message.group
+        return order
 
     async def _answer(self, call: int, numbers: tuple[RoundId, ...], generation: int) -> None:
-        """Answer the process that has asked with replies: those of open exchanges are in the machine, all others in
-        their records.
-        """
+        """Answer the process that has asked with replies: of open exchanges from the machine, else from the records."""
         ledger, journal = self.machine.ledger, self._shared.journal
         exchanges = {self.machine.ledger.exchange_of(number) for number in numbers}
         closed = exchanges - ledger.open.keys()
@@ -276,11 +257,11 @@ class MessageDriver(JournaledDriver[Event, Effect]):
                 self._looking.append(number)
                 self._look()
             case "content":
-                pieces = tuple(Piece(t, d, tuple(o), tuple(n), s) for t, d, o, n, s in call["pieces"])
-                digest, path = self.contents.offer(pieces, call["piece_bytes"])
-                self.program.answer(number, digest=digest, path=None if path is None else str(path))
+                self.program.answer(number, **offered(call, self.contents))
             case "send":
-                self.post(self._asked(number, call))
+                event = asked(call, self.contents)
+                self._offered[number] = [Digest(digest) for digest in call["contents"]]
+                self.post(event)
             case "pull":
                 self._pulled(number, tuple(map(RoundId, call["numbers"])))
             case "read":
@@ -313,14 +294,6 @@ class MessageDriver(JournaledDriver[Event, Effect]):
             self._tell_at = math.inf
             connected = nodes_in_words(self.machine.ledger.membership.present)
             logger.info("%s: %s; %s; its output is in %s", self.run_id, what, connected, self.program.log)
-
-    def _asked(self, number: int, call: Json) -> ExchangeAsked:
-        listed = []
-        for node, kind, digest, group, ttl in call["messages"]:
-            content = self.contents.keep(Digest(digest))
-            listed.append(Message(node, kind, content.digest, content.manifest.num_bytes, group, float(ttl)))
-        self._offered[number] = [Digest(digest) for digest in call["contents"]]
-        return ExchangeAsked(number, tuple(listed), call["timeout"], call["in_order"], call["waits"])
 
     def _pulled(self, number: int, numbers: tuple[RoundId, ...]) -> None:
         if self.machine.has_pull_for(numbers):

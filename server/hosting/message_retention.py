@@ -2,25 +2,19 @@
 
 A content is on disk while an exchange with it is open, or the program is about to send it. The replies stay as long as
 a process of the program may repeat their exchange: until the run has finished, or of the newest `program.keep_replies`.
-The machine's memory runs ahead of the disk, so a deletion starts from the state after an event that is written.
 """
 
-import asyncio
-import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import Digest, RunId, RunState, Version
 from atoll.server.exchanges.ledger import Ledger
-from atoll.server.hosting.retention import FOLLOWED_S, INTERVAL_S
+from atoll.server.hosting.retention import FOLLOWED_S, Retention, Spawn
 from atoll.server.hosting.run_parts import SharedParts
 from atoll.server.journal.pruning import Stay
 from atoll.server.programs.contents import Contents
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +52,8 @@ class _AllBut:
         return digest not in self.dead
 
 
-class MessageRetention:
-    """Deletes what a run of messages no longer needs.
+class MessageRetention(Retention[Kept]):
+    """The retention of a run of messages.
 
     Args:
         run_id: the run.
@@ -67,7 +61,7 @@ class MessageRetention:
         contents: the contents of its messages, and the files of its replies.
         shared: the parts that all runs share.
         keep_replies: the newest exchanges whose replies stay; 0: all.
-        spawn: starts a task whose failure ends the process.
+        spawn: see `Spawn`.
     """
 
     def __init__(
@@ -77,14 +71,12 @@ class MessageRetention:
         contents: Contents,
         shared: SharedParts,
         keep_replies: int,
-        spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
+        spawn: Spawn,
     ) -> None:
-        self._run_id, self._ledger, self._contents, self._shared = run_id, ledger, contents, shared
-        self.keep_replies, self._spawn = keep_replies, spawn
+        super().__init__(run_id, shared, spawn)
+        self._ledger, self._contents, self.keep_replies = ledger, contents, keep_replies
         self.being_read: dict[int, int] = {}
         """The first exchange of the replies that a call has got and has not read yet."""
-        self._next: Kept | None = None
-        self._task: asyncio.Task[None] | None = None
         self._dropped = 0
 
     def after(self, offered: Collection[Digest] = ()) -> Callable[[], None]:
@@ -98,31 +90,19 @@ class MessageRetention:
     def _begin(self, kept: Kept, offered: Collection[Digest]) -> None:
         self._contents.sent(offered)
         self._contents.drop_unused(kept.contents | _contents_of(self._ledger()))
-        self._next = kept
-        if self._task is None or self._task.done():
-            self._task = self._spawn(self._collect_while_there_is_news())
+        self.begin(kept)
 
-    async def _collect_while_there_is_news(self) -> None:
-        while (kept := self._next) is not None:
-            self._next = None
-            try:
-                await self._collect(kept)
-            except OSError as error:  # also a full disk: pruning writes before it frees
-                text = "run %s: garbage could not be collected and stays for now: %s"
-                logger.error(text, self._run_id, error, extra={"run": self._run_id})
-            await asyncio.sleep(INTERVAL_S)
-
-    async def _collect(self, kept: Kept) -> None:
+    async def collect(self, keep: Kept) -> None:
+        """Delete the replies, and then the records, of exchanges that no process of the program can repeat."""
         journal, thread = self._shared.journal, self._shared.journal_thread
-        first = min([kept.first, *self.being_read.values()])
+        first = min([keep.first, *self.being_read.values()])
         rounds = None
         if first > self._dropped + 1:
             old = await on_thread(thread, partial(journal.exchanges, self._run_id, range(self._dropped + 1, first)))
             dead = frozenset(one.reply for each in old.values() for one in each.sent if one.reply is not None)
-            live, rounds = _AllBut(dead), max(self._shared.keep_rounds, kept.num_exchanges - first + 1)
-            await on_thread(thread, partial(journal.prune, self._run_id, Stay(since=kept.at - FOLLOWED_S, live=live)))
+            live, rounds = _AllBut(dead), max(self._shared.keep_rounds, keep.num_exchanges - first + 1)
+            await self._prune(Stay(since=keep.at - FOLLOWED_S, live=live))
             collect = self._contents.store.collect_garbage
             await on_thread(None, partial(collect, live, keep_versions=1, current=Version(0)))
-        stay = Stay(since=kept.at - FOLLOWED_S, rounds=rounds)  # the records name the files, and go last
-        await on_thread(thread, partial(journal.prune, self._run_id, stay))
+        await self._prune(Stay(since=keep.at - FOLLOWED_S, rounds=rounds))  # the records name the files, and go last
         self._dropped = max(self._dropped, first - 1)

@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from atoll.parallel.task.metrics import METRICS_MAX, SUMS_MAX
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import Digest, RunId, RunState
 from atoll.server.config.run import RunConfig
 from atoll.server.rounds.events import AskEvaluation, Invite, Release, Sums
+from atoll.task.metrics import METRICS_MAX, SUMS_MAX
 
 NAME_MAX = 200
 """The maximum length of a name that a client gives: itself, its session, its stratum, a task, a metric [characters]."""
@@ -35,7 +35,7 @@ class RunTerms:
     grace: float
     """Time after a deadline in which an upload that began before it may end [s]."""
     run_number: int = 0
-    """The number of the run, for apps (`parallel.task.flower_app`)."""
+    """The number of the run, for apps (`atoll.task.apps`)."""
 
     @classmethod
     def of(cls, run_id: RunId, task: str, config: RunConfig, run_number: int = 0) -> "RunTerms":
@@ -60,7 +60,7 @@ class ClientTerms:
 
     seed: int
     """The seed of its training (`training_seed`)."""
-    codec: str
+    codec: str = ""
     """The codec of its update; empty: plain values."""
     rank: int = 0
     """The aggregation rank that receives its update."""

@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Callable
 
-from atoll.aggregation.codecs.installed import is_installed, other_version
-from atoll.aggregation.codecs.names import family_of
 from atoll.protocol.vocabulary import ClientId, RunId
+from atoll.tensors.codecs.installed import is_installed, other_version
+from atoll.tensors.codecs.names import family_of
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.errors import OperatorError
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.hosting.run_driver import RunDriver
-from atoll.server.journal.exchanges import replay_exchanges
 from atoll.server.journal.journal import Journal, RunRow
 from atoll.server.required.losses import WAY_OUT, Loss, lines_of, losses_of
 from atoll.server.required.needs import Need, need_of_messages, need_of_rounds
@@ -36,7 +35,7 @@ class Replayed:
         """Replay the journal of a run; raises StoreCorrupted."""
         if row.config.is_of_messages:
             of_messages = journal.load_exchanges(row.run_id)
-            machine = replay_exchanges(of_messages, row.config.exchange_rules)
+            machine = of_messages.replayed(ExchangeMachine(row.config.exchange_rules, of_messages.ledger))
             return cls(row, machine, of_messages.seq, of_messages.faults)
         recovered = journal.load(row.run_id)
         return cls(row, recovered.replay(row.rules), recovered.seq, recovered.faults)

@@ -4,13 +4,10 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
-from functools import partial
 
-from atoll.parallel.task.metrics import finite, why_refused
-from atoll.parallel.task.randomness import training_seed
-from atoll.protocol import crash_points
+from atoll.ground.durable import DiskFull
+from atoll.ground.process import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
-from atoll.protocol.durable import DiskFull
 from atoll.protocol.log_fields import about
 from atoll.protocol.threads import on_daemon_thread, on_thread
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RoundId, RunState, Version
@@ -24,7 +21,7 @@ from atoll.server.hosting.app_conclusion import conclude
 from atoll.server.hosting.event_rows import Decided, add_rows
 from atoll.server.hosting.journaled_driver import DISK_RETRY_S, Decision, JournaledDriver
 from atoll.server.hosting.offered_codec import OfferedCodec
-from atoll.server.hosting.retention import Retention
+from atoll.server.hosting.retention import UpdateRetention
 from atoll.server.hosting.run_parts import RunParts, SharedParts
 from atoll.server.journal.journal import Batch, EvaluationRow, SettingsChange
 from atoll.server.required.keep import Keep
@@ -53,13 +50,16 @@ from atoll.server.rounds.events import (
     ResumeRequested,
     RoundDue,
     SamplerFailed,
+    Update,
     UpdateReceived,
 )
 from atoll.server.rounds.open_round import Effects
-from atoll.server.rounds.relevance import is_failure_news
+from atoll.server.rounds.relevance import is_failure_news, is_first_upload
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, draw
 from atoll.server.views.narration import Narrator
+from atoll.task.metrics import finite, why_refused
+from atoll.task.randomness import training_seed
 
 logger = logging.getLogger(__name__)
 
@@ -82,15 +82,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
         super().__init__(parts.run_id, parts.machine, parts.seq, shared)
         self.config, self.task, self.machine = parts.config, parts.task, parts.machine
         self.reducer = self.versions = parts.reducer
-        self.retention = Retention(
-            parts.run_id,
-            parts.reducer,
-            shared.journal,
-            shared.journal_thread,
-            keep_rounds=shared.keep_rounds,
-            is_in_flight=partial(shared.is_in_flight, parts.run_id),
-            spawn=self._spawn,
-        )
+        self.retention = UpdateRetention(parts.run_id, parts.reducer, shared, self._spawn)
         self._evaluator, self._sampler = parts.evaluator, parts.sampler
         self._offered = OfferedCodec(parts.run_id, shared.hub.codecs_of, shared.codecs_of_rank)
         self._terms = messages.RunTerms.of(parts.run_id, parts.task, parts.config, parts.number)
@@ -115,7 +107,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
         if not any(isinstance(effect, Commit | Abandon | EndRun) for effect in effects):
             return Decision(lines)
         keep = Keep.after(self._seq, self.machine, self.config.round)
-        return Decision(lines, lambda: self.retention.round_ended(keep))
+        return Decision(lines, lambda: self.retention.begin(keep))
 
     @property
     def where(self) -> str:
@@ -128,6 +120,10 @@ class RunDriver(JournaledDriver[Event, Effect]):
     def is_news(self, client_id: ClientId, round_id: RoundId) -> bool:
         """Return whether a client's failure in a round changes anything."""
         return is_failure_news(self.machine, client_id, round_id)
+
+    def is_first_upload(self, update: Update) -> bool:
+        """Return whether the beginning of an update's upload changes anything."""
+        return is_first_upload(self.machine, update)
 
     def reconfigure(self, config: RunConfig, sampler: Sampler | Oort, evaluator: Evaluator | None) -> None:
         """Follow other settings from the resume on that the caller posts next.
@@ -272,7 +268,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
         task.add_done_callback(self._measuring.discard)
 
     async def _draw(self, effect: DrawCohort) -> None:
-        """Draw a cohort. A sampler of the user's own runs on a thread, and an exception of it costs the round."""
+        """Draw a cohort. A custom sampler runs on a thread, and its exception costs the round."""
 
         def drawn() -> tuple[ClientId, ...]:
             return draw(

@@ -5,11 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
-from atoll.aggregation.codecs.installed import is_installed
-from atoll.aggregation.noise.key import key_of
-from atoll.aggregation.printable import count_of
-from atoll.parallel.local_training.warm_start import Start
-from atoll.parallel.task.task import task_name
+from atoll.ground.noise.key import key_of
+from atoll.ground.printable import count_of
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.noise_secret import noise_secret, run_number
 from atoll.protocol.manifest import parse_update, parse_version
@@ -21,11 +18,13 @@ from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
 from atoll.server.config.run_changes import with_frozen
 from atoll.server.errors import OperatorError
+from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.files.run_store import RunStore
 from atoll.server.folding.evaluator import TASK_TIMEOUT_S, EvaluationFailed, Evaluator, Reference
 from atoll.server.folding.reducer import Reducer
 from atoll.server.hosting.fair_executor import FairExecutor
+from atoll.server.hosting.message_driver import MessageDriver
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.run_parts import RunParts, SharedParts
 from atoll.server.journal.codec import decode_meta
@@ -33,12 +32,16 @@ from atoll.server.journal.holder import run_folder
 from atoll.server.journal.journal import RunRow
 from atoll.server.journal.placement import num_ranks_of, state_of_rank, write_num_ranks
 from atoll.server.journal.state_directory import StateDirectory
+from atoll.server.programs.contents import Contents
 from atoll.server.ranks.registry import Ranks
 from atoll.server.ranks.sharded_reducer import ShardedReducer
 from atoll.server.required.keep import Keep
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
+from atoll.task.task import task_name
+from atoll.tensors.codecs.installed import is_installed
+from atoll.training.worker.warm_start import Start
 
 
 class RunFactory:
@@ -64,6 +67,7 @@ class RunFactory:
     ) -> None:
         self._config, self._state, self._shared = config, state, shared
         self._folding, self._ranks, self._dialer = folding, ranks, dialer
+        self._disk = DiskLimits(config.disk_free_min, config.incoming_max)
 
     def driver(self, row: RunRow, machine: RunMachine, seq: int, evaluator: Evaluator, reducer: Reducer) -> RunDriver:
         """Build the driver of a run; it is not started.
@@ -80,6 +84,28 @@ class RunFactory:
         number = run_number(self._state.path, row.run_id)
         parts = RunParts(row.run_id, row.config, task, machine, seq, reducer, evaluator, sampler, number)
         return RunDriver(parts, self._shared)
+
+    def message_driver(self, row: RunRow, machine: ExchangeMachine, seq: int) -> MessageDriver:
+        """Build the driver of a run of messages, as `driver` does that of one of rounds.
+
+        Raises:
+            OSError: its folders cannot be made.
+        """
+        folder, path, run_id = self._state.run(row.run_id), self._state.path, row.run_id
+        contents = Contents(folder, RunStore(folder, disk=self._disk, has_files_only=True))
+        noise, number = key_of(noise_secret(path), "run", run_id), run_number(path, run_id)
+        return MessageDriver(run_id, row.config, machine, seq, contents, self._shared, noise, number)
+
+    def check_answers_messages(self) -> None:
+        """Check that this coordinator can host a run of messages.
+
+        Raises:
+            OperatorError: replies would go to aggregation ranks, which fold and do not answer.
+        """
+        if self._config.aggregators:
+            ranks = count_of(self._config.aggregators, "aggregation rank")
+            what = f"program.main: this coordinator has {ranks}, for updates alone"
+            raise OperatorError(f"{what}; allowed: a coordinator without --aggregators")
 
     async def parts_of_changed(
         self, old: RunConfig, new: RunConfig, run_id: RunId
@@ -129,7 +155,7 @@ class RunFactory:
             settings=config,
             is_over=is_over,
             keep_versions=config.model.keep_versions or self._config.keep_versions,
-            disk=DiskLimits(self._config.disk_free_min, self._config.incoming_max),
+            disk=self._disk,
             sums_here=self._ranks is None or self._config.start_aggregators,  # on this machine at least
         )
 

@@ -4,13 +4,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from atoll.aggregation.folders import no_file
-from atoll.parallel.local_training.warm_start import Start
+from atoll.ground.folders import no_file
 from atoll.protocol.run_names import RunNotNamed, newest_named
 from atoll.protocol.vocabulary import RunId, Version
 from atoll.server.config.model import BEST, ModelConfig, run_and_version
 from atoll.server.errors import OperatorError
 from atoll.server.hosting.run_driver import RunDriver
+from atoll.training.worker.warm_start import Start
 
 
 async def start_of(model: ModelConfig, runs: Mapping[RunId, RunDriver]) -> Start | None:

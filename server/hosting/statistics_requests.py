@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.printable import count_of, printable
-from atoll.parallel.task.given import OPTION
-from atoll.parallel.task.task import task_name
+from atoll.ground.printable import count_of, printable
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.manifest import digest_of
 from atoll.protocol.site_statistics import decode
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.audit.actions import Action
@@ -30,6 +28,8 @@ from atoll.server.hosting.control_streams import Connection
 from atoll.server.statistics.collection import CANNOT, Collection
 from atoll.server.statistics.merging import document, shown
 from atoll.server.statistics.results import FOLDER, keep, numbers_in
+from atoll.task.given import OPTION
+from atoll.task.task import task_name
 
 logger = logging.getLogger(__name__)
 

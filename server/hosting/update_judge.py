@@ -1,52 +1,40 @@
-"""The judge of an update: it asks the machine of the update's run, in this process.
-
-Checks come in the order of their cost; those on the manifest alone come before a byte is sent. The receiver of the
-bytes asks the judge before and after the upload; it is this process or an aggregation rank (`ranks`).
-"""
+"""The judge of an update in a run of rounds."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from atoll.aggregation.codecs.chunks import encoded_bytes
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import BESIDE, Layout
-from atoll.parallel.task.metrics import only_finite
+from atoll.ground.printable import count_of
+from atoll.ground.strict_json import INT64_MAX
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
 from atoll.protocol.part_manifest import PartManifest, check_part, check_parts
-from atoll.protocol.strict_json import INT64_MAX
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, Fate, RejectReason
 from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.server.config.aggregation import PARTIAL_ACCEPTS
-from atoll.server.files.run_store import KeptUpdate
+from atoll.server.hosting.judge import Judge, accepted
 from atoll.server.hosting.messages import sums_of
 from atoll.server.hosting.run_driver import RunDriver
-from atoll.server.rounds.events import Accept, Reject, Sums, Update, UpdateReceived, UpdateRefused, UploadBegun
-from atoll.server.rounds.relevance import is_failure_news, is_first_upload
-from atoll.server.transfers.verdicts import refused
+from atoll.server.rounds.events import Sums, Update
+from atoll.task.metrics import only_finite
+from atoll.tensors.codecs.chunks import encoded_bytes
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.layout import BESIDE, Layout
 
 DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class UpdateJudge(Judge[RunDriver]):
     """The judge of one update."""
-
-    run: RunDriver
-    manifest: UpdateManifest
-    update: Update
-    part: PartManifest | None = None
-    """The part whose bytes follow; None: the update has none."""
 
     @classmethod
     def of(
         cls, run: RunDriver, manifest: UpdateManifest, opened: pb.UploadOpen, part: PartManifest | None = None
-    ) -> "Judge":
+    ) -> "UpdateJudge":
         """Make the judge of an update that a client announces, or of a part of one."""
         return cls(run, manifest, _update(manifest, digest_of(opened.manifest), opened), part)
 
@@ -55,14 +43,9 @@ class Judge:
         """Return whether the update may leave out whole tensors."""
         return self.run.config.aggregation.partial
 
-    async def before_bytes(self) -> pb.Verdict | None:
-        """Return the verdict that is possible before the bytes come; None: the bytes are wanted."""
+    async def on_manifest(self) -> pb.Verdict | None:
+        """Return the refusal that follows from the manifest; None: it is sound."""
         run, update = self.run, self.update
-        if (refusal := run.machine.refusal(update)) is not None:
-            await run.on_disk()  # the refusal changes nothing and is not journaled, but its grounds must be on disk
-            return refused(*refusal)
-        if (verdict := await self.old_verdict()) is not None:
-            return verdict
         if run.machine.is_hopeless(update):
             return await self.decide(None)
         base = run.reducer.known(update.base_version)
@@ -78,8 +61,6 @@ class Judge:
         judge_codec = partial(codec_fault, self.part or self.manifest, run.config.aggregation.codec_name)
         if fault := await off_loop(100 * num_pieces, judge_codec):
             return await self.refuse(RejectReason.WRONG_CODEC, fault)
-        if is_first_upload(run.machine, update):
-            run.post(UploadBegun(update.client_id, update.round_id))
         return None
 
     def _fault_of_rows(self) -> str:
@@ -116,30 +97,7 @@ class Judge:
         assert record is not None
         is_carried = record.clients[self.update.client_id].fate is Fate.CARRIED
         await self.run.on_disk()
-        return _accepted(is_carried=is_carried)
-
-    async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
-        """Let the machine decide about a sound update; the decision is on disk when this returns."""
-        for effect in await self.run.post(UpdateReceived(self.update), kept):
-            if isinstance(effect, Accept) and effect.digest == self.update.digest:
-                return _accepted(is_carried=effect.carried)
-            if isinstance(effect, Reject) and effect.digest == self.update.digest:
-                return refused(effect.reason, effect.detail)
-        raise AssertionError("the machine did not answer an update")
-
-    async def withdraw(self, digest: Digest) -> bool:
-        """Return False: here parts that are kept and not accepted are where they may be discarded at will."""
-        return False
-
-    async def refuse(self, reason: RejectReason, detail: str) -> pb.Verdict:
-        """Refuse the update because of its manifest or its bytes."""
-        if is_failure_news(self.run.machine, self.update.client_id, self.update.round_id):
-            await self.run.post(UpdateRefused(self.update.client_id, self.update.round_id, reason, detail))
-        return refused(reason, detail)
-
-
-def _accepted(*, is_carried: bool) -> pb.Verdict:
-    return pb.Verdict(accepted=True, detail="late" if is_carried else "")
+        return accepted(is_carried=is_carried)
 
 
 def codec_fault(manifest: UpdateManifest | PartManifest, allowed: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import ClientId, RunId
 from atoll.server.identity.guard import Caller, Denied
@@ -77,7 +77,7 @@ class AskedAdmission:
         stub: returns the newest stub of the coordinator.
     """
 
-    def __init__(self, stub: Callable[[], rpc.AggregationStub]) -> None:
+    def __init__(self, stub: Callable[[], rpc.Stub]) -> None:
         self._stub = stub
         self._admitted: dict[Caller, float] = {}  # the time of the last admission [s, the loop's clock]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from atoll.aggregation.folders import sync_folder
+from atoll.ground.folders import sync_folder
 from atoll.protocol.identity.certificates import (
     AUTHORITY_EARLY_S,
     AUTHORITY_LIFETIME_S,

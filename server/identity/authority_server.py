@@ -15,9 +15,9 @@ from pathlib import Path
 
 import grpc
 
+from atoll.ground.backoff import delay
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.backoff import delay
+from atoll.protocol import services as rpc
 from atoll.protocol.displaced import Displaced
 from atoll.protocol.identity.certificates import (
     CertificateError,
@@ -159,7 +159,7 @@ class AuthorityServer:
         secret = grpc.ssl_channel_credentials(credential.ca_pem, credential.key_pem, credential.certificate_pem)
         over = self._proxy.options(coordinator) if self._proxy is not None else ()
         async with grpc.aio.secure_channel(coordinator, secret, options=options_to(COORDINATOR, over)) as channel:
-            stream: Stream[pb.SignAnswer, pb.SignOrder] = Stream(rpc.SigningStub(channel).Serve)
+            stream: Stream[pb.SignAnswer, pb.SignOrder] = Stream(rpc.Stub(channel, "Signing").Serve)
             while (order := await stream.read()) is not None:
                 if order.number == 0:
                     self._was_welcomed = True

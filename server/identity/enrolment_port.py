@@ -6,7 +6,7 @@ Python asks for certificates on a port always or never, so members and strangers
 
 import grpc
 
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.wire.channel import server_options
 from atoll.server.audit.calls import CallAudit
@@ -58,7 +58,7 @@ class EnrolmentPort:
         ]
         interceptors = [audit, guard]  # the first records what the second refuses
         self.server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=CALLS_MAX)
-        rpc.add_EnrolmentServicer_to_server(EnrolmentService(enrolments, address, admin_address), self.server)
+        rpc.add_servicer(EnrolmentService(enrolments, address, admin_address), self.server, "Enrolment")
         credentials = server_credentials(keeper, asks_for_certificates=False)
         host = listen.rpartition(":")[0]
         try:

@@ -6,10 +6,9 @@ from typing import NoReturn
 
 import grpc
 
-from atoll.aggregation.printable import count_of, printable
+from atoll.ground.durable import DiskFull, told_outside
+from atoll.ground.printable import count_of, printable
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.durable import DiskFull, told_outside
 from atoll.protocol.identity.certificates import CertificateError, server_name
 from atoll.protocol.identity.names import Identity, Role, Wanted
 from atoll.server.identity.authority import AuthorityAway, NotSigned
@@ -41,7 +40,7 @@ _REFUSALS = tuple(_CODES)
 _NOT_STORED = "cannot be stored now: {0}"
 
 
-class EnrolmentService(rpc.EnrolmentServicer):
+class EnrolmentService:
     """The service for callers that are not members yet.
 
     Args:
@@ -75,7 +74,7 @@ class EnrolmentService(rpc.EnrolmentServicer):
         )
 
 
-class MembershipService(rpc.MembershipServicer):
+class MembershipService:
     """The service with which members renew their certificates."""
 
     def __init__(self, enrolments: Enrolments) -> None:

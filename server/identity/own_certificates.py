@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from atoll.protocol.durable import DiskFull
+from atoll.ground.durable import DiskFull
 from atoll.protocol.identity.certificates import (
     CertificateError,
     key_fingerprint,

@@ -1,6 +1,6 @@
 """Rate limits by name: a token bucket for each. Pure."""
 
-from atoll.protocol.bounded_mapping import BoundedMapping
+from atoll.ground.bounded_mapping import BoundedMapping
 from atoll.server.transport.token_bucket import Bucket
 
 NAMES_MAX = 10_000

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import grpc
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.certificates import CertificateError, check_issued, read_leaf, read_request, vouched
 from atoll.protocol.identity.names import Identity
 from atoll.server.identity.authority import AuthorityAway, NotSigned, Renewal
@@ -151,7 +150,7 @@ class RemoteSigner:
             answer.set_exception(NotSigned(message.refusal[:2000] or "the authority refuses"))
 
 
-class SigningService(rpc.SigningServicer):
+class SigningService:
     """The service that an authority calls."""
 
     def __init__(self, signer: RemoteSigner) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from atoll.aggregation.folders import sync_folder
+from atoll.ground.folders import sync_folder
 from atoll.protocol.identity.certificates import (
     AUTHORITY_EARLY_S,
     AUTHORITY_LIFETIME_S,

@@ -1,4 +1,1 @@
-"""The journal: encoding of events and snapshots, SQLite and PostgreSQL, the state directory.
-
-Imports: `rounds`, `config`, `protocol`, `aggregation` (for syncing folders).
-"""
+"""The journal: encoding of events and snapshots, SQLite and PostgreSQL, the state directory."""

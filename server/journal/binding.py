@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, select
 
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
 from atoll.protocol.secrets import without_password
 from atoll.server.errors import StateUnusable
 from atoll.server.journal.database import Database

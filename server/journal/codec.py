@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, get_args
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, SchemaSerializer
 
-from atoll.protocol.plugins import AS_RECORDED
+from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.exchanges.events import Event as EventOfMessages

@@ -12,8 +12,6 @@ from sqlalchemy import Connection, Row, select
 from atoll.protocol.vocabulary import RunId
 from atoll.server.exchanges.exchange import Exchange
 from atoll.server.exchanges.ledger import Ledger
-from atoll.server.exchanges.machine import ExchangeMachine
-from atoll.server.exchanges.rules import ExchangeRules
 from atoll.server.journal.codec import decode
 from atoll.server.journal.recovery import Base, Recovered, entries_since, newest_base
 from atoll.server.journal.schema import ROUNDS
@@ -31,14 +29,6 @@ def recover_exchanges(connection: Connection, run_id: RunId) -> Recovered[Ledger
     """Read the last good snapshot of a run of messages and the entries since; raises StoreCorrupted."""
     base = read_exchange_base(connection, run_id)
     return Recovered(base.ledger, base.seq, entries_since(connection, run_id, base), base.faults)
-
-
-def replay_exchanges(recovered: Recovered[Ledger], rules: ExchangeRules) -> ExchangeMachine:
-    """Return the machine after the last entry. Call it once: the machine takes the ledger and changes it."""
-    machine = ExchangeMachine(rules, recovered.ledger)
-    for entry in recovered.entries:
-        machine.receive(entry.event, entry.at)
-    return machine
 
 
 def read_exchanges(

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.protocol.file_lock import Locked, lock_file
+from atoll.ground.file_lock import Locked, lock_file
 from atoll.protocol.vocabulary import RunId
 from atoll.server.errors import StateInUse
 

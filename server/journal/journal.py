@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection, Row, delete, func, select, update
 
-from atoll.protocol.plugins import AS_RECORDED
+from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.vocabulary import Digest, Phase, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted

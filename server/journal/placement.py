@@ -9,7 +9,7 @@ Every rank stores its part of each version; another number of ranks would mean o
 import json
 from pathlib import Path
 
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
 
 
 class WrongPlace(OSError):

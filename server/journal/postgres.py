@@ -24,7 +24,7 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection, NullPool, StaticPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
-from atoll.aggregation.printable import count_of, span
+from atoll.ground.printable import count_of, span
 from atoll.protocol.secrets import without_password
 from atoll.server.errors import DatabaseAway, DatabaseFull, StateInUse, StateUnusable, StoreCorrupted
 from atoll.server.journal.database import Database

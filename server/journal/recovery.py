@@ -7,9 +7,10 @@ from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Row, Select, func, select
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import ClientId, RunId
 from atoll.server.errors import StoreCorrupted
+from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.journal import checksums
 from atoll.server.journal.codec import decode_event, decode_ledger, decode_page
 from atoll.server.journal.schema import JOURNAL, MEMBERS, SNAPSHOTS
@@ -19,6 +20,7 @@ from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
 
 L = TypeVar("L")
+M = TypeVar("M", RunMachine, ExchangeMachine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,12 @@ class Recovered(Generic[L]):
         """The number of the last entry; the next entry has one more."""
         return self.entries[-1].seq if self.entries else self.snapshot_seq
 
+    def replayed(self, machine: M) -> M:
+        """Feed the machine of this ledger, which changes it, with all events since, and return it."""
+        for entry in self.entries:
+            machine.receive(entry.event, entry.at)
+        return machine
+
 
 @dataclass(frozen=True, slots=True)
 class RecoveredRounds(Recovered[Ledger]):
@@ -51,10 +59,7 @@ class RecoveredRounds(Recovered[Ledger]):
 
     def replay(self, rules: RunRules) -> RunMachine:
         """Return the machine after the last entry. Call it once: the machine takes the ledger and changes it."""
-        machine = RunMachine(rules, self.ledger)
-        for entry in self.entries:
-            machine.receive(entry.event, entry.at)
-        return machine
+        return self.replayed(RunMachine(rules, self.ledger))
 
 
 @dataclass(frozen=True, slots=True)

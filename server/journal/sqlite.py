@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy import Connection, NullPool, StaticPool, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
-from atoll.protocol.durable import DiskFull
+from atoll.ground.durable import DiskFull
 from atoll.server.errors import StateUnusable, StoreCorrupted
 from atoll.server.journal.database import Database
 

@@ -21,8 +21,8 @@ from typing import Self
 
 from sqlalchemy import Connection, inspect
 
-from atoll.aggregation.folders import sync_folder
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
+from atoll.ground.folders import sync_folder
 from atoll.protocol.vocabulary import RunId
 from atoll.server.errors import StateInUse, StateUnusable, StoreCorrupted
 from atoll.server.journal import binding, schema

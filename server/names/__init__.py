@@ -1,5 +1,4 @@
-"""The names of clients and ranks that two processes use at once: which of the two has the place, and how long it
-lasts; and the file that shows to commands who is connected.
+"""The names of clients and ranks that two processes use at once, and the file of connected processes.
 
-Imports: `protocol`.
+The rules say which of the two holds the name, and for how long; commands read the file.
 """

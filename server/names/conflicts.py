@@ -20,8 +20,8 @@ Source: the session takeover of MQTT, which has the place go to the newest conne
 
 from dataclasses import dataclass, field
 
-from atoll.aggregation.printable import count_of
-from atoll.protocol.bounded_mapping import BoundedMapping
+from atoll.ground.bounded_mapping import BoundedMapping
+from atoll.ground.printable import count_of
 
 VACANCY_S = 30.0
 """The time for which the place of a holder whose stream has broken is kept free of those that were refused [s]."""

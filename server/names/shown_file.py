@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
 
 logger = logging.getLogger(__name__)
 

@@ -54,13 +54,13 @@ class Gathering(Generic[Verdict]):
 
 
 def newest_first(partial: Iterable[str], begun: str, most: int) -> tuple[list[str], list[str]]:
-    """Return a client's partial uploads after one has begun or goes on, and those that must go: the oldest.
+    """Return a client's partial uploads after one has begun or continues, and those that must go: the oldest.
 
     A partial upload is an update, however many parts of it are here.
 
     Args:
         partial: the digests, the newest first.
-        begun: the digest of the one that begins or goes on.
+        begun: the digest of the one that begins or continues.
         most: the number of partial uploads of one client.
     """
     order = [begun, *(digest for digest in partial if digest != begun)]

@@ -1,4 +1,1 @@
-"""The process of a server program beside the coordinator, and the contents of its messages on disk.
-
-Imports: `files` (versions), `protocol` (manifests), `aggregation` (the files of tensors).
-"""
+"""The process of a server program beside the coordinator, and the contents of its messages on disk."""

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.tensors.safetensors_file import parse_header
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
 from atoll.protocol.manifest import VersionManifest, parse_version
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX
 from atoll.server.files.run_store import RunStore
 from atoll.server.files.versions import VersionFile
+from atoll.tensors.layout import Piece
+from atoll.tensors.safetensors_file import parse_header
 
 CACHED_MAX = 64
 

@@ -15,14 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from atoll.parallel.log_streams import open_log
+from atoll.ground.process.log_streams import open_log
 
 Json = dict[str, Any]
 
 LINE_BYTES_MAX = 256 * 2**20
 """Most bytes of one call: 200 for each of a million messages."""
 
-COMMAND = (sys.executable, "-P", "-X", "faulthandler", "-m", "atoll.parallel.programs.main")
+COMMAND = (sys.executable, "-P", "-X", "faulthandler", "-m", "atoll.task.programs.main")
 """The command of the process; its argument is the descriptor of its socket."""
 
 logger = logging.getLogger(__name__)

@@ -12,18 +12,18 @@ from typing import Any
 import grpc
 import numpy as np
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.tensors.ownership import owned_pieces
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, TensorFileWriter, parse_header
+from atoll.ground.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import aggregator
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.threads import off_loop
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.protocol.wire.stream import Stream, StreamBroken
+from atoll.tensors.layout import Piece
+from atoll.tensors.ownership import owned_pieces
+from atoll.tensors.safetensors_file import NUMPY_DTYPES, TensorFileWriter, parse_header
 
 BOXES_AT_ONCE = 1000
 """The number of pieces that one call asks for, so that the request stays small."""
@@ -40,9 +40,7 @@ class NoSuchVersion(NotFetched):
     """The coordinator knows no such version, or no such run."""
 
 
-async def fetch_manifest(
-    stub: rpc.CoordinatorStub, run_id: RunId, digest: Digest
-) -> tuple[Version, VersionManifest, bytes]:
+async def fetch_manifest(stub: rpc.Stub, run_id: RunId, digest: Digest) -> tuple[Version, VersionManifest, bytes]:
     """Fetch a version's number, manifest and encoded manifest from the coordinator.
 
     Raises:
@@ -102,7 +100,7 @@ async def gather(
                     "of them, is away: start the coordinator and its ranks"
                 )
             async with dialer.channel(address, aggregator(rank)) as channel:
-                await fetch_into(writer, rpc.AggregatorStub(channel).Download, run_id, digest, pieces)
+                await fetch_into(writer, rpc.Stub(channel, "Aggregator").Download, run_id, digest, pieces)
         await off_loop(manifest.num_bytes, writer.finish)
 
 

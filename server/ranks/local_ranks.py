@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from atoll.protocol import crash_points
-from atoll.protocol.backoff import delay
+from atoll.ground.backoff import delay
+from atoll.ground.process import crash_points
 from atoll.protocol.settings import ConfigError
 from atoll.server.identity.authority import NotSigned
 from atoll.server.journal.placement import state_of_rank

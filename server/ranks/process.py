@@ -12,12 +12,11 @@ from typing import Any
 
 import grpc
 
-from atoll.aggregation.codecs.names import supported
+from atoll.ground.durable import write_atomically
+from atoll.ground.folder_id import folder_id
+from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import crash_points
 from atoll.protocol.displaced import Displaced
-from atoll.protocol.durable import write_atomically
-from atoll.protocol.folder_id import folder_id
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.handshake_fault import explained, is_handshake_failure
 from atoll.protocol.identity.membership import Membership, unless_stopped
@@ -42,6 +41,7 @@ from atoll.server.transport.call_limits import CallLimits, Connections
 from atoll.server.transport.limits import Callers, calls_max, connections_max
 from atoll.server.transport.listener import InsecureListener, Listener, MutualListener, cannot_listen
 from atoll.server.transport.shutdown import stop_servers
+from atoll.tensors.codecs.names import supported
 
 logger = logging.getLogger(__name__)
 

@@ -27,11 +27,10 @@ from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.sharded import Cohort, fold_shard
 from atoll.aggregation.fold.step import kept_pieces
 from atoll.aggregation.fold.streaming import Folded
-from atoll.aggregation.tensors.ownership import owned_pieces
+from atoll.ground.durable import DiskFull, naming_full_disk, told_outside
+from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol import crash_points
-from atoll.protocol.durable import DiskFull, naming_full_disk, told_outside
+from atoll.protocol import services as rpc
 from atoll.protocol.log_fields import about
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
@@ -52,6 +51,7 @@ from atoll.server.ranks.gloo import Gloo, MeetingPoint
 from atoll.server.ranks.rank_store import RankRun
 from atoll.server.ranks.reported_parts import ReportedParts
 from atoll.server.transfers.uploads import Uploads
+from atoll.tensors.ownership import owned_pieces
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class RankPlace:
     interface: str
     """The network interface over which the ranks exchange sums."""
     folder_id: str = ""
-    """The id of its state directory (`protocol/folder_id`)."""
+    """The id of its state directory (`ground/folder_id`)."""
     process: str = field(default_factory=lambda: secrets.token_hex(8))
     """The random id of its process."""
 
@@ -188,7 +188,7 @@ class Rank:
 
     def connect(self, channel: grpc.aio.Channel) -> None:
         """Use this channel to the coordinator from now on."""
-        self.coordinator, self.aggregation = rpc.CoordinatorStub(channel), rpc.AggregationStub(channel)
+        self.coordinator, self.aggregation = rpc.Stub(channel, "Coordinator"), rpc.Stub(channel, "Aggregation")
 
     def run(self, run_id: RunId) -> RankRun:
         """Return the store of a run that the coordinator knows; another run must not get a folder."""

@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from atoll.ground.durable import DiskFull, told_outside
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.durable import DiskFull, told_outside
 from atoll.protocol.vocabulary import ClientId, Digest, RunId
 from atoll.protocol.wire.bulk_messages import DownloadMessage, UploadMessage
 from atoll.server.audit.calls import caller_of
@@ -21,7 +20,7 @@ from atoll.server.transport.interceptor import Context
 logger = logging.getLogger(__name__)
 
 
-class AggregatorService(rpc.AggregatorServicer):
+class AggregatorService:
     """A rank's data plane."""
 
     def __init__(self, rank: Rank) -> None:

@@ -7,12 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.tensors.ownership import owned_pieces
-from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, TensorFileWriter, parse_header
-from atoll.aggregation.updates.inspection import inspect
-from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.durable import naming_full_disk
+from atoll.ground.durable import naming_full_disk
+from atoll.protocol import services as rpc
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import Digest, RunId, Version
@@ -20,6 +16,10 @@ from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import RunStore
 from atoll.server.files.versions import VersionFile, version_file
 from atoll.server.ranks.fetch import fetch_into, fetch_manifest
+from atoll.tensors.layout import Piece
+from atoll.tensors.ownership import owned_pieces
+from atoll.tensors.safetensors_file import TensorFileCorrupted, TensorFileWriter, parse_header
+from atoll.tensors.updates.inspection import inspect
 
 VERSIONS_KNOWN_MAX = 16
 
@@ -41,7 +41,7 @@ class RankRun:
         """Return a version that has been checked before."""
         return self._known.get(digest)
 
-    async def find(self, stub: rpc.CoordinatorStub, digest: Digest) -> VersionFile:
+    async def find(self, stub: rpc.Stub, digest: Digest) -> VersionFile:
         """Return a committed version, of which this rank has its shard.
 
         The check of a large one takes a while; it continues when its caller is cancelled, for the next caller.
@@ -56,14 +56,14 @@ class RankRun:
             finding.add_done_callback(lambda _: self._finding.pop(digest))
         return await asyncio.shield(finding)
 
-    async def _found(self, stub: rpc.CoordinatorStub, digest: Digest) -> VersionFile:
+    async def _found(self, stub: rpc.Stub, digest: Digest) -> VersionFile:
         async with self._one_at_a_time:
             known = await self._find(stub, digest)
             newest = list(self._known.items())[1 - VERSIONS_KNOWN_MAX :]
             self._known = {**dict(newest), digest: known}
         return known
 
-    async def _find(self, stub: rpc.CoordinatorStub, digest: Digest) -> VersionFile:
+    async def _find(self, stub: rpc.Stub, digest: Digest) -> VersionFile:
         version, manifest, encoded = await fetch_manifest(stub, self._run_id, digest)
         owned = owned_pieces(manifest.pieces, self._rank, self._num_ranks)
         self.shard_bytes = sum(piece.num_bytes for piece in owned)
@@ -81,9 +81,7 @@ class RankRun:
 
         return await on_thread(None, store_manifest)
 
-    async def _fetch(
-        self, stub: rpc.CoordinatorStub, digest: Digest, manifest: VersionManifest, owned: Iterable[Piece]
-    ) -> None:
+    async def _fetch(self, stub: rpc.Stub, digest: Digest, manifest: VersionManifest, owned: Iterable[Piece]) -> None:
         """Fetch this rank's shard of version 0, which the coordinator makes from the task."""
         pieces = tuple(owned)
         with TensorFileWriter(self.store.version_path(Version(0)), manifest.layout, pieces=pieces) as writer:

@@ -9,8 +9,8 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import crash_points
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import on_thread

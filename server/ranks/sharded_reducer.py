@@ -12,13 +12,10 @@ from typing import Any
 
 from atoll.aggregation.fold.prepared import check_whole
 from atoll.aggregation.fold.step import Step
-from atoll.aggregation.tensors.pieces import cut_layout
-from atoll.aggregation.tensors.safetensors_file import read_buffers, read_metadata
-from atoll.parallel.local_training.warm_start import Start
+from atoll.ground.process import crash_points
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import crash_points
 from atoll.protocol.identity.dialer import Dialer
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import begin_on_thread
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.folding.evaluator import Evaluator
@@ -27,6 +24,9 @@ from atoll.server.folding.reducer import Reducer, exists_from_now_on
 from atoll.server.ranks.fetch import NotFetched, gather
 from atoll.server.ranks.registry import AGAIN_S, Ranks
 from atoll.server.rounds.events import Aggregate
+from atoll.tensors.pieces import cut_layout
+from atoll.tensors.safetensors_file import read_buffers, read_metadata
+from atoll.training.worker.warm_start import Start
 
 
 class ShardedReducer(Reducer):

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import crash_points
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import off_loop, on_thread
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class JudgingSpread(Protocol):
-    """The judge of an update in parts; `hosting.update_judge.Judge` is one."""
+    """The judge of an update in parts; `hosting.update_judge.UpdateJudge` is one."""
 
     @property
     def manifest(self) -> UpdateManifest:
@@ -126,7 +126,7 @@ class SpreadParts:
     async def _shielded(
         self, judge: JudgingSpread, store: RunStore, index: int, findings: StoredUpdateMeta, *, rank: int | None
     ) -> tuple[bool, pb.Verdict | None]:
-        """Return whether the part is kept, and the verdict: a decision goes on when the rank's call is cut."""
+        """Return whether the part is kept, and the verdict: a decision continues when the rank's call is cut."""
         return await asyncio.shield(asyncio.ensure_future(self._noted(judge, store, index, findings, rank)))
 
     async def _noted(

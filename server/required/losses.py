@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, parse_header
-from atoll.aggregation.updates.inspection import inspect
+from atoll.ground.printable import count_of
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, digest_of, parse_update, parse_version
 from atoll.protocol.part_manifest import PartManifest
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.part_files import PartFiles, read_findings
@@ -23,6 +20,9 @@ from atoll.server.journal.codec import StoredUpdateMeta
 from atoll.server.journal.holder import is_held
 from atoll.server.required.needs import Need, needs_of
 from atoll.server.required.run_files import RunFiles, Shard
+from atoll.tensors.layout import Piece
+from atoll.tensors.safetensors_file import TensorFileCorrupted, parse_header
+from atoll.tensors.updates.inspection import inspect
 
 Reads = Literal["sizes", "model", "all"]
 """The bytes to read: none; those of the current versions of open runs; all."""
@@ -45,9 +45,9 @@ class Loss:
     path: Path
     fault: str
     cost: str
-    """The consequence of going on without it."""
+    """The consequence of continuing without it."""
     is_open: bool = True
-    """The run may go on by itself, and so relies on the file now."""
+    """The run may continue by itself, and so relies on the file now."""
     updates: tuple[Digest, ...] = ()
     versions: tuple[Version, ...] = ()
     contents: tuple[Digest, ...] = ()

@@ -17,7 +17,7 @@ from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.folding.method import Method
 from atoll.server.journal.binding import open_database
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
-from atoll.server.journal.exchanges import recover_exchanges, replay_exchanges
+from atoll.server.journal.exchanges import recover_exchanges
 from atoll.server.journal.journal import RunRow, run_rows
 from atoll.server.journal.recovery import recover
 from atoll.server.journal.schema import UPDATES, VERSIONS, check_version
@@ -51,7 +51,7 @@ class Need:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the run may go on by itself."""
+        """Return whether the run may continue by itself."""
         return self.state not in TERMINAL
 
 
@@ -83,7 +83,8 @@ def needs_in(connection: Connection) -> list[Need]:
 def _need(connection: Connection, row: RunRow) -> Need:
     if row.config.is_of_messages:
         recovered = recover_exchanges(connection, row.run_id)
-        return need_of_messages(connection, row.run_id, replay_exchanges(recovered, row.config.exchange_rules))
+        machine = recovered.replayed(ExchangeMachine(row.config.exchange_rules, recovered.ledger))
+        return need_of_messages(connection, row.run_id, machine)
     return need_of_rounds(connection, row.run_id, row.config, recover(connection, row.run_id).replay(row.rules))
 
 

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.tensors.ownership import owned_pieces
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.files.part_files import file_stem
@@ -13,6 +11,8 @@ from atoll.server.files.version_folder import VersionFolder
 from atoll.server.journal.codec import StoredUpdateMeta
 from atoll.server.journal.holder import run_folder
 from atoll.server.journal.placement import num_ranks_of, state_of_rank
+from atoll.tensors.layout import Piece
+from atoll.tensors.ownership import owned_pieces
 
 
 @dataclass(frozen=True, slots=True)

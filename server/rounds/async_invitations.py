@@ -10,6 +10,7 @@ from typing import Protocol
 
 from atoll.protocol.vocabulary import ClientId, Fate, ReleaseReason, RoundId, Version
 from atoll.server.rounds.events import AmendRecord, Candidate, Effect, Invite, Release, Update
+from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.policy import StragglerPolicy
@@ -236,6 +237,13 @@ class Invitations:
     def _amend(self, record: RoundRecord) -> Effects:
         """Return the effect that writes the record of an ended round again."""
         return (AmendRecord(record.round_id),) if record.round_id in self._ledger.past else ()
+
+    def validate(self) -> None:
+        """Check that those train who have an open invitation, each with a deadline; raises Violation."""
+        rows = [(c, r.round_id, row) for r in self._records.newest_first() for c, row in r.clients.items()]
+        waiting = {c: round_id for c, round_id, row in rows if row.fate is Fate.WAITING and row.deadline is not None}
+        if self._policy.is_asynchronous and waiting != self._ledger.training:
+            raise Violation(4, f"{self._ledger.training} train, by the records {waiting}")
 
 
 def _settle(row: ClientRecord, fate: Fate, now: float, reason: str, detail: str) -> None:

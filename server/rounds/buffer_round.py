@@ -17,6 +17,7 @@ from collections.abc import Container, Iterator
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Digest, Phase, RoundId, Version
 from atoll.server.rounds.async_invitations import Invitations
 from atoll.server.rounds.events import Aggregate, Contribution, DrawCohort, Update
+from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.open_round import Effects, OpenRound
 from atoll.server.rounds.run_rules import RunRules
@@ -194,3 +195,19 @@ class Buffer(OpenRound):
             for r in rows
         )
         return Aggregate(record.round_id, record.base_version, contributions, record.mode)
+
+    # ------------------------------------------------------------ invariants
+
+    def validate(self) -> None:
+        """Check the buffer, and that its record has the updates in it."""
+        super().validate()
+        known, rows = [update.digest for update in self.updates], [row.digest for row in self.record.buffer]
+        if known != rows or len(known) > self.policy.num_wanted:
+            raise Violation(1, f"{known} are in the buffer, by the record {rows}", f"round {self.record.round_id}")
+
+    def _why_over(self) -> str:
+        have, wanted = len(self.updates), self.policy.num_wanted
+        if have >= wanted:
+            return f"full with {have} of {wanted}"
+        is_over = self._is_overdue and (self._has_quorum or not self.invitations)
+        return f"and fill_timeout is over: {have} accepted, quorum {self.record.quorum}" if is_over else ""

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.aggregation.fold.weights import weight_cap
-from atoll.aggregation.printable import count_of
-from atoll.parallel.task.metrics import merge, merge_alike, only_finite, usual_lengths
+from atoll.ground.printable import count_of
 from atoll.protocol.disclosure import ANY_SUM, Disclosure, MetricsLeave
 from atoll.protocol.vocabulary import ClientId, RoundId, Version
 from atoll.server.rounds.events import AskEvaluation, ClientEvaluated, CloseEvaluation, Sums
+from atoll.task.metrics import merge, merge_alike, only_finite, usual_lengths
 
 IN_SUMS_ALONE = "its policy allows only sums over several sites"
 """The reason that a client's own metrics are not shown."""
@@ -56,8 +56,9 @@ class ClientEvaluation:
         return AskEvaluation(client_id, self.version, self.deadline, counted_round, self.asked_at)
 
     def answered(self, event: ClientEvaluated, most: float = math.inf, why: Callable[[], str] = str) -> None:
-        """Record a client's sums, or the reason why it has none. A metric of two sums whose count is above `most` is
-        left out, with `why()` at the end of the reason.
+        """Record a client's sums, or the reason why it has none.
+
+        A metric of two sums whose count is above `most` is left out, with `why()` at the end of the reason.
         """
         if event.version != self.version or not self.is_waiting_for(event.client_id):
             return

@@ -36,6 +36,7 @@ from atoll.protocol.vocabulary import (
     Version,
 )
 from atoll.server.rounds.events import Accept, Aggregate, Contribution, DrawCohort, Invite, Release, Update
+from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.open_round import Effects, OpenRound
 from atoll.server.rounds.policy import FIRST_WAIT_S
@@ -441,3 +442,24 @@ class Round(OpenRound):
     def reported_on_time(self) -> Mapping[ClientId, Update]:
         """The accepted updates of this round's own cohort."""
         return self._reported
+
+    # ------------------------------------------------------------ invariants
+
+    def validate(self) -> None:
+        """Check the round, and that it knows whom it waits for and whose updates are in."""
+        super().validate()
+        for fate, known in ((Fate.WAITING, self._waiting), (Fate.REPORTED, self._reported.keys())):
+            if known != {client_id for client_id, _ in self.record.with_fate(fate)}:
+                of, rows = f"round {self.record.round_id}", [c for c, _ in self.record.with_fate(fate)]
+                raise Violation(4, f"{fate} are {sorted(known)}, by the record {rows}", of)
+
+    def _why_over(self) -> str:
+        expected, quorum = self._uploading() if self._in_grace else self._waiting, self.record.quorum
+        if len(self._reported) >= self.policy.cohort_size:
+            return f"with {len(self._reported)} of {self.policy.cohort_size}"
+        if self._may_return(expected):
+            return ""
+        if not expected:
+            return "and no client is awaited"
+        reachable = self._reachable(expected)
+        return f"and {reachable} in reach, quorum {quorum}" if reachable < quorum else ""

@@ -122,7 +122,7 @@ class CohortDrawn:
 
 @value
 class SamplerFailed:
-    """A failure of the user's own sampler: it raised, or its answer is no cohort of the candidates."""
+    """A failure of a custom sampler: it raised, or its answer is no cohort of the candidates."""
 
     round_id: RoundId
     detail: str

@@ -6,11 +6,13 @@ record of its round says why not.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from atoll.protocol.vocabulary import TERMINAL, AbandonReason, ClientId, Digest, Phase, RoundId, RunState, Version
 from atoll.server.rounds.client_evaluation import ClientEvaluation
 from atoll.server.rounds.cohort_round import Round
 from atoll.server.rounds.events import AmendRecord, ComputeMetrics, Effect, Update
+from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_rules import MeasuredVersion, Progress, RunRules
@@ -56,8 +58,10 @@ class Ledger:
         return self.state not in TERMINAL and self.model_digest != ""
 
     def forget_old_rounds(self, *, most: int, oldest_base: Version | None = None) -> None:
-        """Delete old records, but not those of the last `most` rounds, of rounds whose updates still wait for a commit,
-        and of rounds that began from `oldest_base` or a later version.
+        """Delete the records of old rounds.
+
+        Kept are the last `most` rounds, rounds whose updates still wait for a commit, and rounds that began from
+        `oldest_base` or a later version.
 
         Call it when a round opens, not when one ends: the end of a round writes into older records.
         """
@@ -143,3 +147,20 @@ class Ledger:
         self.carried.clear()
         self.waiting.clear()
         return effects
+
+    def validate(self) -> None:
+        """Check that each past round has ended, and that each commit has made one version; raises Violation."""
+        if self.state in TERMINAL and (self.carried or self.waiting or self.training or self.is_round_due):
+            waits = ([*self.carried], [u.digest for u in self.waiting], self.training, self.is_round_due)
+            raise Violation(1, f"something waits although the run is {self.state}: {waits}")
+        records = [self.past[round_id] for round_id in sorted(self.past)]
+        for record in records:
+            if record.ended_at is None or record.round_id >= self.next_round:
+                of = f"round {record.round_id}"
+                raise Violation(4, f"{record.phase} among those that have ended before round {self.next_round}", of)
+        for before, after in pairwise(records):
+            if after.round_id == before.round_id + 1 and after.base_version != before.version_after:
+                of = f"round {after.round_id}"
+                raise Violation(5, f"it begins from version {after.base_version}, not {before.version_after}", of)
+        if records and records[-1].version_after != self.version:
+            raise Violation(5, f"the run has version {self.version}, not {records[-1].version_after}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from atoll.protocol.vocabulary import ClientId, FailureReason, RoundId
 from atoll.server.rounds.candidate_index import CandidateIndex
 from atoll.server.rounds.events import Candidate, Profile
+from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.member import Member, Trouble
 from atoll.server.rounds.member_pages import Unwritten
 from atoll.server.rounds.oort_pacer import Pacer
@@ -319,3 +320,15 @@ class Membership:
         self.num_connected -= self._is_there(member)
         self._declining.discard(client_id)
         member.session = None
+
+    def validate(self) -> None:
+        """Check that the sets from which rounds draw say the same as the members; raises Violation."""
+        there = {client_id for client_id, member in self.members.items() if self._is_there(member)}
+        declining = {client_id for client_id in there if self.members[client_id].has_declined}
+        resting = {c: t.rest_until for c, m in self.members.items() if (t := m.trouble) and t.rest_until}
+        free = tuple(self.members[c].as_candidate(c) for c in sorted(there - declining - resting.keys()))
+        if (self.num_connected, self._declining, self._resting) != (len(there), declining, resting):
+            known = (self.num_connected, self._declining, self._resting)
+            raise Violation(4, f"connected, declining, resting are {known}: {(len(there), declining, resting)}")
+        if (shown := self.candidates()) != free:
+            raise Violation(4, f"the candidates are {free}, the index has {shown}")

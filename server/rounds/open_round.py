@@ -13,6 +13,7 @@ from collections.abc import Container, Iterable, Iterator
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, Fate, Phase, RoundId, Version
 from atoll.server.rounds.events import Abandon, Aggregate, Commit, Effect, Update
+from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import CarriedRecord, Outage, RoundRecord
 from atoll.server.rounds.run_rules import RunRules
@@ -160,7 +161,7 @@ class OpenRound(ABC):
         """Invite the drawn clients, unless the round no longer waits for a draw."""
 
     def sampler_failed(self, detail: str, now: float) -> Effects:
-        """Abandon the round after an error of the user's own sampler."""
+        """Abandon the round after an error of a custom sampler."""
         return self._abandon(AbandonReason.SAMPLER_FAILED, now, detail) if self._is_drawing else ()
 
     def client_joined(self, client_id: ClientId, now: float) -> Effects:
@@ -227,3 +228,23 @@ class OpenRound(ABC):
     def _released_by(self, reason: AbandonReason, now: float) -> Effects:
         """Return the releases of the clients that still train when the round is abandoned."""
         return ()
+
+    # ------------------------------------------------------------ invariants
+
+    def validate(self) -> None:
+        """Check that the round is open for a reason, and the age of its updates; raises Violation."""
+        record, of = self.record, f"round {self.record.round_id}"
+        if record.ended_at is not None or record.quorum != self.policy.quorum_count:
+            raise Violation(4, f"open as {record.phase} with quorum {record.quorum}", of)
+        if self.phase is Phase.COLLECTING and (why := self._why_over()):
+            raise Violation(4, f"it still collects, {why}", of)
+        held = {update.digest: update for update in self.held}
+        for row in (*record.carried, *record.buffer):
+            update = held.get(row.digest)
+            age = None if update is None else record.base_version - update.base_version
+            if row.staleness != age or not 0 < row.scale <= self.policy.discount(row.staleness):
+                raise Violation(3, f"an update counts as {row}; its age is {age}: {update}", of)
+
+    @abstractmethod
+    def _why_over(self) -> str:
+        """Return why a round that collects should have ended; empty: it should not."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from atoll.aggregation.fold.weights import hinge_discount, num_sites_for, staleness_discount
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 Seconds = Annotated[float, Field(gt=0, le=366 * 86400, allow_inf_nan=False)]
 SecondsOrNone = Annotated[float, Field(ge=0, le=366 * 86400, allow_inf_nan=False)]

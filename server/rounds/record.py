@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from atoll.aggregation.printable import conclusion, count_of
+from atoll.ground.printable import conclusion, count_of
 from atoll.protocol.vocabulary import (
     AWAY,
     AbandonReason,
@@ -21,6 +21,7 @@ from atoll.protocol.vocabulary import (
     Version,
 )
 from atoll.protocol.wire.mesh_use import MeshUse
+from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.policy import Mode
 
 UPDATE_LOST = "update_lost"
@@ -183,6 +184,45 @@ class RoundRecord:
     def num_reported(self) -> int:
         """The number of accepted updates of this round's own cohort that were in time."""
         return sum(r.fate is Fate.REPORTED for r in self.clients.values())
+
+    @property
+    def counted(self) -> list[tuple[ClientId, RoundId]]:
+        """The updates that the closed round counts, each by its client and the round of its invitation."""
+        if self.mode != "sync":
+            return [(row.client_id, row.round_id) for row in self.buffer]
+        in_time = [(client_id, self.round_id) for client_id, _ in self.with_fate(Fate.REPORTED)]
+        return [*in_time, *((row.client_id, row.round_id) for row in self.carried)]
+
+    @property
+    def version_after(self) -> Version:
+        """The version of the model after this round."""
+        return self.base_version if self.version is None else self.version
+
+    def validate(self) -> None:
+        """Check what holds for every round, open or ended; raises Violation."""
+        of, ended = f"round {self.round_id}", self.phase in (Phase.COMMITTED, Phase.ABANDONED)
+        if ended != (self.ended_at is not None) or (self.phase is Phase.ABANDONED) != (self.abandon_reason is not None):
+            raise Violation(4, f"{self.phase}, ended at {self.ended_at}, {self.abandon_reason}", of)
+        if self.version != (self.base_version + 1 if self.phase is Phase.COMMITTED else None):
+            raise Violation(5, f"version {self.version} after {self.base_version}, {self.phase}", of)
+        if self.phase in (Phase.AGGREGATING, Phase.COMMITTED):
+            counted = self.counted
+            if self.close_reason is None or len(counted) < self.quorum:
+                raise Violation(4, f"closed by {self.close_reason}: {len(counted)} accepted, quorum {self.quorum}", of)
+            if len({client_id for client_id, _ in counted} if self.mode == "sync" else {*counted}) < len(counted):
+                raise Violation(1, f"a client counts twice: {counted}", of)
+        for client_id, row in self.clients.items():
+            self._validate_row(client_id, row)
+
+    def _validate_row(self, client_id: ClientId, row: ClientRecord) -> None:
+        what, is_accepted = f"{client_id} is {row.fate}", row.digest is not None and not row.is_lost
+        of = f"round {self.round_id}"
+        if is_accepted != (row.fate in (Fate.REPORTED, Fate.CARRIED)):
+            raise Violation(2, f"{what} with update {row.digest}, lost: {row.is_lost}", of)
+        if row.fate is Fate.WAITING and self.mode == "sync" and self.phase is not Phase.COLLECTING:
+            raise Violation(4, f"{what} although the round is {self.phase}", of)
+        if row.fate is Fate.CARRIED and self.late == "discard":
+            raise Violation(3, f"{what} although late = discard", of)
 
 
 def cause_of_misfits(misfits: Sequence[tuple[ClientId, str]]) -> str:

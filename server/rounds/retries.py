@@ -5,7 +5,7 @@ Both are `protocol.backoff.delay` with a jitter from the run's seed, so that a r
 
 import random
 
-from atoll.protocol.backoff import delay
+from atoll.ground.backoff import delay
 from atoll.protocol.vocabulary import AbandonReason, ClientId, RoundId
 from atoll.server.rounds.policy import StragglerPolicy
 

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import (
     TERMINAL,
     AbandonReason,
@@ -70,6 +70,7 @@ from atoll.server.rounds.events import (
     UpdateRefused,
     UploadBegun,
 )
+from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.oort_utility import utility_of
 from atoll.server.rounds.open_round import NEWS_S, Effects, OpenRound
 from atoll.server.rounds.record import RoundRecord, cause_of_misfits
@@ -139,6 +140,28 @@ class RunMachine(Evaluations):
         if (kind := type(event)) is CoordinatorStarted or kind is TimePassed:
             return effects
         return effects + self._after(HANDLERS[kind](self, event, now), now)
+
+    def validate(self) -> None:
+        """Check architecture, invariants 1 to 5, as far as a state can break them; raises Violation."""
+        ledger = self.ledger
+        ledger.validate()
+        ledger.membership.validate()
+        stands_still = not ledger.is_open or ledger.short_since is not None  # but a rest may end during a draw
+        for deadline in () if stands_still else (self._round_deadline, self.invitations.deadline):
+            if deadline is not None and deadline <= ledger.now:
+                raise Violation(4, f"the deadline {deadline} has passed without an effect at {ledger.now}")
+        if self.round is not None:
+            record = self.round.record
+            facts = (record.round_id, record.base_version, ledger.state)
+            if facts != (ledger.next_round - 1, ledger.version, RunState.RUNNING) or record.round_id in ledger.past:
+                raise Violation(5, f"round, base and state are {facts}", f"round {record.round_id}")
+            self.round.validate()
+        elif ledger.state is RunState.RUNNING:
+            awaited = (ledger.is_round_due, ledger.evaluation, ledger.unevaluated, ledger.computing)
+            if not any(awaited):
+                raise Violation(4, "the run neither ends nor opens a round, and awaits nothing")
+        self.invitations.validate()
+        super().validate()
 
     # ------------------------------------------------------------ time
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import Version
 from atoll.server.rounds.policy import StragglerPolicy
 
@@ -66,7 +66,7 @@ class EarlyStop:
         return Progress(progress.best, progress.num_since + 1)
 
     def cause(self, progress: Progress, measured: MeasuredVersion) -> str:
-        """Return why the run ends after an evaluation; empty: it goes on."""
+        """Return why the run ends after an evaluation; empty: it continues."""
         if self.target is not None and not self.metric.is_better(self.target, measured.value):
             return f"early stop: {self.metric} is {measured}, and its target is {self.target:g}"
         if not self.patience or progress.num_since < self.patience:
@@ -78,7 +78,7 @@ class EarlyStop:
 
 @dataclass(frozen=True, slots=True)
 class WaitRules:
-    """The wait of a run for what time or a person mends: its length, and what follows."""
+    """The wait of a run until time or a person removes the cause: its length, and the next state."""
 
     most: float | None = None  # seconds; None: without end
     then: Literal["pause", "fail"] = "pause"

@@ -1,21 +1,22 @@
 """The claims of an update: their check, and their entry into the records. Pure."""
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.weight import WEIGHT_MIN
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import ClientId, RejectReason, Version
 from atoll.server.rounds.events import Reject, Update
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.oort_utility import loss_and_utility
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import ClientRecord
+from atoll.tensors.updates.weight import WEIGHT_MIN
 
 WORK_MIN = 1e-9
 """Least claimed work: below, the weight of the update could vanish in a product."""
 
 
 def most_claimed(membership: Membership, client_id: ClientId, policy: StragglerPolicy) -> int:
-    """Return the largest weight or count that a client may claim: min(n x `max_units`, `max_examples`) with the n
-    examples of its joining.
+    """Return the largest weight or count that a client may claim: min(n x `max_units`, `max_examples`).
+
+    n is the number of examples with which it joined.
     """
     member = membership.members.get(client_id)
     joined = member.profile.num_examples if member else 0

@@ -5,9 +5,10 @@ accepted exactly once, or refused with a reason that its round's record states. 
 deals with one client's work for one round; `run_machine` has the rest.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import (
     DECLINES,
     TROUBLES,
@@ -36,12 +37,14 @@ from atoll.server.rounds.events import (
     UpdateRefused,
     UploadBegun,
 )
+from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.open_round import Effects, OpenRound
 from atoll.server.rounds.record import ClientRecord, RoundRecord
 from atoll.server.rounds.retries import seconds_of_rest
 from atoll.server.rounds.run_rules import RunRules
-from atoll.server.rounds.update_claims import fault_of, learn, measure, note_accepted, reject
+from atoll.server.rounds.update_claims import WORK_MIN, fault_of, learn, measure, note_accepted, reject
+from atoll.tensors.updates.weight import WEIGHT_MIN
 
 
 class Intake:
@@ -311,6 +314,50 @@ class Intake:
             return ledger.version
         full = len(ledger.waiting) // self.rules.policy.num_wanted
         return Version(ledger.version + (self.round is not None) + full)
+
+    # ------------------------------------------------------------ invariants
+
+    def validate(self) -> None:
+        """Check that each accepted update is in one model, waits for one, or has the reason; raises Violation."""
+        held = [*self.ledger.carried.values(), *self.ledger.waiting, *(self.round.held if self.round else ())]
+        waiting = Counter((update.client_id, update.round_id, update.digest) for update in held)
+        records = {record.round_id: record for record in self.newest_first()}
+        ended = [record for record in records.values() if record.phase is Phase.COMMITTED]
+        counted = {update: record.round_id for record in ended for update in record.counted}
+        of_version: Counter[tuple[ClientId, Version]] = Counter()
+        for round_id, record in records.items():
+            record.validate()
+            for client_id, row in record.clients.items():
+                if row.digest is None or row.is_lost:
+                    continue
+                number = waiting.pop((client_id, round_id, row.digest), 0)
+                used_in = counted.get((client_id, round_id), row.used_in if row.used_in not in records else None)
+                places = (used_in is not None) + bool(row.unused_because) + number
+                if row.used_in != used_in or places != 1:
+                    said = f"its record says {row.used_in}, {row.unused_because!r}"
+                    what = f"{client_id}'s update is in the model of round {used_in}, waits for {number}; {said}"
+                    raise Violation(1 if places else 2, what, f"round {round_id}")
+                of_version[client_id, record.base_version] += not row.unused_because
+        if waiting:
+            raise Violation(2, f"{[*waiting]} wait for a commit, and no record has them")
+        if self.rules.policy.is_asynchronous and (twice := [twin for twin, n in of_version.items() if n > 1]):
+            raise Violation(1, f"two updates count for one client and version: {twice}")
+        for update in held:
+            self._validate_admission(update, records[update.round_id])
+
+    def _validate_admission(self, update: Update, record: RoundRecord) -> None:
+        policy, age = self.rules.policy, self.ledger.version - update.base_version
+        is_allowed = WEIGHT_MIN <= update.num_examples <= policy.max_examples and WORK_MIN <= update.work <= 1
+        is_allowed &= policy.partial_work != "refuse" or update.work == 1
+        is_allowed &= update.base_version == record.base_version and 0 <= age <= policy.max_staleness
+        if not is_allowed and self.ledger.rules is None:  # a resume may have changed the rules since
+            raise Violation(3, f"its age is {age}, and it waits for a commit: {update}", f"round {record.round_id}")
+        row, by = record.clients[update.client_id], record.deadline
+        if row.fate is not Fate.REPORTED or by is None or policy.is_asynchronous or self.ledger.short_since is not None:
+            return
+        until = by if row.upload_begun_at is None or row.upload_begun_at > by else record.grace_by or by
+        if row.fate_at > until:
+            raise Violation(3, f"{update} came at {row.fate_at}, after {until}", f"round {record.round_id}")
 
 
 def _how_late(record: RoundRecord, now: float) -> str:

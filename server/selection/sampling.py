@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
+from atoll.plugins.guard import called
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.rounds.events import Candidate
 from atoll.server.selection.oort import Oort
@@ -39,7 +40,7 @@ def draw(
     """Draw a cohort, sorted by client id.
 
     Args:
-        sampler: one of `SAMPLERS`, or the user's own.
+        sampler: one of `SAMPLERS`, or a custom one.
         seed: the seed of the run.
         round_id: the round; each has its own random numbers.
         count: largest size of the cohort, >= 1; with fewer candidates, the built-in samplers draw all of them.
@@ -56,10 +57,10 @@ def draw(
         raise SamplerError("there are no candidates")
     ordered = sorted(candidates, key=_CLIENT_ID)
     of_the_round = sampler.at(round_id, relaxed) if isinstance(sampler, Oort) else sampler
-    try:
-        drawn = list(of_the_round(tuple(ordered), count, _randomness(seed, round_id, number)))
-    except Exception as error:  # the user's own code: any error of it abandons this round, with its text as the reason
-        raise SamplerError(f"the sampler raised {type(error).__name__}: {error}") from error
+    randomness = _randomness(seed, round_id, number)
+    drawn: list[ClientId] = called(
+        "the sampler", lambda: list(of_the_round(tuple(ordered), count, randomness)), failed=SamplerError
+    )
     for client in drawn:
         if not isinstance(client, str) or not _is_among(client, ordered):
             raise SamplerError(

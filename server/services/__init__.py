@@ -1,4 +1,1 @@
-"""The gRPC servicers: they translate a call, pass it to the coordinator, and answer.
-
-Imports: `hosting` and all that is below it.
-"""
+"""The gRPC servicers: they translate a call, pass it to the coordinator, and answer."""

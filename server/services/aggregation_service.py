@@ -9,15 +9,13 @@ from functools import partial
 
 import grpc
 
-from atoll.aggregation.codecs.names import known_codecs
-from atoll.aggregation.printable import count_of
+from atoll.ground.durable import told_outside
+from atoll.ground.printable import count_of
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.durable import told_outside
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.part_manifest import part_of
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId
 from atoll.protocol.wire.channel import CHUNK_BYTES, PROTOCOL
@@ -26,7 +24,7 @@ from atoll.server.files.run_store import KeptUpdate
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.hosting.message_judge import MessageJudge
 from atoll.server.hosting.run_driver import RunDriver
-from atoll.server.hosting.update_judge import Judge
+from atoll.server.hosting.update_judge import UpdateJudge
 from atoll.server.journal.codec import decode_meta, encode_meta, lies_at
 from atoll.server.names.conflicts import Claimant
 from atoll.server.ranks.registry import RankConnection, Ranks
@@ -35,6 +33,7 @@ from atoll.server.transfers.timeouts import Silent, first_of
 from atoll.server.transfers.verdicts import refused
 from atoll.server.transport.interceptor import Context
 from atoll.server.transport.peer import address_of
+from atoll.tensors.codecs.names import known_codecs
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ META_BYTES_MAX = 1 << 26
 """The size of a rank's findings about one update or part; 65,536 tensors with the longest names stay below it."""
 
 
-class AggregationService(rpc.AggregationServicer):
+class AggregationService:
     """The service for aggregation ranks: their streams, and the updates that lie with them."""
 
     def __init__(self, coordinator: Coordinator, ranks: Ranks) -> None:
@@ -159,7 +158,7 @@ class AggregationService(rpc.AggregationServicer):
 
         return await judge.decide(KeptUpdate(await off_loop(len(found), completed), None))
 
-    async def _judge(self, opened: pb.UploadOpen) -> Judge | pb.Verdict:
+    async def _judge(self, opened: pb.UploadOpen) -> UpdateJudge | pb.Verdict:
         """Return the judge of an update, or of the part of it that the rank names."""
         try:
             manifest = await off_loop(len(opened.manifest), parse_update, opened.manifest)

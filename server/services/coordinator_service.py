@@ -7,13 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 
-from atoll.aggregation.codecs.names import known_codecs
-from atoll.aggregation.printable import count_of, printable
-from atoll.parallel.task.metrics import METRICS_MAX, SUMS_MAX, only_finite, why_refused
+from atoll.ground.durable import DiskFull, told_outside
+from atoll.ground.printable import count_of, printable
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.disclosure import Disclosure
-from atoll.protocol.durable import DiskFull, told_outside
 from atoll.protocol.identity.names import Role
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
@@ -41,6 +38,8 @@ from atoll.server.transport.limits import MESSAGES_BURST, MESSAGES_PER_S
 from atoll.server.transport.peer import address_of, peer_of
 from atoll.server.transport.token_bucket import Bucket
 from atoll.server.views.view_process import Viewer
+from atoll.task.metrics import METRICS_MAX, SUMS_MAX, only_finite, why_refused
+from atoll.tensors.codecs.names import known_codecs
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ TAKERS = (Role.OWNER, Role.OPERATOR)
 it."""
 
 
-class CoordinatorService(rpc.CoordinatorServicer):
+class CoordinatorService:
     """The service for clients."""
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -225,7 +224,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {told_outside(error)}")
 
 
-class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
+class AdminService(ReadingAdmin, MembersAdmin):
     """The service for the commands of owners, operators and auditors."""
 
     def __init__(self, coordinator: Coordinator, enrolments: Enrolments | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The read-only part of the admin port: views of runs, runs as they go on, and the audit log.
+"""The read-only part of the admin port: views of runs, runs in progress, and the audit log.
 
 It is for owners, operators and auditors.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit.files import PUBLIC_KEY, audit_folder, sizes
 from atoll.protocol.threads import on_thread

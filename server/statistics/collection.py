@@ -6,9 +6,9 @@ allow only together is in memory until the end, and never on disk.
 
 from dataclasses import dataclass, field
 
-from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.vocabulary import ClientId
+from atoll.training.statistics.parts import SiteStatistics
 
 SILENT = "did not answer in time"
 CANNOT = "its agent cannot give statistics: update it"

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.statistics.parts import Numbers, Part, Place, SiteStatistics, merged
+from atoll.ground.printable import count_of
 from atoll.protocol.disclosure import ANY_SUM, Disclosure, MetricsLeave
 from atoll.protocol.vocabulary import ClientId
+from atoll.training.statistics.parts import Numbers, Part, Place, SiteStatistics, merged
 
 IN_SUMS_ALONE = "its policy allows only sums over several sites"
 

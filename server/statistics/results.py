@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.folders import sync_folder
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
+from atoll.ground.folders import sync_folder
 
 FOLDER = "statistics"
 _NAME = re.compile(r"\d{6,}\.json", re.ASCII)

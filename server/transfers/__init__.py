@@ -1,4 +1,1 @@
-"""The transfers of bulk bytes: uploads with their verdicts and timeouts, downloads of versions.
-
-Imports: `files`, `transport`.
-"""
+"""The transfers of bulk bytes: uploads with their verdicts and timeouts, downloads of versions."""

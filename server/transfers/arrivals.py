@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from atoll.ground.bounded_mapping import BoundedMapping
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.bounded_mapping import BoundedMapping
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId
 
 T = TypeVar("T")

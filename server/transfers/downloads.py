@@ -7,18 +7,18 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.box_reader import BoxReader
-from atoll.aggregation.tensors.layout import ITEM_BYTES, Piece
-from atoll.aggregation.tensors.pieces import first_element
+from atoll.ground.printable import count_of
+from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import crash_points
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.wire.bulk_messages import Data, DownloadMessage
 from atoll.protocol.wire.channel import CHUNK_BYTES
 from atoll.protocol.wire.line_fit import LineFit
 from atoll.server.files.versions import VersionFile
 from atoll.server.transfers.timeouts import SILENCE_S, in_time
+from atoll.tensors.box_reader import BoxReader
+from atoll.tensors.layout import ITEM_BYTES, Piece
+from atoll.tensors.pieces import first_element
 
 BOXES_MAX = 65_536
 """The number of boxes that one download may ask for."""

@@ -13,16 +13,13 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Protocol
 
-from atoll.aggregation.codecs.installed import is_installed
-from atoll.aggregation.codecs.names import fault_of_opening
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.updates.inspection import Inspection, Inspector
+from atoll.ground.durable import DiskFull, QuotaFull
+from atoll.ground.printable import count_of
+from atoll.ground.process import crash_points
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import crash_points
-from atoll.protocol.durable import DiskFull, QuotaFull
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
 from atoll.protocol.part_manifest import PartManifest, part_of
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RoundId, RunId
 from atoll.protocol.wire.background_writer import Behind
@@ -37,6 +34,9 @@ from atoll.server.transfers.downloads import BadRequest
 from atoll.server.transfers.parts import PartStreams, PartsUnderWay
 from atoll.server.transfers.timeouts import FLOOR_BYTES_PER_S, PARTIALS_MAX, next_bytes, patience_of
 from atoll.server.transfers.verdicts import refused
+from atoll.tensors.codecs.installed import is_installed
+from atoll.tensors.codecs.names import fault_of_opening
+from atoll.tensors.updates.inspection import Inspection, Inspector
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ PIECES_AT_ONCE = 100
 
 
 class Judging(Protocol):
-    """The judge of one update; `hosting.update_judge.Judge` is one."""
+    """The judge of one update; `hosting.judge.Judge` is one."""
 
     async def before_bytes(self) -> pb.Verdict | None:
         """Return the verdict that is possible before the bytes come; None: the bytes are wanted."""
@@ -268,7 +268,7 @@ class Uploads:
     ) -> AsyncIterator[None]:
         """Cancel the client's older upload for the round: its stream may be half dead and must not keep the file.
 
-        Other parts of the same update go on.
+        Other parts of the same update continue.
         """
         task, key = asyncio.current_task(), (manifest.run_id, manifest.round_id, manifest.client_id)
         own = digest, part.index if part is not None else None
@@ -312,8 +312,10 @@ class Uploads:
 
 
 class _Upload:
-    """The bytes of one update, or of one part, on their way in. In the end either `kept` or `refusal` is set, or, for a
-    sound part, neither."""
+    """The incoming bytes of one update, or of one part.
+
+    In the end either `kept` or `refusal` is set, or, for a sound part, neither.
+    """
 
     def __init__(
         self,

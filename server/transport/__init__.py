@@ -1,4 +1,1 @@
-"""The server side of a connection: listener, interceptors, limits per caller, sockets, shutdown.
-
-Imports: `errors` alone, of the server.
-"""
+"""The server side of a connection: listener, interceptors, limits per caller, sockets, shutdown."""

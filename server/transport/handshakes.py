@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from atoll.aggregation.printable import count_of, span
-from atoll.protocol.bounded_mapping import BoundedMapping
+from atoll.ground.bounded_mapping import BoundedMapping
+from atoll.ground.printable import count_of, span
 from atoll.protocol.wire.channel import PROOF_S
 from atoll.server.transport.sockets import Place
 

@@ -7,7 +7,7 @@ on this machine, and otherwise its address.
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.server.transport.token_bucket import Bucket
 
 CALLS_PER_S, CALLS_BURST = 200.0, 600

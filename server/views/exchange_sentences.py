@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from atoll.aggregation.printable import conclusion, count_of, printable_size
+from atoll.ground.printable import conclusion, count_of, printable_size
 from atoll.protocol.vocabulary import CloseReason, Fate
 from atoll.server.exchanges.exchange import Exchange, Sent
 from atoll.server.views.reasons import explain_named

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from atoll.aggregation.printable import conclusion, count_of
+from atoll.ground.printable import conclusion, count_of
 from atoll.protocol.vocabulary import ClientId, Fate
 from atoll.server.exchanges.events import Effects, Event, ProgramEnded, ProgramStarted, RecordExchange, StartProgram
 from atoll.server.exchanges.exchange import Exchange

@@ -3,12 +3,12 @@
 from collections import Counter
 from typing import Any
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import TERMINAL, RunState
 from atoll.server.exchanges.exchange import Exchange
 from atoll.server.exchanges.ledger import Ledger
 from atoll.server.exchanges.machine import ExchangeMachine
-from atoll.server.journal.exchanges import read_exchanges, recover_exchanges, replay_exchanges
+from atoll.server.journal.exchanges import read_exchanges, recover_exchanges
 from atoll.server.journal.journal import RunRow
 from atoll.server.rounds.waiting import TOO_FEW, Missing, Wait
 from atoll.server.views.exchange_sentences import exchange_document, summary
@@ -42,7 +42,7 @@ def exchanges_of(
             read_exchanges(connection, row.run_id, numbers, after=after),
         )
     )
-    machine = replay_exchanges(recovered, row.config.exchange_rules)
+    machine = recovered.replayed(ExchangeMachine(row.config.exchange_rules, recovered.ledger))
     opened = {number: one for number, one in machine.ledger.open.items() if only in (0, number) and number > after}
     return dict(sorted({**closed, **opened}.items())), machine
 

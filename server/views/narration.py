@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from atoll.aggregation.printable import conclusion, count_of, span
-from atoll.parallel.task.metrics import LEFT_OUT
+from atoll.ground.printable import conclusion, count_of, span
 from atoll.protocol.vocabulary import DECLINES, FailureReason, Fate, ReleaseReason, RoundId, RunState
 from atoll.server.rounds.client_evaluation import SILENT, merged
 from atoll.server.rounds.events import (
@@ -38,6 +37,7 @@ from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.waiting import DISK, named, retry_of, wait_of, what_a_round_lacks
 from atoll.server.views.reasons import explain
+from atoll.task.metrics import LEFT_OUT
 
 LINE_MAX = 200
 """The characters of a client's message in a line of the log; `atoll round show` has all of them."""

@@ -7,7 +7,7 @@ vocabulary: never a text of a site or of a task, which might hold data.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from atoll.aggregation.printable import printable_size
+from atoll.ground.printable import printable_size
 from atoll.protocol.identity.clock_hint import instant
 from atoll.protocol.identity.names import Role
 from atoll.protocol.notices.notice import CERTIFICATE_LEFT, Condition, Notice

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from atoll.aggregation.printable import conclusion, lines_of, printable_size
+from atoll.ground.printable import conclusion, lines_of, printable_size
 from atoll.protocol.vocabulary import CloseReason, Fate, Phase, RejectReason
 from atoll.server.journal.codec import encode_record
 from atoll.server.rounds.record import UPDATE_LOST, CarriedRecord, ClientRecord, Outage, RoundRecord

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from atoll.parallel.task.metrics import is_loss
 from atoll.protocol.value_type import value
 from atoll.server.journal.journal import EvaluationRow
 from atoll.server.rounds.record import RoundRecord
+from atoll.task.metrics import is_loss
 
 Document = dict[str, Any]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from atoll.protocol import crash_points
+from atoll.ground.process import crash_points
 from atoll.protocol.threads import on_thread
 from atoll.server.views.history import History
 from atoll.server.views.views import View, look

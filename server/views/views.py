@@ -7,9 +7,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
-from atoll.aggregation.printable import printable_size
-from atoll.aggregation.tensors.safetensors_header import read_header
-from atoll.parallel.task.metrics import LEFT_OUT, values
+from atoll.ground.printable import printable_size
 from atoll.protocol.json_values import plain
 from atoll.protocol.settings import effective
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Fate, RoundId, RunId, RunState, Version
@@ -32,6 +30,8 @@ from atoll.server.views.attendance import attended
 from atoll.server.views.history import History
 from atoll.server.views.sentences import as_json, summary
 from atoll.server.views.sites import measurements, meshes, sites
+from atoll.task.metrics import LEFT_OUT, values
+from atoll.tensors.safetensors_header import read_header
 
 Document = dict[str, Any]
 
@@ -151,7 +151,7 @@ def run_of(history: History, name: str) -> RunRow:
 
 
 WAITING = "waiting"
-"""The state in which a running run is shown while it waits for what time or a person mends."""
+"""The state in which a running run is shown while it waits until time or a person removes the cause."""
 NEVER_JOINED = {
     Standing.INVITED: "invited, has not enrolled",
     Standing.MEMBER: "enrolled, has not connected",

@@ -1,4 +1,1 @@
-"""Malicious clients: poisoned training data, forged updates and the success of a backdoor.
-
-Imports: `parallel` (the task, local training), `protocol` (the settings).
-"""
+"""Malicious clients: poisoned training data, forged updates and the success of a backdoor."""

@@ -12,9 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.randomness import data_of, server_data_of
-from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.simulations.attacks.backdoor import stamp
 from atoll.simulations.attacks.config import AttackConfig
@@ -29,6 +26,9 @@ from atoll.simulations.attacks.updates import (
     moments,
     scaled,
 )
+from atoll.task.arrays import Arrays
+from atoll.task.randomness import data_of, server_data_of
+from atoll.task.task import Task
 
 DATA = frozenset({"label_flip", "backdoor"})
 """Attacks on the training data."""

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch.utils.data import TensorDataset
 
-from atoll.parallel.local_training.parameters import build_model, load_parameters
-from atoll.parallel.local_training.training import evaluate
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.metrics import values
-from atoll.parallel.task.randomness import server_data_of
-from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.attacks.poison import Stamp, everything
+from atoll.task.arrays import Arrays
+from atoll.task.metrics import values
+from atoll.task.randomness import server_data_of
+from atoll.task.task import Task
+from atoll.training.local.parameters import build_model, load_parameters
+from atoll.training.local.training import evaluate
 
 SUCCESS = "backdoor"
 """Name of the metric."""

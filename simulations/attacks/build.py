@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from fractions import Fraction
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.attacks.config import AttackConfig

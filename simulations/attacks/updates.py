@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.parallel.task.arrays import Arrays
+from atoll.task.arrays import Arrays
 
 Floats = NDArray[np.float64]
 

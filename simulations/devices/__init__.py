@@ -1,4 +1,1 @@
-"""The clients' simulated devices: speed of computing, speed and latency of the network, availability.
-
-Imports: `protocol` (the settings).
-"""
+"""The clients' simulated devices: speed of computing, speed and latency of the network, availability."""

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT, ConfigError, Plain, or_faults
-from atoll.simulations.devices.own_model import DEVICE_EXTENSION, replaced
+from atoll.simulations.devices.custom_model import CUSTOM_DEVICE, replaced
 from atoll.simulations.devices.spread import Lognormal, Spread, Uniform, quantiles
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class DeviceConfig(BaseModel):
     `client`, one line for each client; with a column `weight`, one for each kind of device, drawn for each client by
     weight. Absent: no trace, and the settings above apply."""
 
-    model: str | None = None
+    model: Annotated[str, AfterValidator(CUSTOM_DEVICE.check)] | None = None
     """Your own function of (client, rng), which returns the device of one client: a table with one or more of
     examples_per_s or seconds_per_round, down_bytes_per_s, up_bytes_per_s and latency_s; those that it leaves out are as
     set above. By the name that an installed package declares (see `atoll plugins`), or as `module:function` or
@@ -94,11 +94,6 @@ class DeviceConfig(BaseModel):
     awake_trace: File | None = None
     """CSV file for "trace", with one line for each interval in which a client is awake, in columns client, from_s and
     to_s: seconds since the start of the run; and, for intervals that repeat, period_s. Absent: refused by "trace"."""
-
-    @field_validator("model")
-    @classmethod
-    def _known_or_own(cls, model: str | None, info: ValidationInfo) -> str | None:
-        return None if model is None else DEVICE_EXTENSION.check(model, info)
 
     @model_validator(mode="after")
     def _fits_together(self) -> "DeviceConfig":

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.folders import in_words
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.text_files import NotText, text_of
+from atoll.ground.folders import in_words
+from atoll.ground.printable import count_of
+from atoll.ground.text_files import NotText, text_of
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.devices.availability import Availability, edges_of
 from atoll.simulations.devices.fleet import Speeds

@@ -6,20 +6,20 @@ from functools import cached_property
 
 from torch.utils.data import TensorDataset
 
-from atoll.parallel.local_training.as_built import AsBuilt
-from atoll.parallel.local_training.parameters import build_model
-from atoll.parallel.task.arrays import Arrays, layout_of
-from atoll.parallel.task.context import context_of, within
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import NotFinite
-from atoll.parallel.task.task import Task
-from atoll.parallel.worker.bench import ONE_JOB, Received
-from atoll.parallel.worker.benches import bench_of
-from atoll.parallel.worker.flower_task import FlowerTask
-from atoll.parallel.worker.operations import detail_of, kind_of
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.rows import Form, Rows
+from atoll.task.apps import AppTask
+from atoll.task.arrays import Arrays, layout_of
+from atoll.task.context import context_of, within
+from atoll.task.deadline import Deadline
+from atoll.task.errors import NotFinite
+from atoll.task.task import Task
+from atoll.training.local.as_built import AsBuilt
+from atoll.training.local.parameters import build_model
+from atoll.training.worker.bench import ONE_JOB, Received
+from atoll.training.worker.benches import bench_of
+from atoll.training.worker.operations import detail_of, kind_of
 
 
 class Benches:
@@ -92,7 +92,7 @@ class Benches:
         except NotFinite as error:
             return Failed(job.client_id, "not_finite", str(error))
         except (Exception, SystemExit) as error:
-            if not isinstance(task, FlowerTask):
+            if not isinstance(task, AppTask):
                 raise
             return Failed(job.client_id, kind_of(error, "train"), detail_of(error))  # as at an agent: it runs on
         finally:

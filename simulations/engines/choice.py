@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from atoll.parallel.local_training.algorithms import CONCATENATE
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.errors import TaskBroken
 from atoll.simulations.engines.batched.batched import Batched
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.engine import ClientFailed, Engine, Failed, Job, Training
 from atoll.simulations.engines.processes.over_ray import OverRay
 from atoll.simulations.engines.processes.processes import Processes, WorkerDied
 from atoll.simulations.engines.sequential import Sequential
+from atoll.task.arrays import Arrays
+from atoll.task.errors import TaskBroken
+from atoll.training.local.algorithms import CONCATENATE
 
 NAMES = ("auto", "sequential", "processes", "batched", "ray")
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from atoll.parallel.local_training.parameters import initial_parameters
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.context import context_of, within
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.metrics import Statistics
-from atoll.parallel.task.task import Task
 from atoll.simulations.engines.engine import Engine, Failed, Job, Trained, Training
+from atoll.task.arrays import Arrays
+from atoll.task.context import context_of, within
+from atoll.task.errors import TaskBroken
+from atoll.task.metrics import Statistics
+from atoll.task.task import Task
+from atoll.training.local.parameters import initial_parameters
 
 CLIENTS = 2
 """Number of clients that are trained twice."""

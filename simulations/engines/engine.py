@@ -7,15 +7,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from atoll.parallel.local_training.algorithms import check_algorithm, check_training
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.given import Given
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.metrics import Statistics
-from atoll.parallel.task.task import Task
 from atoll.protocol.value_type import value
+from atoll.task.array_task import ArrayTask
+from atoll.task.arrays import Arrays
+from atoll.task.errors import TaskBroken
+from atoll.task.given import Given
+from atoll.task.local import Local
+from atoll.task.metrics import Statistics
+from atoll.task.task import Task
+from atoll.training.local.algorithms import check_algorithm, check_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Training:
     task: Task | ArrayTask
 
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """The values of the run for the task: see `parallel.task.given`."""
+    """The values of the run for the task: see `task.given`."""
 
     version: int = 0
     """Version of the model that the clients train from."""
@@ -149,8 +149,7 @@ class Failed:
 
 
 class ClientFailed(RuntimeError):
-    """A failure of the task's own code during a client's training or evaluation; the message has the client and the
-    traceback."""
+    """A failure of the task's code while a client trains or evaluates; the message has the client and the traceback."""
 
 
 class naming:

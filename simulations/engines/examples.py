@@ -9,11 +9,11 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from atoll.parallel.local_training.batches import pair_of, to_device
-from atoll.parallel.local_training.draws import drawing
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.randomness import data_of
-from atoll.parallel.task.task import Task
+from atoll.task.errors import TaskBroken
+from atoll.task.randomness import data_of
+from atoll.task.task import Task
+from atoll.training.local.batches import pair_of, to_device
+from atoll.training.local.draws import drawing
 
 CACHED_BYTES_MAX = 2**30
 """Maximum size of the cached examples of all clients; the least recently used ones are dropped, and read again."""

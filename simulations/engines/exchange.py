@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.tensors.layout import BESIDE, CONTROL, STATE, Layout, in_order
-from atoll.parallel.local_training.frozen import Unchanged, frozen_tensors
-from atoll.parallel.local_training.parameters import initial_parameters, integer_difference, state_of, trained_by_name
-from atoll.parallel.local_training.passing_state import PassingState
-from atoll.parallel.local_training.scaffold import ControlVariates, split
-from atoll.parallel.task.arrays import Arrays, check_finite, check_like
-from atoll.parallel.task.errors import TaskMismatch
-from atoll.parallel.task.task import Task
 from atoll.simulations.engines.engine import Job, Training
 from atoll.simulations.engines.rows import Form, Rows
+from atoll.task.arrays import Arrays, check_finite, check_like
+from atoll.task.errors import TaskMismatch
+from atoll.task.task import Task
+from atoll.tensors.layout import BESIDE, CONTROL, STATE, Layout, in_order
+from atoll.training.local.frozen import Unchanged, frozen_tensors
+from atoll.training.local.parameters import initial_parameters, integer_difference, state_of, trained_by_name
+from atoll.training.local.passing_state import PassingState
+from atoll.training.local.scaffold import ControlVariates, split
 
 Array = np.ndarray[Any, Any]
 

@@ -8,28 +8,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.parallel.local_training.batches import batch_sizes
-from atoll.parallel.local_training.fednova import Normalizer
-from atoll.parallel.local_training.lone_row import lone_row_refused
-from atoll.parallel.local_training.one_loss import one_loss
-from atoll.parallel.local_training.parameters import build_model
-from atoll.parallel.local_training.same_form import SameForm
-from atoll.parallel.local_training.trees import map_tensors
-from atoll.parallel.local_training.unit_check import check_of
-from atoll.parallel.local_training.units import units_of
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.context import Context, context_of, depends_on_context, within
-from atoll.parallel.task.errors import NotFinite
-from atoll.parallel.task.metrics import Statistics, add, of_batch
-from atoll.parallel.task.randomness import repeat_on, seed_everything
-from atoll.parallel.task.task import Task
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples, ExamplesOf
 from atoll.simulations.engines.exchange import Exchange
 from atoll.simulations.engines.one_state import OneState
 from atoll.simulations.engines.pooling import speed_up_pooling
 from atoll.simulations.engines.rows import Rows
-from atoll.simulations.engines.stepping import Steps
+from atoll.task.arrays import Arrays
+from atoll.task.context import Context, context_of, depends_on_context, within
+from atoll.task.errors import NotFinite
+from atoll.task.randomness import repeat_on, seed_everything
+from atoll.task.task import Task
+from atoll.training.local.batches import batch_sizes
+from atoll.training.local.fednova import Normalizer
+from atoll.training.local.lone_row import lone_row_refused
+from atoll.training.local.parameters import build_model
+from atoll.training.local.step import Descent, Step
+from atoll.training.local.units import units_of
 
 BLOCK_BYTES = 8 << 20
 """Maximum size of the results of a window, which are contiguous in memory."""
@@ -52,17 +47,17 @@ class Loop:
         self._state = OneState(self.model)
         self.exchange = Exchange(training, self.model)
         self._follow(training)
+        self._step = Step(self._task, self.model)
         self._generator = torch.Generator()
-        self.units, self._check = units_of(self._task), check_of(self._task)
-        self._same_form = SameForm(self.model)
+        self.units = units_of(self._task)
         self.form = self.exchange.form
 
     def _follow(self, training: Training) -> None:
         """Train with the settings of a round."""
         self._training, self._local = training, training.local
-        self._has_context = depends_on_context(self._task) or self._local.has_own_optimizer
-        with within(context_of(self._task)):
-            self._steps = Steps(self._local, [p for p in self.model.parameters() if p.requires_grad])
+        self._has_context = depends_on_context(self._task) or self._local.has_custom_optimizer
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self._descent = Descent(self._local, trained, is_written_out=True)
         self.exchange.lr = self._local.lr
 
     def begin(self, version: Arrays, number: int = 0) -> None:
@@ -93,9 +88,9 @@ class Loop:
         requested = requested_steps(self._local, len(sizes))
         done = min(requested, job.steps or requested)
         with within(self._context(job)) if self._has_context else nullcontext():
-            self._steps.begin(self.exchange.corrections(control))
+            self._step.begin(self._descent, self.exchange.corrections(control))
             with lone_row_refused():
-                statistics, units = self._run(examples, sizes, done, job.seed)
+                self._run(examples, sizes, done, job.seed)
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 update, own = self.exchange.write(rows, index, control, done)
@@ -105,9 +100,9 @@ class Loop:
         return Trained(
             job.client_id,
             update,
-            self.units.weight(units, sizes, examples.count),
+            self.units.weight(self._step.units, sizes, examples.count),
             done / requested,
-            statistics,
+            self._step.statistics(),
             own,
             report_of(self._training, done),
             rows.update[index],
@@ -116,32 +111,13 @@ class Loop:
     def _context(self, job: Job) -> Context:
         return context_of(self._task, site=job.client_id, round=job.round_id, version=job.version, seed=job.seed)
 
-    def _run(self, examples: Examples, sizes: list[int], num_steps: int, seed: int) -> tuple[Statistics, list[float]]:
-        """Train; return the statistics, and the units of each step if the task says them."""
-        model, loss_of, metrics, step = self.model, self._task.loss, self._task.metrics, self._steps
-        tensors, losses, units = examples.tensors, list[tuple[torch.Tensor, float, float]](), list[float]()
-        statistics: Statistics = {}
+    def _run(self, examples: Examples, sizes: list[int], num_steps: int, seed: int) -> None:
+        tensors = examples.tensors
         for epoch, rows in islice(self._order(examples, sizes), num_steps):
-            inputs, targets = [t[rows] for t in tensors] if tensors else examples.fetch(seed, epoch, rows)
-            outputs = model(inputs)
-            self._check.see(outputs, targets)
-            self._same_form.see()
-            loss = one_loss(loss_of(outputs, targets), is_trained=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            step()
-            losses.append((loss.detach(), *self.units.factors(targets, len(rows))))
-            if self.units.is_said:
-                units.append(self.units(targets))
-            if metrics:
-                with torch.no_grad():
-                    seen = map_tensors(torch.Tensor.detach, outputs)
-                    statistics = add(statistics, of_batch(metrics, seen, targets))
-        return statistics if "loss" in metrics else with_loss(statistics, losses), units
+            self._step([t[rows] for t in tensors] if tensors else examples.fetch(seed, epoch, rows), len(rows))
 
     def _order(self, examples: Examples, sizes: list[int]) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the epoch of each batch, with the rows of the tensors, or without tensors the positions, as a deployed
-        client does.
-        """
+        """Yield the epoch of each batch and its rows, or without tensors their positions, as a deployed client does."""
         generator = self._generator if self._local.shuffle else None
         for epoch, order in enumerate(orders(examples.count, self._local.epochs, generator)):
             rows = order if examples.tensors is None else examples.rows(order)
@@ -171,18 +147,3 @@ def report_of(training: Training, num_steps: int) -> dict[str, Any]:
             counted.step()
         report |= {"normalizer": counted.normalizer, "effective_steps": counted.effective_steps}
     return report
-
-
-def with_loss(statistics: Statistics, losses: list[tuple[torch.Tensor, float, float]]) -> Statistics:
-    """Add the sums of the loss, in the order of the steps, to the statistics; sort them by name.
-
-    Args:
-        statistics: of the metrics.
-        losses: each step's loss and its `Units.factors`.
-    """
-    total, seen = 0.0, 0.0
-    values = torch.stack([loss for loss, _, _ in losses]).flatten().tolist()
-    for value, (_, factor, count) in zip(values, losses, strict=True):
-        if count:
-            total, seen = total + value * factor, seen + count
-    return dict(sorted((statistics | {"loss": (total, seen)}).items()))

@@ -14,23 +14,23 @@ from typing import Any, Protocol
 
 import torch
 
-from atoll.aggregation.printable import conclusion
-from atoll.parallel.local_training.parameters import build_model
-from atoll.parallel.local_training.training import Evaluation
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.context import context_of, depends_on_context, within
-from atoll.parallel.task.metrics import Statistics
-from atoll.parallel.task.randomness import generators_kept, repeat_on, seed_everything
-from atoll.parallel.task.task import Task
-from atoll.parallel.worker.bench import Bench, Received
-from atoll.parallel.worker.benches import bench_of
-from atoll.parallel.worker.flower_task import FlowerTask
-from atoll.parallel.worker.model_bench import ModelBench
-from atoll.parallel.worker.operations import detail_of, kind_of
+from atoll.ground.printable import conclusion
 from atoll.simulations.engines.engine import Job, Training, naming
 from atoll.simulations.engines.examples import Examples, ExamplesOf
 from atoll.simulations.engines.exchange import Exchange
 from atoll.simulations.engines.one_state import OneState
+from atoll.task.apps import AppTask
+from atoll.task.arrays import Arrays
+from atoll.task.context import context_of, depends_on_context, within
+from atoll.task.metrics import Statistics
+from atoll.task.randomness import generators_kept, repeat_on, seed_everything
+from atoll.task.task import Task
+from atoll.training.local.parameters import build_model
+from atoll.training.local.training import Evaluation
+from atoll.training.worker.bench import Bench, Received
+from atoll.training.worker.benches import bench_of
+from atoll.training.worker.model_bench import ModelBench
+from atoll.training.worker.operations import detail_of, kind_of
 
 NO_DATA = "this site has no such data"
 
@@ -165,7 +165,7 @@ class OfBenches:
                 try:
                     found.append(bench.evaluate(Received(self._version, job.own), self._request(job)))
                 except (Exception, SystemExit) as error:
-                    if not isinstance(self._training.task, FlowerTask):
+                    if not isinstance(self._training.task, AppTask):
                         raise
                     found.append(f"{kind_of(error, 'evaluate')}: {detail_of(error)}")  # as at an agent: it runs on
                     self._say(f"note: the evaluation of {job.client_id} failed: {conclusion(detail_of(error))}")

@@ -6,12 +6,12 @@ from typing import Protocol
 
 import torch
 
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.metrics import Statistics
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 from atoll.simulations.engines.measuring import Measurer, windows_of
 from atoll.simulations.engines.rows import Form, Rows
 from atoll.simulations.engines.shared_memory import Blocks
+from atoll.task.arrays import Arrays
+from atoll.task.metrics import Statistics
 
 
 class Trainer(Protocol):

@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from atoll.parallel.local_training.as_built import AsBuilt
+from atoll.training.local.as_built import AsBuilt
 
 logger = logging.getLogger(__name__)
 
@@ -15,8 +15,9 @@ CHANGED_LATE = (
 
 
 class OneState:
-    """The state of a model that clients share: given back before each client if the first one has changed it, else only
-    compared once a round, so that a plain model pays nothing.
+    """The state of a model that clients share, which is restored before each client if the first one has changed it.
+
+    Else it is only compared once a round, so that a plain model pays nothing.
 
     Args:
         model: the model as it was built, on its device.

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
-from atoll.parallel.local_training.client import form_of_shared, form_of_state
-from atoll.parallel.local_training.kept_optimizer import layout_of_optimizer
-from atoll.parallel.local_training.local_layers import names_that_stay
-from atoll.parallel.local_training.parameters import difference_dtype, state_of, trained_by_name, travelling_dtype
-from atoll.parallel.task.algorithm import Algorithm
-from atoll.parallel.task.arrays import ALLOWED, Arrays
-from atoll.parallel.task.local import Local
+from atoll.task.algorithm import Algorithm
+from atoll.task.arrays import ALLOWED, Arrays
+from atoll.task.local import Local
+from atoll.tensors.layout import CONTROL, Layout, Tensor, in_order
+from atoll.training.local.client import form_of_shared, form_of_state
+from atoll.training.local.kept_optimizer import layout_of_optimizer
+from atoll.training.local.local_layers import names_that_stay
+from atoll.training.local.parameters import difference_dtype, state_of, trained_by_name, travelling_dtype
 
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for dtype, name in ALLOWED.items()}  # type: ignore[call-overload]
 

@@ -1,11 +1,11 @@
 """The sequential engine: one client after another in one process, with the bits of a deployed client."""
 
-from atoll.parallel.task.task import Task
 from atoll.simulations.engines.benches import Benches
 from atoll.simulations.engines.engine import Training
 from atoll.simulations.engines.loop import Loop
 from atoll.simulations.engines.measuring import measurer_of
 from atoll.simulations.engines.one_process import OneProcess, Trainer, on_device
+from atoll.task.task import Task
 
 
 class Sequential(OneProcess):
@@ -22,8 +22,9 @@ class Sequential(OneProcess):
 
 
 def sequential_trainer(training: Training) -> Trainer:
-    """Return the loop for built-in training; the benches for a task with a training or an algorithm of its own, and for
-    a kept optimizer.
+    """Return the loop for built-in training, else the benches.
+
+    A task with a custom training or algorithm, or with a kept optimizer, needs the benches.
     """
     task = training.task
     has_loop = isinstance(task, Task) and task.fit is None and task.algorithm is None

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.local_training.batches import row_at
-from atoll.parallel.task.json_text import to_json
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.metrics import is_loss
-from atoll.parallel.task.randomness import data_of
-from atoll.parallel.task.task import Task
+from atoll.ground.printable import count_of
 from atoll.parallel.trainer.logs import read_log
 from atoll.simulations.experiments.report import RunReport
+from atoll.task.json_text import to_json
+from atoll.task.local import Local
+from atoll.task.metrics import is_loss
+from atoll.task.randomness import data_of
+from atoll.task.task import Task
+from atoll.training.local.batches import row_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

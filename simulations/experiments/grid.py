@@ -32,8 +32,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from atoll.aggregation.folders import in_words
-from atoll.aggregation.text_files import NotText, text_of
+from atoll.ground.folders import in_words
+from atoll.ground.text_files import NotText, text_of
 from atoll.protocol.settings import STRICT, ConfigError, load_text, short
 from atoll.simulations.federation.config import OF_A_COORDINATOR
 

@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from atoll.parallel.task.metrics import is_loss
 from atoll.simulations.federation.seal import faults_of_seal
+from atoll.task.metrics import is_loss
 
 Axis = Literal["round", "updates", "virtual_s", "real_s", "bytes", "bytes_up"]
 """Horizontal axis of a curve: rounds, updates counted so far, seconds of virtual or real time, bytes moved so far (both

@@ -7,11 +7,11 @@ round has ended.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.report import GROUPS, RunReport
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 LOSS = "loss"
 EVERY = {"server": ("evaluation.server_every", 1), "clients": ("evaluation.clients_every", 0)}

@@ -211,3 +211,9 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     """Return a table in Markdown."""
     body = [[str(cell).replace("|", "\\|") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in [list(header), ["---"] * len(header), *body])
+
+
+def document_of(lines: Sequence[Row], objective: Objective) -> dict[str, Any]:
+    """Return the rows of a table in JSON types."""
+    by = {} if objective.by is None else {"by": objective.by, "common": objective.common}
+    return {"metric": objective.metric, "target": objective.target, **by, "rows": lines}

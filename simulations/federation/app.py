@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
-from atoll.parallel.worker.flower_task import FlowerTask
 from atoll.protocol.vocabulary import RunState
 from atoll.simulations.federation.report import ROUNDS, history_of
+from atoll.task.apps import AppTask
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 if TYPE_CHECKING:
     from atoll.simulations.federation.federation import Federation
@@ -19,18 +19,18 @@ APP, CONCLUDED = "app", "app.concluded"
 
 def with_folder(task: Task | ArrayTask, folder: Path) -> Task | ArrayTask:
     """Return a task whose `main()` writes into the folder of its run; a task without one stays."""
-    return task.in_folder(folder / APP) if isinstance(task, FlowerTask) else task
+    return task.in_folder(folder / APP) if isinstance(task, AppTask) else task
 
 
 def conclude(federation: "Federation", folder: Path) -> None:
-    """Let `main()` go on with the result of a finished run, once for each result; without one do nothing.
+    """Let `main()` continue with the result of a finished run, once for each result; without one do nothing.
 
     Raises:
         Exception: any error that it raises.
     """
     ledger, task = federation.machine.ledger, federation.setting.task
     concluded = folder / CONCLUDED
-    if not isinstance(task, FlowerTask) or ledger.state is not RunState.FINISHED or ledger.model_digest is None:
+    if not isinstance(task, AppTask) or ledger.state is not RunState.FINISHED or ledger.model_digest is None:
         return
     if concluded.exists() and concluded.read_text(encoding="utf-8") == ledger.model_digest:
         return

@@ -11,10 +11,10 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from atoll.aggregation.tensors import safetensors_file
 from atoll.client.disk.client_state import KEEP
-from atoll.parallel.task.arrays import Arrays
 from atoll.protocol.vocabulary import ClientId, RoundId
+from atoll.task.arrays import Arrays
+from atoll.tensors import safetensors_file
 
 _NAME = re.compile(r"(\d+)\.(own|residual)\.(\d+)\.safetensors")
 

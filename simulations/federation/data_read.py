@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.parallel.data.rows_read import rows_read
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.randomness import data_of, generators_kept
-from atoll.parallel.task.task import Task
 from atoll.protocol.vocabulary import ClientId
 from atoll.simulations.populations.facts import name_of
 from atoll.simulations.populations.pool import reading
+from atoll.task.array_task import ArrayTask
+from atoll.task.randomness import data_of, generators_kept
+from atoll.task.task import Task
 
 COMPARED = 4
 """Clients whose rows are compared, in equal distances."""

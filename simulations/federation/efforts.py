@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from atoll.parallel.local_training.batches import batch_sizes
-from atoll.parallel.local_training.parameters import build_model
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.given import Given
-from atoll.parallel.task.task import Task
 from atoll.protocol.vocabulary import ClientId
 from atoll.simulations.devices.fleet import Device
 from atoll.simulations.federation.trainings import Effort
+from atoll.task.array_task import ArrayTask
+from atoll.task.given import Given
+from atoll.task.task import Task
+from atoll.training.local.batches import batch_sizes
+from atoll.training.local.parameters import build_model
 
 LENGTHS = frozenset({"epochs", "batch_size", "max_steps"})
 """The local settings on which the length of a training depends."""
@@ -22,7 +22,7 @@ class Efforts:
 
     Args:
         task: the task of the run.
-        overrides: the values of the run for the task (`parallel.task.given`).
+        overrides: the values of the run for the task (`task.given`).
         num_examples: the number of training examples of each client.
     """
 

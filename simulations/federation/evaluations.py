@@ -4,12 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.client.session.events import EvaluationRequest
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.metrics import Metrics, Statistics, sound
-from atoll.parallel.task.task import Task
-from atoll.parallel.worker.bench import Received
-from atoll.parallel.worker.benches import bench_of
-from atoll.parallel.worker.model_bench import ModelBench
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Version
 from atoll.server.config.model import faults_of_metrics
@@ -18,11 +12,19 @@ from atoll.server.files.versions import VersionFile
 from atoll.simulations.engines.engine import Engine, Job
 from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.models import Models
+from atoll.task.array_task import ArrayTask
+from atoll.task.metrics import Metrics, Statistics, sound
+from atoll.task.task import Task
+from atoll.training.worker.bench import Received
+from atoll.training.worker.benches import bench_of
+from atoll.training.worker.model_bench import ModelBench
 
 
 class Evaluations:
-    """The measurements of the workers of coordinator and clients: on the server's data in this process, and by the
-    clients in the engine, all that were asked together.
+    """The evaluations of coordinator and clients, as their workers would make them.
+
+    Those on the server's data run in this process; clients that were asked at once are evaluated in one call of the
+    engine.
 
     Args:
         task: the task of the run.

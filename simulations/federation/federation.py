@@ -15,12 +15,6 @@ from types import TracebackType
 from typing import Self
 
 from atoll.client.session.events import EvaluationRequest, Invitation
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.metrics import Metrics, Statistics
-from atoll.parallel.task.task import Task
-from atoll.parallel.worker.benches import bench_of
-from atoll.parallel.worker.process import RunTerms
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, RunState, Version
 from atoll.server.config.run import RunConfig
@@ -58,6 +52,12 @@ from atoll.simulations.federation.training_engine import check_evaluations, engi
 from atoll.simulations.federation.trainings import Trainings
 from atoll.simulations.federation.updates import Updates
 from atoll.simulations.federation.work import ClientWork
+from atoll.task.array_task import ArrayTask
+from atoll.task.arrays import Arrays
+from atoll.task.metrics import Metrics, Statistics
+from atoll.task.task import Task
+from atoll.training.worker.benches import bench_of
+from atoll.training.worker.process import RunTerms
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from typing import Protocol
 
 from atoll.client.session import events as client
-from atoll.parallel.task.metrics import Metrics, Statistics
-from atoll.protocol.vocabulary import ClientId, Digest, RoundId, Version
+from atoll.protocol.vocabulary import ClientId, Digest, Version
 from atoll.server.rounds.events import Abandon, Aggregate, CloseEvaluation, Commit, Update
 from atoll.simulations.devices.fleet import Device
 from atoll.simulations.federation.trainings import Training
+from atoll.task.metrics import Metrics, Statistics
 
 
 class Host(Protocol):
@@ -61,31 +61,6 @@ class Client(Protocol):
 
     def hear(self, event: client.Event) -> None:
         """Take a message from the coordinator."""
-
-
-class Coordinator(Protocol):
-    """The coordinator of a site: it takes connections, reports and updates."""
-
-    bytes_down: int
-    """Bytes that all sites have downloaded."""
-
-    def joined(self, site: Client, working_on: tuple[RoundId, ...]) -> None:
-        """Register a client that has opened its control stream."""
-
-    def left(self, site: Client) -> None:
-        """Unregister a client whose control stream has ended, and start its lease."""
-
-    def heard(self, site: Client, message: client.Effect) -> None:
-        """Receive a report of a client."""
-
-    def bytes_of(self, digest: Digest) -> int:
-        """Return the size of what a site downloads [bytes]."""
-
-    def upload_begun(self, update: Update) -> client.Answered | None:
-        """Judge an upload by its manifest; None: the bytes are wanted."""
-
-    def update_arrived(self, update: Update) -> client.Answered:
-        """Receive the bytes of an update, and return the verdict."""
 
 
 class Work(Protocol):

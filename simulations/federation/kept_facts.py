@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.parallel.task.task import Task
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
 from atoll.simulations.engines.processes.user_files import sources
 from atoll.simulations.populations.facts import READ_TWICE, Facts, SiteFacts, facts_of_sites, read_sites
 from atoll.simulations.populations.opened_files import OPENED, SHARED, Mark, mark_of
+from atoll.task.task import Task
 
 FORMAT = 2
 

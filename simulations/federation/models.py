@@ -14,19 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.aggregation.fold.step import Step
-from atoll.aggregation.place import Place
 from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Layout, Piece
-from atoll.aggregation.tensors.pieces import layout_of_pieces
-from atoll.parallel.local_training.warm_start import Start, StartRefused
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.worker.bench import Bench
-from atoll.parallel.worker.model_files import write_initial
+from atoll.ground.strict_json import ManifestError
+from atoll.plugins.place import Place
 from atoll.protocol.manifest import VersionManifest, digest_of
 from atoll.protocol.manifest_limits import check_model_travels
 from atoll.protocol.settings import ConfigError, or_faults
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.aggregation import PARTIAL_ACCEPTS
 from atoll.server.config.model import run_and_version
@@ -39,6 +32,13 @@ from atoll.server.folding.reducer import fold_version
 from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import Aggregate
 from atoll.simulations.federation.updates import IN_MEMORY_MAX, Updates
+from atoll.task.arrays import Arrays
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Layout, Piece
+from atoll.tensors.pieces import layout_of_pieces
+from atoll.training.worker.bench import Bench
+from atoll.training.worker.model_files import write_initial
+from atoll.training.worker.warm_start import Start, StartRefused
 
 KEEP_VERSIONS = 5
 """Minimum number of newest versions whose files stay, of those that have files."""

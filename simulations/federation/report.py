@@ -18,10 +18,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.printable import conclusion, count_of
-from atoll.parallel.task.json_text import to_json
-from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, merge, merge_alike, names_refused, values
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
+from atoll.ground.printable import conclusion, count_of
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.rounds.client_evaluation import Merged, merged
@@ -29,6 +27,8 @@ from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord
 from atoll.server.rounds.run_rules import MeasuredVersion, WatchedMetric
 from atoll.simulations.federation.seal import seal
 from atoll.simulations.federation.snapshots import WAY_OUT
+from atoll.task.json_text import to_json
+from atoll.task.metrics import NOT_FINITE, Metrics, Statistics, merge, merge_alike, names_refused, values
 
 FATES_MAX = 1000
 """Maximum number of invitations of a round whose fates are listed, and maximum number of listed failures."""
@@ -240,8 +240,10 @@ def _reason_of(client: ClientRecord) -> str:
 
 
 class Tally:
-    """The steps of the accepted updates, and the reasons of clients that failed, were refused or lost, counted by the
-    word before the colon."""
+    """The steps of the accepted updates, and the counted reasons of failed, refused and lost clients.
+
+    Reasons are counted by the words before the colon.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[str]] = {key: Counter() for key in REASONS}

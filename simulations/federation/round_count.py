@@ -8,7 +8,7 @@ progress at the end of the run is lost; a schedule ends with the run, so earlier
 
 from collections.abc import Iterator, Mapping
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import Fate, RunState
 from atoll.server.config.run import RunConfig
 from atoll.server.rounds.ledger import Ledger

@@ -6,15 +6,15 @@ One client of each kind of rows is tried, not each of 100,000: sites may have ro
 from collections.abc import Iterator
 from dataclasses import replace
 
-from atoll.parallel.local_training.row_forms import kind_of
-from atoll.parallel.local_training.trial import Rows, first_of_kinds, try_batches
-from atoll.parallel.task.context import context_of
-from atoll.parallel.task.given import Given
-from atoll.parallel.task.randomness import data_of, server_data_of
-from atoll.parallel.task.task import Task
 from atoll.server.config.run import RunConfig
 from atoll.simulations.populations.facts import OwnSites
 from atoll.simulations.populations.population import Population
+from atoll.task.context import context_of
+from atoll.task.given import Given
+from atoll.task.randomness import data_of, server_data_of
+from atoll.task.task import Task
+from atoll.training.local.row_forms import kind_of
+from atoll.training.local.trial import Rows, first_of_kinds, try_batches
 
 
 def try_rows(population: Population, config: RunConfig, device: str) -> None:

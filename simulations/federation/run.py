@@ -8,12 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.round_schedule import BOUNDED
-from atoll.parallel.task.task import Task
+from atoll.ground.durable import write_atomically
+from atoll.ground.printable import count_of
 from atoll.parallel.trainer.results_folder import SIMULATION, faults_of_place
-from atoll.protocol.durable import write_atomically
 from atoll.protocol.json_values import flat
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.errors import StoreCorrupted
@@ -27,6 +24,9 @@ from atoll.simulations.federation.round_count import Differences, faults_of_roun
 from atoll.simulations.federation.seal import faults_of_seal, unseal
 from atoll.simulations.federation.setting import setting_of
 from atoll.simulations.federation.snapshots import STATE, WAY_OUT, SnapshotFile
+from atoll.task.array_task import ArrayTask
+from atoll.task.round_schedule import BOUNDED
+from atoll.task.task import Task
 
 MAY_DIFFER = ("simulation",)
 """Tables that may differ in a resumed run, because no decision depends on them."""
@@ -44,7 +44,7 @@ def opened(
 ) -> Iterator[Federation]:
     """Open a federation that is ready to run; an interrupted run in the same folder is resumed.
 
-    The `main()` of a Flower app runs in the folder, and goes on to its end when the block has finished the run.
+    The `main()` of a Flower app runs in the folder, and continues to its end when the block has finished the run.
 
     Args:
         file: the settings.

@@ -1,13 +1,13 @@
 """The seal of a run that has ended: `SHA256SUMS`, the digests of the files of its folder that others read.
 
-`sha256sum -c SHA256SUMS` checks them, too. A folder without it is of a run that goes on, or of an earlier program.
+`sha256sum -c SHA256SUMS` checks them, too. A folder without it is of a run that continues, or of an earlier program.
 """
 
 from collections.abc import Collection
 from pathlib import Path
 
-from atoll.aggregation.file_digest import SUMS, faults_of_files, read_sums, sha256_of_file, sums_text
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
+from atoll.ground.file_digest import SUMS, faults_of_files, read_sums, sha256_of_file, sums_text
 
 
 def seal(folder: Path, names: Collection[str]) -> None:

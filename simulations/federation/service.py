@@ -7,10 +7,7 @@ evaluation) takes no virtual time, because policies are compared by the time tha
 import json
 
 from atoll.client.session import events as client
-from atoll.parallel.task.metrics import finite, values, why_refused
-from atoll.parallel.task.randomness import training_seed
-from atoll.parallel.task.task import task_name
-from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RejectReason, RoundId, RunId, RunState, Version
+from atoll.protocol.vocabulary import ClientId, Digest, RoundId, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.rounds.events import (
     Abandon,
@@ -19,11 +16,8 @@ from atoll.server.rounds.events import (
     Aggregated,
     AggregationFailed,
     AskEvaluation,
-    ClientDisconnected,
     ClientEvaluated,
     ClientFailed,
-    ClientJoined,
-    ClientLost,
     CloseEvaluation,
     CohortDrawn,
     Commit,
@@ -32,34 +26,31 @@ from atoll.server.rounds.events import (
     Effect,
     EndRun,
     EvaluateModel,
-    Event,
     Invite,
     MetricsComputed,
     ModelEvaluated,
     OpenNextRound,
     PauseRun,
-    Profile,
     Reject,
     Release,
     RoundDue,
     SamplerFailed,
     StopRequested,
-    TimePassed,
     Update,
-    UpdateReceived,
-    UpdateRefused,
-    UploadBegun,
 )
 from atoll.server.rounds.relevance import is_asked, is_failure_news, is_first_upload
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, SamplerError, draw
+from atoll.simulations.federation.coordinator import Coordinator
 from atoll.simulations.federation.host import Client, Host
 from atoll.simulations.federation.models import Models
-from atoll.simulations.federation.timeline import EPOCH, DeadlineTimer, Timeline
+from atoll.simulations.federation.timeline import EPOCH, Timeline
+from atoll.task.metrics import finite, values, why_refused
+from atoll.task.randomness import training_seed
 
 
-class Service:
+class Service(Coordinator[RunMachine]):
     """The coordinator of one run, as the module describes.
 
     Args:
@@ -84,31 +75,17 @@ class Service:
         lease: float,
         round_due: float | None = None,
     ) -> None:
-        self._host, self._timeline, self._versions = host, timeline, versions
-        self.config, self.machine = config, machine
-        self.run_id = RunId(f"{config.name}-1")
-        self.bytes_down = self.bytes_up = self.bytes_up_plain = 0
-        self._sampler, self._lease, self._round_due = sampler, lease, round_due
-        self._task, self._local = task_name(config.task), json.dumps(dict(config.local), sort_keys=True)
+        super().__init__(timeline, config, machine, lease)
+        self._host, self._versions, self._sampler, self._round_due = host, versions, sampler, round_due
+        self.bytes_up_plain = 0
+        self._local = json.dumps(dict(config.local), sort_keys=True)
         self._codec, self._algorithm = config.aggregation.codec_name, config.aggregation.training
-        self._connected: dict[ClientId, Client] = {}
-        self._timer = DeadlineTimer(timeline, lambda: self.machine.deadline, lambda: self.post(TimePassed()))
         self._fetched = Digest(""), 0
         self._requests: dict[tuple[Version, RoundId, float], client.EvaluationRequest] = {}
 
-    # ------------------------------------------------------------ events in
-
-    def post(self, event: Event) -> tuple[Effect, ...]:
-        """Let the machine receive an event, and execute its effects."""
-        effects = self.machine.receive(event, self._timeline.now)
-        for effect in effects:
-            self._act(effect)
-        self._timer.arm()
-        return effects
-
     def stop(self, reason: str) -> None:
         """Stop the run on behalf of the operator."""
-        if self.machine.ledger.state is RunState.RUNNING:
+        if self.is_running:
             self.post(StopRequested(reason))
 
     # ------------------------------------------------------------ effects out
@@ -119,8 +96,8 @@ class Service:
                 pass  # the caller of `post` answers the client
             case Invite(client_id):
                 self._send(client_id, client.Asked(self._invitation(effect)))
-            case Release(client_id, round_id, reason, submit):
-                self._send(client_id, client.Released(self.run_id, round_id, reason, submit))
+            case Release():
+                self._release(effect)
             case AskEvaluation(client_id):
                 self._ask_evaluation(client_id, self._evaluation_request(effect))
             case Commit() | Abandon():
@@ -150,10 +127,6 @@ class Service:
                 self._timeline.at(soonest if due is None else due, self._open_next_round)
             case _:
                 pass
-
-    def _send(self, client_id: ClientId, event: client.Event) -> None:
-        if (site := self._connected.get(client_id)) is not None:
-            site.hear(event)
 
     def _ask_evaluation(self, client_id: ClientId, request: client.EvaluationRequest) -> None:
         if client_id in self._connected:
@@ -232,33 +205,11 @@ class Service:
         self.post(MetricsComputed(effect.version, effect.source, finite(found)))
 
     def _open_next_round(self) -> None:
-        if self.machine.ledger.state is RunState.RUNNING:
+        if self.is_running:
             self._host.next_round()
             self.post(RoundDue())
 
     # ------------------------------------------------------------ clients
-
-    def joined(self, site: Client, working_on: tuple[RoundId, ...]) -> None:
-        """Register a client that has opened its control stream."""
-        self._connected[site.client_id] = site
-        profile = Profile(site.num_examples, "")
-        if self.machine.ledger.state is RunState.RUNNING:
-            self.post(ClientJoined(site.client_id, site.name_of_session, profile, working_on))
-
-    def left(self, site: Client) -> None:
-        """Unregister a client whose control stream has ended, and start its lease."""
-        del self._connected[site.client_id]
-        if self.machine.ledger.state is RunState.RUNNING:
-            self.post(ClientDisconnected(site.client_id, site.name_of_session))
-            self.start_lease(site)
-
-    def start_lease(self, site: Client) -> None:
-        """Start the lease of a disconnected client, after which it is lost."""
-        self._timeline.after(self._lease, self._lease_over, site, site.life)
-
-    def _lease_over(self, site: Client, life: int) -> None:
-        if not site.is_awake and site.life == life and self.machine.ledger.state is RunState.RUNNING:
-            self.post(ClientLost(site.client_id, LossReason.LEASE_EXPIRED))
 
     def heard(self, site: Client, message: client.Effect) -> None:
         """Receive a report of a client."""
@@ -282,35 +233,16 @@ class Service:
             self._fetched = digest, version.manifest.num_bytes
         return self._fetched[1]
 
-    def upload_begun(self, update: Update) -> client.Answered | None:
-        """Judge an upload by its manifest, as the update judge does; None: the bytes are wanted."""
-        machine = self.machine
-        if (refusal := machine.refusal(update)) is not None:
-            return client.Answered(_key(self.run_id, update), False, *refusal)
-        if machine.is_accepted(update) or machine.is_hopeless(update):
-            return self._decide(update)
-        if fault := self.config.aggregation.fault_of_rows(update.num_bytes):
-            self.post(UpdateRefused(update.client_id, update.round_id, RejectReason.WRONG_LAYOUT, fault))
-            return client.Answered(_key(self.run_id, update), False, RejectReason.WRONG_LAYOUT, fault)
-        if is_first_upload(machine, update):
-            self.post(UploadBegun(update.client_id, update.round_id))
-        return None
+    def _is_hopeless(self, update: Update) -> bool:
+        return self.machine.is_hopeless(update)
+
+    def _fault_of(self, update: Update) -> str:
+        return self.config.aggregation.fault_of_rows(update.num_bytes)
+
+    def _is_first_upload(self, update: Update) -> bool:
+        return is_first_upload(self.machine, update)
 
     def update_arrived(self, update: Update) -> client.Answered:
         """Receive the bytes of an update, and return the verdict."""
-        self.bytes_up += update.num_bytes
         self.bytes_up_plain += update.plain_bytes or update.num_bytes
-        return self._decide(update)
-
-    def _decide(self, update: Update) -> client.Answered:
-        key = _key(self.run_id, update)
-        for effect in self.post(UpdateReceived(update)):
-            if isinstance(effect, Accept) and effect.digest == update.digest:
-                return client.Answered(key, True)
-            if isinstance(effect, Reject) and effect.digest == update.digest:
-                return client.Answered(key, False, effect.reason, effect.detail)
-        raise AssertionError("the machine did not answer an update")
-
-
-def _key(run_id: RunId, update: Update) -> client.Key:
-    return ("round", run_id, update.round_id)
+        return super().update_arrived(update)

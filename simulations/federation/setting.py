@@ -4,12 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.array_values import tuned
-from atoll.parallel.task.context import context_of, within
-from atoll.parallel.task.flower_app import is_app
-from atoll.parallel.task.given import Given
-from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.vocabulary import ClientId
 from atoll.simulations.attacks.adversary import Adversary
@@ -22,6 +16,12 @@ from atoll.simulations.populations.empty_clients import dropping, faults_of_size
 from atoll.simulations.populations.facts import ReadFacts
 from atoll.simulations.populations.population import Population, populate
 from atoll.simulations.populations.report import report
+from atoll.task.apps import is_app
+from atoll.task.array_task import ArrayTask
+from atoll.task.array_values import tuned
+from atoll.task.context import context_of, within
+from atoll.task.given import Given
+from atoll.task.task import Task
 
 Read = TypeVar("Read")
 

@@ -37,15 +37,16 @@ from atoll.client.session.events import (
 )
 from atoll.client.session.events import Work as WorkOrder
 from atoll.client.session.session import Session, SessionRules, mean_upload_seconds
-from atoll.parallel.task.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX
 from atoll.server.config.run import RunConfig
 from atoll.server.rounds.events import Update
 from atoll.simulations.devices.fleet import Device, Fleet
-from atoll.simulations.federation.host import Coordinator, Work
+from atoll.simulations.federation.coordinator import Coordinator
+from atoll.simulations.federation.host import Work
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.federation.trainings import Training
+from atoll.task.task import task_name
 
 EARLY_S = 1e-3
 """Least time before its deadline at which an evaluation beside the session ends [virtual s]."""
@@ -56,7 +57,7 @@ class Environment:
     """The parts of a federation that all its sites share."""
 
     timeline: Timeline
-    service: Coordinator
+    service: Coordinator[Any]
     """The coordinator that the sites connect to."""
     work: Work
     session_rules: SessionRules
@@ -427,7 +428,7 @@ class Population(Protocol):
         """The time after which a disconnected client is lost [virtual s]."""
 
 
-def sites_of(setting: Population, timeline: Timeline, service: Coordinator, work: Work) -> dict[ClientId, Site]:
+def sites_of(setting: Population, timeline: Timeline, service: Coordinator[Any], work: Work) -> dict[ClientId, Site]:
     """Return the sites of a federation, in the order of the clients."""
     env = Environment(
         timeline=timeline,

@@ -11,14 +11,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.file_digest import Digests, faults_of_files
-from atoll.parallel.task.metrics import Statistics, as_statistics
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
+from atoll.ground.file_digest import Digests, faults_of_files
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal.codec import decode, decode_ledger, encode, encode_ledger
 from atoll.server.rounds.ledger import Ledger
 from atoll.simulations.federation.data_read import Read
 from atoll.simulations.federation.updates import SavedUpdate
+from atoll.task.metrics import Statistics, as_statistics
 
 STATE = "state.json"
 
@@ -81,7 +81,7 @@ class SnapshotFile:
             sealed = json.loads(self._path.read_text(encoding="utf-8"))
             stored = sealed["state"]
             if sealed["sha256"] != _digest_of(json.dumps(stored)):
-                raise ValueError("its SHA-256 is another one than when it was written")
+                raise ValueError("its SHA-256 has changed since it was written")
             ledger = decode_ledger(stored["ledger"], where=str(self._path))
             sites = {name: tuple(site) for name, site in stored["sites"].items()}
             updates = tuple(decode(SavedUpdate, text, str(self._path)) for text in stored["updates"])

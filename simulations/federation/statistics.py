@@ -6,14 +6,6 @@ bit. No policy withholds anything here.
 
 from typing import Any
 
-from atoll.parallel.statistics.of_data import of_task
-from atoll.parallel.statistics.own import of_array_task
-from atoll.parallel.statistics.parts import SPLITS, SiteStatistics
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.context import context_of, within
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.randomness import DATA_SEED, data_of, seeded
-from atoll.parallel.task.task import Task
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId
@@ -21,6 +13,14 @@ from atoll.server.statistics.merging import document, shown
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.setting import as_given
 from atoll.simulations.populations.population import populate
+from atoll.task.array_task import ArrayTask
+from atoll.task.context import context_of, within
+from atoll.task.deadline import Deadline
+from atoll.task.randomness import DATA_SEED, data_of, seeded
+from atoll.task.task import Task
+from atoll.training.statistics.of_data import of_task
+from atoll.training.statistics.own import of_array_task
+from atoll.training.statistics.parts import SPLITS, SiteStatistics
 
 ALONE = Disclosure(MetricsLeave.PER_SITE)
 

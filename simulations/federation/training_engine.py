@@ -4,12 +4,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.errors import TaskBroken, TaskMismatch
-from atoll.parallel.task.flower_app import simulated_number
-from atoll.parallel.task.task import Task, task_name
-from atoll.parallel.worker.flower_task import FlowerTask
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.run import RunConfig
 from atoll.simulations.engines.choice import Resources, choose
@@ -19,6 +13,11 @@ from atoll.simulations.engines.processes.over_ray import RayMissing
 from atoll.simulations.engines.processes.placement import faults_of
 from atoll.simulations.engines.sequential import Sequential
 from atoll.simulations.federation.config import SimulationConfig
+from atoll.task.apps import AppTask, simulated_number
+from atoll.task.array_task import ArrayTask
+from atoll.task.arrays import Arrays
+from atoll.task.errors import TaskBroken, TaskMismatch
+from atoll.task.task import Task, task_name
 
 Tell = Callable[[str], None]
 
@@ -77,7 +76,7 @@ def engine_of(
     Raises:
         ConfigError: the task is not deterministic, its model is not that of the version, or the engine is missing.
     """
-    is_app = isinstance(training.task, FlowerTask)
+    is_app = isinstance(training.task, AppTask)
     name: str = simulation.engine
     if name == "auto":
         name = before or ("sequential" if is_app else name)
@@ -115,7 +114,7 @@ def check_evaluations(
     Raises:
         ConfigError: they differ.
     """
-    if isinstance(training.task, FlowerTask):
+    if isinstance(training.task, AppTask):
         return
     try:
         check_evaluation(Sequential(training, threads=simulation.threads), version, clients, training.model_seed)

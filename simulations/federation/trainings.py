@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from atoll.client.session.events import Invitation
-from atoll.parallel.task.arrays import Arrays
 from atoll.protocol.vocabulary import ClientId, Digest
 from atoll.simulations.engines.engine import Engine, Failed, Job, Trained
+from atoll.task.arrays import Arrays
 
 AT_ONCE_MAX = 256
 """Maximum number of trainings that are computed together, because their updates are in memory together."""

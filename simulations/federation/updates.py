@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codecs.names import open_codec
 from atoll.aggregation.fold.means import Weighted
-from atoll.aggregation.tensors.layout import Layout, Piece
-from atoll.aggregation.tensors.pieces import layout_of_pieces
-from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header
-from atoll.aggregation.updates.inspection import inspect
-from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
-from atoll.parallel.task.arrays import Arrays, layout_of
-from atoll.parallel.task.errors import TaskBroken
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.folding.plan import FoldPlan
+from atoll.task.arrays import Arrays, layout_of
+from atoll.task.errors import TaskBroken
+from atoll.tensors.codecs.names import open_codec
+from atoll.tensors.layout import Layout, Piece
+from atoll.tensors.pieces import layout_of_pieces
+from atoll.tensors.safetensors_file import NUMPY_DTYPES, parse_header
+from atoll.tensors.updates.inspection import inspect
+from atoll.tensors.updates.reader import StoredUpdate, UpdateReader
 
 IN_MEMORY_MAX = 1 << 30
 """Maximum number of bytes of updates in memory; further updates are files until they are folded."""

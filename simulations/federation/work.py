@@ -3,11 +3,8 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from atoll.aggregation.printable import count_of
 from atoll.client.session.events import EvaluationRequest, Invitation, JobFailed
-from atoll.parallel.task.errors import NotFinite, TaskBroken
-from atoll.parallel.task.metrics import Statistics, sound
-from atoll.parallel.worker.model_files import write_update
+from atoll.ground.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
 from atoll.server.rounds.events import Update
@@ -20,6 +17,9 @@ from atoll.simulations.federation.kept_facts import NAME
 from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.trainings import Training, Trainings
 from atoll.simulations.federation.updates import Updates
+from atoll.task.errors import NotFinite, TaskBroken
+from atoll.task.metrics import Statistics, sound
+from atoll.training.worker.model_files import write_update
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,20 +12,20 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Piece, Tensor, in_order
-from atoll.parallel.forking import leaving_garbage, reopen_files
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.content import from_tensors, to_tensors
-from atoll.parallel.worker.bench import Bench, MessageBench
-from atoll.parallel.worker.benches import bench_of
-from atoll.parallel.worker.operations import detail_of, kind_of
+from atoll.ground.printable import count_of
+from atoll.ground.process.forking import leaving_garbage, reopen_files
 from atoll.protocol.vocabulary import ClientId
 from atoll.simulations.engines.engine import Failed
 from atoll.simulations.engines.one_process import threads_of_torch
 from atoll.simulations.engines.processes.processes import WorkerDied
+from atoll.task.array_task import ArrayTask
+from atoll.task.arrays import Arrays
+from atoll.task.content import from_tensors, to_tensors
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Piece, Tensor, in_order
+from atoll.training.worker.bench import Bench, MessageBench
+from atoll.training.worker.benches import bench_of
+from atoll.training.worker.operations import detail_of, kind_of
 
 BENCHES_MAX = 64
 """Maximum number of clients whose apps stay loaded."""

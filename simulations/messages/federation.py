@@ -3,7 +3,7 @@
     with MessageFederation(setting, folder) as federation:
         result = federation.run()
 
-Virtual time goes on only while the program waits for replies: its own work takes none. Its calls are answered as by a
+Virtual time continues only while the program waits for replies: its own work takes none. Its calls are answered as by a
 coordinator; a pull waits until one of its replies is in, and looks at the nodes in a row take virtual time where
 devices sleep, so that a program that polls waits for the clients and not for the clock.
 """
@@ -19,18 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import Piece
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.json_text import to_json
-from atoll.parallel.task.noise import NOT_PRIVATE
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunState
 from atoll.server.config.run import RunConfig
 from atoll.server.exchanges.events import (
     AnswerMessages,
     AnswerNodes,
-    ExchangeAsked,
-    Message,
     NodesAsked,
     ProgramEnded,
     ProgramStarted,
@@ -38,7 +32,7 @@ from atoll.server.exchanges.events import (
 )
 from atoll.server.exchanges.exchange import Exchange, Sent
 from atoll.server.files.run_store import RunStore
-from atoll.server.programs.answers import reply_row
+from atoll.server.programs.calls import asked, offered, order_of, reply_row
 from atoll.server.programs.contents import Contents
 from atoll.server.rounds.events import RunStarted
 from atoll.server.views.exchange_sentences import exchange_document
@@ -55,6 +49,9 @@ from atoll.simulations.messages.program import Lines, Program
 from atoll.simulations.messages.recorded import Recorded
 from atoll.simulations.messages.service import MessageService
 from atoll.simulations.messages.work import MessageWork
+from atoll.task.array_task import ArrayTask
+from atoll.task.json_text import to_json
+from atoll.task.noise import NOT_PRIVATE
 
 EXCHANGES = "exchanges.jsonl"
 TEMPORARY = ("contents", "clients", "updates", "incoming", "versions")
@@ -64,7 +61,7 @@ REPLIES = "replies"
 """The folder of the answers, which stays until the run has ended: the next process repeats them."""
 
 THREADS_S = 0.05
-"""Real time in which further threads of a program make their calls, before virtual time goes on [s]."""
+"""Real time in which further threads of a program make their calls, before virtual time continues [s]."""
 
 LOOK_S, LOOK_MAX_S = 1.0, 600.0
 """Virtual time of a second look at the nodes in a row, which doubles with each further one, and its maximum [s]."""
@@ -149,12 +146,12 @@ class MessageFederation:
         return result
 
     def interrupt(self) -> None:
-        """Let `run` return as soon as possible; the same run in the folder goes on."""
+        """Let `run` return as soon as possible; the same run in the folder continues."""
         self._is_interrupted = True
         self._lines.put(None)
 
     def _step(self) -> None:
-        """Take the next call of the program, or let virtual time go on while it waits."""
+        """Take the next call of the program, or let virtual time continue while it waits."""
         heard = None
         with suppress(queue.Empty):
             heard = self._lines.get(timeout=self._patience())
@@ -167,7 +164,7 @@ class MessageFederation:
             self._pass_time()
 
     def _patience(self) -> float | None:
-        """Return the time to wait for a call before virtual time goes on [s]; None: the program works."""
+        """Return the time to wait for a call before virtual time continues [s]; None: the program works."""
         if not self._waiting:
             return None
         return THREADS_S if all(self._waiting.values()) and not self._is_quiet else 0.0
@@ -186,9 +183,7 @@ class MessageFederation:
     def start_program(self) -> None:
         """Start a process of the program, after the end of an older one."""
         self._stop_program()
-        config = self.setting.config
-        order = {"program": config.program.main, "seed": config.seed, "options": config.options}
-        order["run_number"] = self.service.run_number
+        order = order_of(self.setting.config, self.service.run_number)
         self._program = self.program_type(order, self._folder / "program", self._folder / "program.log", self._lines)
         self.service.post(ProgramStarted())
 
@@ -214,25 +209,16 @@ class MessageFederation:
             case "nodes":
                 self._look(number)
             case "content":
-                pieces = tuple(Piece(t, d, tuple(o), tuple(n), s) for t, d, o, n, s in call["pieces"])
-                digest, path = self.contents.offer(pieces, call["piece_bytes"])
-                self._answer(number, digest=digest, path=None if path is None else str(path))
+                self._answer(number, **offered(call, self.contents))
             case "send":
                 self._looks_in_a_row = 0
                 self._waiting[number] = not call["in_order"]
-                self.service.post(self._asked(number, call))
+                self.service.post(asked(call, self.contents))
             case "pull":
                 self._waiting[number] = False
                 self._pull(number, tuple(map(RoundId, call["numbers"])))
             case "public":
                 self._tell(NOT_PRIVATE)
-
-    def _asked(self, number: int, call: Json) -> ExchangeAsked:
-        listed = []
-        for node, kind, digest, group, ttl in call["messages"]:
-            content = self.contents.keep(Digest(digest))
-            listed.append(Message(node, kind, content.digest, content.manifest.num_bytes, group, float(ttl)))
-        return ExchangeAsked(number, tuple(listed), call["timeout"], call["in_order"], call["waits"])
 
     def _pull(self, call: int, numbers: tuple[RoundId, ...]) -> None:
         """Let a pull return once a reply is in; at once, if none is to come."""

@@ -16,12 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Piece
-from atoll.parallel.task.arrays import Arrays
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
 from atoll.simulations.engines.engine import Failed
 from atoll.simulations.messages.answering import Answer, Engine, Outcome, Question
+from atoll.task.arrays import Arrays
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Piece
 
 
 class Recorded:

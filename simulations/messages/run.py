@@ -7,10 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
 
-from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task
-from atoll.parallel.worker.flower_task import FlowerTask
-from atoll.protocol.durable import write_atomically
+from atoll.ground.durable import write_atomically
 from atoll.protocol.settings import ConfigError, effective, or_faults
 from atoll.server.journal.holder import lock_directory
 from atoll.simulations.federation.config import SimulationFile
@@ -19,6 +16,9 @@ from atoll.simulations.federation.run import check_place, differing
 from atoll.simulations.federation.seal import unseal
 from atoll.simulations.federation.setting import as_given, populated
 from atoll.simulations.messages.federation import EXCHANGES, REPLIES, TEMPORARY, MessageFederation, MessageSetting
+from atoll.task.apps import AppTask
+from atoll.task.array_task import ArrayTask
+from atoll.task.task import Task
 
 OF_THE_PROGRAM = "program"
 """The folder of the program's files, beside its log."""
@@ -36,8 +36,8 @@ def opened(
 ) -> Iterator[MessageFederation]:
     """Open a federation that is ready to run.
 
-    A run that was interrupted in the same folder goes on, if its settings are the same: its program runs again from its
-    first line, and is answered from the record. With other settings it begins anew.
+    A run that was interrupted in the same folder continues, if its settings are the same: its program runs again from
+    its first line, and is answered from the record. With other settings it begins anew.
 
     Args:
         file: the settings.
@@ -69,7 +69,7 @@ def opened(
 
 
 def _answers_of_another(file: SimulationFile, folder: Path, tell: Callable[[str], None]) -> list[str]:
-    """Return the folder of the answers if they are those of a run with other settings, and tell which run goes on."""
+    """Return the folder of the answers if they are those of a run with other settings, and tell which run continues."""
     if not (folder / EXCHANGES).exists():
         return [REPLIES]
     if changed := differing(file, folder):
@@ -108,7 +108,7 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> MessageSetting:
 
 
 def _faults_of(file: SimulationFile, task: Task | ArrayTask) -> Iterator[str]:
-    if isinstance(task, Task) or not (isinstance(task, FlowerTask) or hasattr(task, "message")):
+    if isinstance(task, Task) or not (isinstance(task, AppTask) or hasattr(task, "message")):
         yield f"{file.task}: answers no messages: program.main needs a Flower app, or an ArrayTask with `message`"
     if file.simulation.engine not in ("auto", "sequential", "processes"):
         what = f'simulation.engine: got "{file.simulation.engine}", which trains models'

@@ -3,20 +3,15 @@
 import json
 from typing import Protocol
 
-from atoll.aggregation.printable import count_of
 from atoll.client.session import events as client
-from atoll.parallel.task.flower_app import simulated_number
-from atoll.parallel.task.randomness import training_seed
-from atoll.parallel.task.task import task_name
-from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RejectReason, RoundId, RunId, RunState, Version
+from atoll.ground.printable import count_of
+from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.exchanges.events import (
     AnswerMessages,
     AnswerNodes,
     Deliver,
     Effect,
-    Effects,
-    Event,
     RecordExchange,
     StartProgram,
 )
@@ -24,22 +19,17 @@ from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.programs.contents import Contents
 from atoll.server.rounds.events import (
     Accept,
-    ClientDisconnected,
     ClientFailed,
-    ClientJoined,
-    ClientLost,
     EndRun,
-    Profile,
     Reject,
     Release,
-    TimePassed,
     Update,
-    UpdateReceived,
-    UpdateRefused,
-    UploadBegun,
 )
+from atoll.simulations.federation.coordinator import Coordinator
 from atoll.simulations.federation.host import Client
-from atoll.simulations.federation.timeline import EPOCH, DeadlineTimer, Timeline
+from atoll.simulations.federation.timeline import EPOCH, Timeline
+from atoll.task.apps import simulated_number
+from atoll.task.randomness import training_seed
 
 
 class ProgramHost(Protocol):
@@ -61,8 +51,8 @@ class ProgramHost(Protocol):
         """Stop: the run has ended."""
 
 
-class MessageService:
-    """The coordinator of one run of messages; see `federation.host.Coordinator`.
+class MessageService(Coordinator[ExchangeMachine]):
+    """The coordinator of one run of messages.
 
     Args:
         host: the federation.
@@ -75,29 +65,9 @@ class MessageService:
     def __init__(
         self, host: ProgramHost, timeline: Timeline, contents: Contents, config: RunConfig, lease: float
     ) -> None:
-        self._host, self._timeline, self._contents, self._lease = host, timeline, contents, lease
-        self.config, self.machine = config, ExchangeMachine(config.exchange_rules)
-        self.run_id = RunId(f"{config.name}-1")
-        self.bytes_down = self.bytes_up = 0
-        self._task, self._local = task_name(config.task), json.dumps(config.given, sort_keys=True)
+        super().__init__(timeline, config, ExchangeMachine(config.exchange_rules), lease)
+        self._host, self._contents, self._local = host, contents, json.dumps(config.given, sort_keys=True)
         self.run_number = simulated_number(self._task, config.given, config.seed)
-        self._connected: dict[ClientId, Client] = {}
-        self._timer = DeadlineTimer(timeline, lambda: self.machine.deadline, lambda: self.post(TimePassed()))
-
-    # ------------------------------------------------------------ events in
-
-    def post(self, event: Event) -> Effects:
-        """Let the machine receive an event, and execute its effects."""
-        effects = self.machine.receive(event, self._timeline.now)
-        for effect in effects:
-            self._act(effect)
-        self._timer.arm()
-        return effects
-
-    @property
-    def is_running(self) -> bool:
-        """Return whether the run has begun and not ended."""
-        return self.machine.ledger.state is RunState.RUNNING
 
     # ------------------------------------------------------------ effects out
 
@@ -105,8 +75,8 @@ class MessageService:
         match effect:
             case Deliver(message=message):
                 self._send(message.client_id, client.Asked(self._invitation(effect)))
-            case Release(client_id, round_id, reason, submit):
-                self._send(client_id, client.Released(self.run_id, round_id, reason, submit))
+            case Release():
+                self._release(effect)
             case StartProgram():
                 self._host.start_program()
             case AnswerNodes():
@@ -119,10 +89,6 @@ class MessageService:
                 self._host.run_ended()
             case Accept() | Reject():
                 pass  # the caller of `post` answers the client
-
-    def _send(self, client_id: ClientId, event: client.Event) -> None:
-        if (site := self._connected.get(client_id)) is not None:
-            site.hear(event)
 
     def _invitation(self, effect: Deliver) -> client.Invitation:
         message, config = effect.message, self.config
@@ -145,23 +111,6 @@ class MessageService:
 
     # ------------------------------------------------------------ clients
 
-    def joined(self, site: Client, working_on: tuple[RoundId, ...]) -> None:
-        """Register a client that has opened its control stream."""
-        self._connected[site.client_id] = site
-        if self.is_running:
-            self.post(ClientJoined(site.client_id, site.name_of_session, Profile(site.num_examples, ""), working_on))
-
-    def left(self, site: Client) -> None:
-        """Unregister a client whose control stream has ended, and start its lease."""
-        del self._connected[site.client_id]
-        if self.is_running:
-            self.post(ClientDisconnected(site.client_id, site.name_of_session))
-            self._timeline.after(self._lease, self._lease_over, site, site.life)
-
-    def _lease_over(self, site: Client, life: int) -> None:
-        if not site.is_awake and site.life == life and self.is_running:
-            self.post(ClientLost(site.client_id, LossReason.LEASE_EXPIRED))
-
     def heard(self, site: Client, message: client.Effect) -> None:
         """Receive a client's report that it cannot answer a message."""
         assert isinstance(message, client.ReportFailure), message
@@ -174,34 +123,11 @@ class MessageService:
         """Return the size of a content [bytes]."""
         return self._contents.keep(digest).manifest.num_bytes
 
-    def upload_begun(self, update: Update) -> client.Answered | None:
-        """Judge a reply by its manifest, as `hosting.message_judge` does; None: the bytes are wanted."""
-        machine, most = self.machine, self.config.program.reply_max
-        if machine.is_accepted(update):
-            return self._decide(update)
-        if (refusal := machine.refusal(update)) is not None:
-            return client.Answered(self._key(update), False, *refusal)
-        if update.num_bytes > most:
-            fault = f"a reply of {count_of(update.num_bytes, 'byte')}; allowed: at most {most} (program.reply_max)"
-            self.post(UpdateRefused(update.client_id, update.round_id, RejectReason.WRONG_LAYOUT, fault))
-            return client.Answered(self._key(update), False, RejectReason.WRONG_LAYOUT, fault)
-        sent = machine.ledger.sent(update.round_id)
-        if sent is not None and not sent.has_begun:
-            self.post(UploadBegun(update.client_id, update.round_id))
-        return None
+    def _fault_of(self, update: Update) -> str:
+        most = self.config.program.reply_max
+        size = count_of(update.num_bytes, "byte")
+        return f"a reply of {size}; allowed: at most {most} (program.reply_max)" if update.num_bytes > most else ""
 
-    def update_arrived(self, update: Update) -> client.Answered:
-        """Receive the bytes of a reply, and return the verdict."""
-        self.bytes_up += update.num_bytes
-        return self._decide(update)
-
-    def _decide(self, update: Update) -> client.Answered:
-        for effect in self.post(UpdateReceived(update)):
-            if isinstance(effect, Accept) and effect.digest == update.digest:
-                return client.Answered(self._key(update), True)
-            if isinstance(effect, Reject) and effect.digest == update.digest:
-                return client.Answered(self._key(update), False, effect.reason, effect.detail)
-        raise AssertionError("the machine did not answer a reply")
-
-    def _key(self, update: Update) -> client.Key:
-        return ("round", self.run_id, update.round_id)
+    def _is_first_upload(self, update: Update) -> bool:
+        sent = self.machine.ledger.sent(update.round_id)
+        return sent is not None and not sent.has_begun

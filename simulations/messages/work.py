@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.client.session.events import EvaluationRequest, Invitation, JobFailed
-from atoll.parallel.task.metrics import Statistics
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
 from atoll.server.programs.contents import Contents
@@ -15,6 +14,7 @@ from atoll.simulations.engines.engine import Failed
 from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.trainings import Effort, Training
 from atoll.simulations.messages.answering import Engine, Outcome, Question
+from atoll.task.metrics import Statistics
 
 
 @dataclass(frozen=True, slots=True)

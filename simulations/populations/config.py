@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT, Plain
-from atoll.simulations.populations.kinds import POPULATION_EXTENSION, POPULATIONS
+from atoll.simulations.populations.kinds import CUSTOM_POPULATION, POPULATIONS
 
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 
@@ -15,7 +15,7 @@ class PopulationConfig(BaseModel):
 
     model_config = STRICT
 
-    kind: str = "natural"
+    kind: Annotated[str, AfterValidator(CUSTOM_POPULATION.check)] = "natural"
     """Partition of the data among the clients. "natural": the task's own sites, each with its own data. All others pool
     the sites' data and deal it anew: "iid": shuffled, in equal parts. "dirichlet": label skew, each label's shares
     drawn from a Dirichlet distribution. "shards": sorted by label and cut into shards (McMahan et al. 2017).
@@ -75,11 +75,6 @@ class PopulationConfig(BaseModel):
         if self.clients is None:
             raise ValueError(f"{self.kind} needs clients")
         return self
-
-    @field_validator("kind")
-    @classmethod
-    def _known_or_own(cls, kind: str, info: ValidationInfo) -> str:
-        return POPULATION_EXTENSION.check(kind, info)
 
     @property
     def is_ours(self) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.simulations.populations.config import PopulationConfig
 
 SHOWN_MAX = 5

@@ -1,4 +1,4 @@
-"""The facts of a task's own sites, known before a round: the sizes of their data, and their labels.
+"""The facts of a task's sites, known before a round: the sizes of their data, and their labels.
 
 Each site's data is read, counted and dropped. Of many sites, several processes read, forked from this one after the
 first sites, so that common data is in memory once; a few sites are then read here again, and must be the same.
@@ -20,18 +20,18 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from atoll.ground.process.forking import leaving_garbage, reopen_files
 from atoll.parallel.engine.orphans import end_with_the_parent
-from atoll.parallel.forking import leaving_garbage, reopen_files
-from atoll.parallel.local_training.row_forms import kind_of
-from atoll.parallel.local_training.trial import SITES_READ
-from atoll.parallel.task.collated import form_fault
-from atoll.parallel.task.randomness import generators_kept, seeded_data_of
-from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.signals import ENDING
 from atoll.simulations.populations.opened_files import OPENED
 from atoll.simulations.populations.partitions import Ints
 from atoll.simulations.populations.pool import NoLabels, labels_of, reading
+from atoll.task.collated import form_fault
+from atoll.task.randomness import generators_kept, seeded_data_of
+from atoll.task.task import Task
+from atoll.training.local.row_forms import kind_of
+from atoll.training.local.trial import SITES_READ
 
 FIRST = 64
 """Sites that are read before it is known how long all take."""

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from atoll.parallel.local_training.draws import drawing
 from atoll.simulations.populations.partitions import stream
+from atoll.training.local.draws import drawing
 
 STRENGTH = 0.1
 """Default strength of a change, in units of the inputs."""

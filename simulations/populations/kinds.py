@@ -4,7 +4,8 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from atoll.protocol.plugins import ExtensionKind
+from atoll.plugins.kind import Kind
+from atoll.protocol.settings import ConfigError
 from atoll.protocol.variants import Choice, Variant
 
 
@@ -70,14 +71,14 @@ class Feature(Variant):
 
 PopulationKind = Natural | Iid | Dirichlet | Shards | Quantity | Feature
 POPULATIONS: Choice[PopulationKind] = Choice(PopulationKind, "kind")
-POPULATION_EXTENSION = ExtensionKind(
+CUSTOM_POPULATION = Kind(
     name="population",
     group="atoll.populations",
     setting="population.kind",
     allowed="a function of (examples, clients, rng)",
+    failed=ConfigError,
     form="function",
     built_in=tuple(POPULATIONS.variants),
-    fits=callable,
 )
 NEED_LABELS = ("dirichlet", "shards")
 """Kinds for which each target must be a class number."""

@@ -10,7 +10,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from atoll.parallel.local_training.batches import row_at
 from atoll.simulations.populations.partitions import Ints
+from atoll.training.local.batches import row_at
 
 
 class NoLabels(ValueError):

@@ -9,24 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.task.randomness import data_of
-from atoll.parallel.task.task import Task
+from atoll.ground.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.populations import partitions
 from atoll.simulations.populations.config import PopulationConfig
+from atoll.simulations.populations.custom_population import Examples, dealt, labels_if_any
 from atoll.simulations.populations.empty_clients import dropping, faults_of_sizes
 from atoll.simulations.populations.facts import LabelCounts, OwnSites, ReadFacts, checked, facts_of_sites, name_of
 from atoll.simulations.populations.features import STRENGTH, FeatureSkew, NotChangeable
 from atoll.simulations.populations.kinds import NEED_LABELS, POPULATIONS
-from atoll.simulations.populations.own_kind import Examples, dealt, labels_if_any
 from atoll.simulations.populations.partitions import Impossible, Ints, stream
 from atoll.simulations.populations.pool import NoLabels, Pool, reading
+from atoll.task.randomness import data_of
+from atoll.task.task import Task
 
 NO_SITES = "the task has no sites, and so no data to deal; name them in Task(sites=[...])"
 
 OWN = "own"
-"""The purpose of the draws of a user's own kind, by whatever name or path it is known."""
+"""The purpose of the draws of a custom kind, by whatever name or path it is known."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def _deal(
         (train_labels, test_labels), num_labels = _codes(config, [train, test])
         owner, counts, clients = _owners(config, train_labels, num_labels, seed)
     else:
-        owner, clients = _owners_of_own_kind(config, examples, seed)
+        owner, clients = _custom_owners(config, examples, seed)
         (train_labels, test_labels), num_labels = labels_if_any((train, test))
         counts = partitions.count(train_labels, owner, num_labels, len(clients))
     splits = {"train": Partition(train, owner, len(clients))}
@@ -270,7 +270,7 @@ def _owners(config: PopulationConfig, labels: Ints, num_labels: int, seed: int) 
     return partitions.deal(labels, counts, rng), counts, clients
 
 
-def _owners_of_own_kind(config: PopulationConfig, examples: Examples, seed: int) -> tuple[Ints, list[int]]:
+def _custom_owners(config: PopulationConfig, examples: Examples, seed: int) -> tuple[Ints, list[int]]:
     """Return the owner of each training example (N,), and the clients, by the user's function."""
     owner = dealt(config, examples, stream(seed, OWN, "train"))
     if not config.drop_empty:

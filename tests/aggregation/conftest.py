@@ -2,10 +2,10 @@
 
 import pytest
 
-from atoll.aggregation.codecs import kernels
-from atoll.aggregation.numba_support import COMPILED_FROM
 from atoll.aggregation.stacked import passes
-from atoll.aggregation.updates import tensor_stats
+from atoll.tensors.codecs import kernels
+from atoll.tensors.numba_support import COMPILED_FROM
+from atoll.tensors.updates import tensor_stats
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import Weighted, fold
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Piece, pieces_in_order
-from atoll.aggregation.updates.reader import StoredUpdate
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Piece, pieces_in_order
+from atoll.tensors.updates.reader import StoredUpdate
 
 Arrays = Mapping[str, NDArray[Any]]
 Cut = tuple[tuple[int, ...], tuple[int, ...]]

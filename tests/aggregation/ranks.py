@@ -11,11 +11,11 @@ from atoll.aggregation.fold.means import Weighted, totals_of
 from atoll.aggregation.fold.sharded import Cohort, fold_shard
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import Folded
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Layout, Piece
-from atoll.aggregation.tensors.ownership import owned_pieces
-from atoll.aggregation.tensors.pieces import cut_layout, first_element, piece_bytes_of
-from atoll.aggregation.updates.reader import UpdateReader, stored_model
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Layout, Piece
+from atoll.tensors.ownership import owned_pieces
+from atoll.tensors.pieces import cut_layout, first_element, piece_bytes_of
+from atoll.tensors.updates.reader import UpdateReader, stored_model
 
 
 class Threads:

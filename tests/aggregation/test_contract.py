@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.codecs.names import FAMILIES, codec_name, parse_codec
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import fold
 from atoll.aggregation.optimizers import OPTIMIZERS
-from atoll.aggregation.tensors import safetensors_file
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.config.kinds import CODECS, RULES, SERVER_OPTIMIZERS
 from atoll.server.folding.method import Method
+from atoll.tensors import safetensors_file
+from atoll.tensors.codecs.names import FAMILIES, codec_name, parse_codec
 from tests.aggregation.models import store
 from tests.aggregation.reference_rules import (
     centred_clipping_twin,

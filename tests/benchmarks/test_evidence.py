@@ -1,8 +1,8 @@
 """The crash matrix must be able to fail: what it looks for is planted here, and found."""
 
-from atoll.parallel.crew.crash_points import STEPS as RANK_STEPS
-from atoll.parallel.crew.crash_points import PlannedEnd
-from atoll.protocol.crash_points import STEPS
+from atoll.ground.process.crash_points import STEPS
+from atoll.parallel.mesh_client.crash_points import STEPS as RANK_STEPS
+from atoll.parallel.mesh_client.crash_points import PlannedEnd
 from atoll.protocol.vocabulary import ClientId, Digest, Fate, Phase, RoundId, RunState, Version
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord
 from benchmarks.crash_matrix import IN_A_MESH, QUICK, Tally, bars_of, schedule

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import commands, main, stopping
-from atoll.cli.faults import EXIT_AWAY
-from atoll.cli.task_failures import one_line
-from atoll.parallel.worker.operations import detail_of
+from atoll.operations.faults import EXIT_AWAY
+from atoll.operations.task_failures import one_line
 from atoll.server.journal.state_directory import StateDirectory
+from atoll.training.worker.operations import detail_of
 from tests.cli.invoking import TINY, faults_in, invoke, refused
 from tests.waiting import BOUND_S
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from atoll import Task, load_task
 from atoll.client.config import AgentConfig
@@ -32,6 +31,8 @@ def test_the_test_of_a_new_project_passes(tmp_path: Path) -> None:
 
 def test_the_digits_of_a_new_project_are_scikit_learns(tmp_path: Path) -> None:
     invoke("new", tmp_path)
+    from sklearn.datasets import load_digits
+
     task, digits = load_task(f"{tmp_path / 'task.py'}:task"), load_digits()
     assert isinstance(task, Task)
     for number, site in enumerate(task.sites):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.files import load_run
+from atoll.operations.load import load_run
 from atoll.protocol.settings import ConfigError
 from tests.cli.invoking import TINY, invoke, refused, said, shown
-from tests.protocol.packages import RULE, install
+from tests.plugins.packages import RULE, install
 
 NAMED = ("aggregation.rule=loudest",)
 

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from atoll.cli.shutdown_deadline import end_in_time, own_process
+from atoll.cli.stopping import end_in_time
 from tests.waiting import BOUND_S
 
 
 def process(text):
-    program = f"from atoll.cli.shutdown_deadline import end_in_time, own_process\nwith own_process(): {text}"
+    program = f"from atoll.cli.stopping import end_in_time, one_line\nwith one_line(): {text}"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND_S)
 
 
@@ -77,7 +77,5 @@ run()
 
 def test_commands_leave_a_process_alone_that_is_not_theirs():
     before = signal.getsignal(signal.SIGALRM)
-    with own_process():
-        pass
     end_in_time(600)
     assert signal.getsignal(signal.SIGALRM) is before

@@ -19,9 +19,10 @@ import grpc
 import pytest
 
 from atoll.cli import waiting
-from atoll.cli.printing import note, notes_to
-from atoll.cli.runs import admin
+from atoll.cli.printing import note
 from atoll.client.policy.history import PolicyHistory
+from atoll.operations import admin
+from atoll.operations.reporter import Reporter, reporting_to, waiting_for
 from atoll.protocol.audit.files import audit_folder
 from atoll.protocol.identity import dialer
 from atoll.protocol.identity.enrolling import Place
@@ -186,7 +187,7 @@ CUT = _Error(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 
 def asked(failing: _Failing, monkeypatch: pytest.MonkeyPatch, is_alive: Callable[[], bool] = lambda: True) -> Any:
-    monkeypatch.setattr(admin.rpc, "AdminStub", lambda channel: channel)
+    monkeypatch.setattr(admin.rpc, "Stub", lambda channel, service: channel)
     monkeypatch.setattr(admin, "CONNECT_S", BOUND_S)
     return admin._ask(failing, "127.0.0.1:7", lambda admin: failing.answer(), is_alive=is_alive)  # type: ignore[arg-type]
 
@@ -313,7 +314,7 @@ class Clock:
 
 def test_progress_is_told_now_and_then_with_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     clock, is_told = Clock(), False
-    wait = waiting.Wait("the bytes of a file", lambda: is_told, clock)
+    wait = waiting.TerminalWait("the bytes of a file", lambda: is_told, clock)
     clock.now = 5.0
     wait.advance(10, 100)
     is_told = True
@@ -326,7 +327,7 @@ def test_progress_is_told_now_and_then_with_the_time_left(capsys: pytest.Capture
 
 def test_a_caller_that_is_a_program_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     taken: list[str] = []
-    with notes_to(taken.append), waiting.waiting_for("a file", "its end") as wait:
+    with reporting_to(Reporter(taken.append)), waiting_for("a file", "its end") as wait:
         wait.advance(1, 2)
     assert capsys.readouterr().err == ""
     assert taken == []
@@ -340,7 +341,7 @@ def test_a_terminal_sees_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatc
     terminal, clock = Terminal(), Clock()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    wait = waiting.Wait("the bytes of a file", lambda: True, clock)
+    wait = waiting.TerminalWait("the bytes of a file", lambda: True, clock)
     clock.now = 3.0
     wait.advance(25, 100)
     wait.end()

@@ -14,17 +14,17 @@ from dataclasses import replace
 import grpc
 import numpy as np
 
-from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
-from atoll.aggregation.tensors.safetensors_file import write
 from atoll.client.config import AgentConfig
 from atoll.client.process import run_agent
 from atoll.client.work.runner import Training
-from atoll.parallel.task.arrays import layout_of
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.wire.channel import CHUNK_BYTES, DOWNLOAD_WINDOW_BYTES, UPLOAD_WINDOW_BYTES, server_options
 from atoll.protocol.wire.upload_window import Confirmations
+from atoll.task.arrays import layout_of
+from atoll.tensors.pieces import cut_layout, piece_bytes_of
+from atoll.tensors.safetensors_file import write
 from tests.waiting import BOUND_S
 
 MIB = 2**20
@@ -64,7 +64,7 @@ def model(seed=0, **sizes):
     return {name: rng.standard_normal(size).astype(np.float32) for name, size in (sizes or {"w": 4}).items()}
 
 
-class Lagoon(rpc.CoordinatorServicer):
+class Lagoon:
     """The servicer; a test sets `*_cuts` beforehand, the positions [bytes] at each of which a transfer is cut once."""
 
     def __init__(self):
@@ -274,7 +274,7 @@ def _split(manifest, data):
 async def lagoon(port=0):
     """Serve a `Lagoon` for the block; its `address` is set."""
     servicer, server = Lagoon(), grpc.aio.server(options=server_options())
-    rpc.add_CoordinatorServicer_to_server(servicer, server)
+    rpc.add_servicer(servicer, server, "Coordinator")
     servicer.port = server.add_insecure_port(f"127.0.0.1:{port}")
     servicer.address, servicer.server = f"127.0.0.1:{servicer.port}", server
     await server.start()

@@ -5,13 +5,13 @@ import signal
 import numpy as np
 import pytest
 
-from atoll.aggregation.codecs.names import FAMILIES
-from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.manifest import parse_update
-from tests.aggregation.encoded_by_hand import decoded
+from atoll.tensors.codecs.names import FAMILIES
+from atoll.tensors.safetensors_file import read
 from tests.client.fake_coordinator import Instant, Version, agent, lagoon, live, model, until
 from tests.client.test_process import Process
+from tests.tensors.encoded_by_hand import decoded
 
 SIZE = 5000
 UPDATE = np.random.default_rng(1).standard_normal(SIZE, np.float32)

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import mapped, read, write
 from atoll.client.crew_config import CrewConfig
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.work.runner import MessageOrder, RunnerFailed, Training
 from atoll.client.work.worker import WorkerRunner, workers_of
-from atoll.parallel.task.content import Content, from_tensors, to_tensors
 from atoll.protocol.manifest import parse_update
+from atoll.task.content import Content, from_tensors, to_tensors
+from atoll.tensors.safetensors_file import mapped, read, write
 from tests.client.fake_coordinator import Instant, Version, agent, lagoon, live, until
 from tests.client.work import message_task
 

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from atoll.client.work.runner import RunnerFailed
-from atoll.parallel.task.metrics import SUMS_MAX
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import FailureReason
+from atoll.task.metrics import SUMS_MAX
 from tests.client.fake_coordinator import Instant, Version, agent, lagoon, live, model, until
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import atoll
-from atoll.parallel.task.task import load_task
+from atoll.task.task import load_task
 
 HERE = Path(atoll.__file__).resolve().parents[1] / "examples" / "algorithms"
 STEPS, LR, ROUNDS = 3, 0.2, 4
@@ -184,7 +184,7 @@ def personal(run, site, tasks_sites):
     files = sorted(
         run.folder.glob(f"clients/{number}.own.*.safetensors"), key=lambda path: int(path.name.split(".")[2])
     )
-    arrays = atoll.aggregation.tensors.safetensors_file.read(files[-1]) if files else {}
+    arrays = atoll.tensors.safetensors_file.read(files[-1]) if files else {}
     return {name.removeprefix("state/"): array for name, array in arrays.items()}
 
 

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import xgboost
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
-from examples.tumours import CLINICS, records
 from tests.federation.processes import ATOLL, federation
+from tests.later import later
 from tests.simulations.federation.simulating import simulate
 from tests.waiting import BOUND_S
+
+tumours = later("examples.tumours")
+xgboost, metrics, pipeline = later("xgboost"), later("sklearn.metrics"), later("sklearn.pipeline")
+linear_model, preprocessing = later("sklearn.linear_model"), later("sklearn.preprocessing")
 
 pytestmark = pytest.mark.long  # three minutes of processes that import XGBoost and scikit-learn
 
@@ -42,7 +41,7 @@ def deployed(tmp_path_factory):
         given = ("--state", it.state, *(part for key in keys for part in ("--set", key)))
         it.start("coordinator", "coordinator", *given, ATOLL_CRASH_AT="aggregate.mid_fold:100")
         it.wait_for(lambda: "no run yet" in it.log("coordinator"))
-        for site in CLINICS:
+        for site in tumours.CLINICS:
             dies = {"ATOLL_CRASH_AT": "agent.spooled:5"} if site == "coast" else {}
             it.agent(site, tasks=TASKS, environment=dies, exit_when_done=False, threads=1)
         atoll("run", "start", TREES, "--state", it.state)
@@ -82,7 +81,7 @@ def test_a_run_ends_with_the_bits_of_the_simulated_one(deployed, tmp_path, toml,
 
 
 def test_every_clinic_has_one_tree_in_each_round(deployed, booster):
-    assert booster.num_boosted_rounds() == len(trees_of(booster)) == 10 * len(CLINICS)
+    assert booster.num_boosted_rounds() == len(trees_of(booster)) == 10 * len(tumours.CLINICS)
     records_of = deployed.history().rounds("trees-1")
     assert [record.num_reported for record in records_of if record.version] == [4] * 10
 
@@ -92,8 +91,8 @@ def test_the_ensemble_is_the_one_that_xgboost_alone_makes_of_the_same_records(de
     document = None
     for _ in range(10):
         added = []
-        for site in sorted(CLINICS):
-            data = xgboost.DMatrix(*records("train", site))
+        for site in sorted(tumours.CLINICS):
+            data = xgboost.DMatrix(*tumours.records("train", site))
             if document is None:
                 local = xgboost.train(SETTINGS, data, 1)
             else:
@@ -123,22 +122,22 @@ def test_the_metrics_of_the_run_are_those_of_scikit_learn(deployed, booster):
         scores = booster.predict(xgboost.DMatrix(features))
         found = values_of(deployed, "trees-1")[source]
         assert found["accuracy"] == ((scores > 0.5) == labels).mean()
-        assert found["auc"] == pytest.approx(roc_auc_score(labels, scores), abs=2e-3)
-        assert roc_auc_score(labels, scores) > 0.95
+        assert found["auc"] == pytest.approx(metrics.roc_auc_score(labels, scores), abs=2e-3)
+        assert metrics.roc_auc_score(labels, scores) > 0.95
 
 
 def test_the_net_orders_the_tumours_as_well_as_one_that_has_all_records(deployed):
     """Federated averaging beside scikit-learn's own logistic regression on the pooled records."""
     train = whole_records("train")["clients"]
-    central = make_pipeline(StandardScaler(), LogisticRegression()).fit(*train)
+    central = pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.LogisticRegression()).fit(*train)
     for source, (features, labels) in whole_records().items():
-        pooled = roc_auc_score(labels, central.predict_proba(features)[:, 1])
+        pooled = metrics.roc_auc_score(labels, central.predict_proba(features)[:, 1])
         assert values_of(deployed, "tumours-1")[source]["auc"] > pooled - 0.02
 
 
 def whole_records(split="test"):
-    parts = [records(split, site) for site in CLINICS]
-    return {"server": records("server", None), "clients": tuple(map(np.concatenate, zip(*parts, strict=True)))}
+    parts = [tumours.records(split, site) for site in tumours.CLINICS]
+    return {"server": tumours.records("server", None), "clients": tuple(map(np.concatenate, zip(*parts, strict=True)))}
 
 
 def values_of(it, run_id):

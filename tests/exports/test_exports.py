@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from atoll.exports.destination import ExportRefused
 from atoll.exports.exporter import LiveExport
 from atoll.exports.folders import SimulatedFolder, TrainingFolder, sources_in
-from atoll.exports.mlflow import key_of
 from atoll.exports.rows import State
 from atoll.exports.tools import Target, parsed
 from atoll.exports.wandb_file import BLOCK, HEADER, framed, read_records
@@ -43,6 +42,8 @@ def test_each_number_is_there_once_however_often_a_run_is_exported(tool: str, tm
     assert export(tool, run, place) == 0
     wanted = expected(run)
     if tool == "mlflow":
+        from atoll.exports.mlflow import key_of
+
         wanted = {(key_of(name), step): values for (name, step), values in wanted.items()}
     assert close_to(points(tool, place, "run"), wanted)
     assert ("sites/north/accuracy", 4) in wanted
@@ -232,6 +233,8 @@ def test_a_missing_package_and_a_tool_named_twice_are_told_at_once(monkeypatch: 
 )
 def test_a_name_becomes_a_key_that_mlflow_takes(name: str, key: str) -> None:
     from mlflow.utils.validation import _validate_metric_name
+
+    from atoll.exports.mlflow import key_of
 
     assert key_of(name) == key
     _validate_metric_name(key)

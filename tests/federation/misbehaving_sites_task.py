@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from atoll.parallel.task.array_task import Trained
+from atoll.task.array_task import Trained
 
 NUM_ELEMENTS = int(os.environ.get("TROUBLE_ELEMENTS", "50000"))
 SITES = ("a", "b", "c", "crash", "hang", "raise", "nan", "slow")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from atoll.parallel.task.array_task import Trained
+from atoll.task.array_task import Trained
 
 SIZES = {"u": 7 << 17, "v": 7 << 17, "w": 9 << 17}
 """Elements of float32. "w" is larger than a piece of 4 MiB, and so each of four ranks owns some of the 11.5 MiB."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.aggregation.tensors.safetensors_file import read
+from atoll.tensors.safetensors_file import read
 from tests.federation import shifted_sites_task
 from tests.federation.processes import federation
 

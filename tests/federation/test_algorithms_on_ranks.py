@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import read
-from atoll.cli.runs import admin
+from atoll.operations import admin
 from atoll.server.journal.holder import running_coordinator
+from atoll.tensors.safetensors_file import read
 from tests.federation.processes import federation
 from tests.federation.test_asynchronous import FEDASYNC, counted, worked_out
 from tests.federation.test_ranks import digests, is_finished

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import read
+from atoll.tensors.safetensors_file import read
 from tests.federation.processes import federation
 
 SLOW = {"TROUBLE_SLEEP": "1.5"}

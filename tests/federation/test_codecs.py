@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import read
+from atoll.tensors.safetensors_file import read
 from tests.federation.processes import federation
 
 DRIFTING = str(Path(__file__).with_name("drifting_task.py")) + ":task"

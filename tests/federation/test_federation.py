@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import read
 from atoll.server.views.views import View, look
+from atoll.tensors.safetensors_file import read
 from tests.federation.processes import ATOLL, federation
 
 GIB = 1 << 30

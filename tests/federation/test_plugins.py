@@ -6,11 +6,11 @@ import subprocess
 
 import pytest
 
-from atoll.aggregation.codecs import installed
+from atoll.tensors.codecs import installed
 from tests.cli.invoking import faults_in
 from tests.federation.processes import ATOLL, ended_after, federation
 from tests.federation.test_ranks import SITES, Ranked, is_finished
-from tests.protocol.packages import CODEC, LION, RULE, SAMPLER, install
+from tests.plugins.packages import CODEC, LION, RULE, SAMPLER, install
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import TASK
 
@@ -206,14 +206,14 @@ def test_a_simulation_with_a_codec_of_a_package(tmp_path):
 
     assert "a codec of a package has its name once the package is installed on this machine" in fault(codec="rounde")
     assert '| "rounded" (acme-codecs 1.2)' in fault(codec="acme_codecs:Rounded"), "no code is named by a reference"
-    assert "aggregation.codec: rounded: codec_options: levels: must be in 1..127, got 0" in fault(
+    assert "aggregation.codec: rounded: aggregation.codec_options: levels: must be in 1..127, got 0" in fault(
         codec="rounded", **{"codec_options.levels": 0}
     )
     assert "codec_options are for a codec of your own, and codec is qsgd8" in fault(
         codec="qsgd8", **{"codec_options.levels": 3}
     )
     assert "it is a built-in codec, and the package acme-codecs 1.2 declares one" in fault(codec="sign")
-    assert "decode: RuntimeError: the table is worn" in fault(codec="worn")
+    assert "decode raised RuntimeError: the table is worn" in fault(codec="worn")
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.runs import admin
+from atoll.operations import admin
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import RunState
 from atoll.server.journal.holder import running_coordinator
@@ -16,6 +16,7 @@ from benchmarks.members import equip
 from tests.cli.invoking import faults_in
 from tests.cli.serving.test_full_disk import NAMESPACE, can_mount
 from tests.federation.processes import ATOLL, Federation, ended_after, federation
+from tests.turns import in_turn
 from tests.waiting import BOUND_S
 
 TASK = str(Path(__file__).with_name("sharded_task.py")) + ":task"
@@ -246,7 +247,13 @@ def check_that_all_count(record, before):
 
 
 @pytest.mark.skipif(not can_mount(), reason="this machine lets no user mount a tmpfs")
-@pytest.mark.parametrize(("free", "deadline"), [(2**20, 120), (MODEL_BYTES + 2**20, 20)], ids=["version", "update"])
+@pytest.mark.parametrize(
+    ("free", "deadline"),
+    [
+        in_turn(2**20, 120, number=0, days=2, id="version"),
+        in_turn(MODEL_BYTES + 2**20, 20, number=1, days=2, id="update"),
+    ],
+)
 def test_a_rank_without_room_lets_the_run_wait_and_no_deadline_passes(tmp_path, free, deadline):
     """An agent that has no model yet keeps the deadline that it was told."""
     with ended_after(Ranked(tmp_path, num_ranks=1)) as it:

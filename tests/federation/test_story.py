@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.local_training.parameters import load_parameters
-from atoll.parallel.task.randomness import data_of
-from atoll.parallel.task.task import load_task
+from atoll.task.randomness import data_of
+from atoll.task.task import load_task
+from atoll.tensors import safetensors_file
+from atoll.training.local.parameters import load_parameters
 from benchmarks.processes import free_address
 from tests.federation.processes import ATOLL
+from tests.later import later
+from tests.pages.due import when_due
 from tests.waiting import BOUND_S
+
+sklearn = later("sklearn.metrics")
 
 HOSPITALS = Path(__file__).parents[2] / "examples" / "hospitals"
 USERS_OWN = ("task.py", "run.toml", "story.sh")
@@ -54,9 +57,10 @@ def executed(command, environment):
 
 
 @pytest.mark.slow
-def test_the_story_ends_as_its_page_says_and_its_auc_is_scikit_learns(tmp_path):
+@pytest.mark.parametrize("folder", [when_due(HOSPITALS, page="examples/hospitals", number=4, id="hospitals")])
+def test_the_story_ends_as_its_page_says_and_its_auc_is_scikit_learns(folder, tmp_path):
     environment = {**os.environ, "ADDRESS": free_address(), "PATH": f"{Path(ATOLL).parent}:{os.environ['PATH']}"}
-    told = executed(["bash", HOSPITALS / "story.sh", tmp_path], environment)
+    told = executed(["bash", folder / "story.sh", tmp_path], environment)
     first, second = (shown(tmp_path, "run", "show", run) for run in ("hospitals-1", "second-1"))
     changed = first["changes"][0]
     stopped = changed["round"] - 1
@@ -67,17 +71,19 @@ def test_the_story_ends_as_its_page_says_and_its_auc_is_scikit_learns(tmp_path):
     sites = shown(tmp_path, "run", "show", "hospitals-1", "--sites")["evaluation"]
     assert sites["version"] == first["version"]
 
-    task = load_task(f"{HOSPITALS / 'task.py'}:task")
+    task = load_task(f"{folder / 'task.py'}:task")
     task = task.with_site_settings({site: {"file": str(tmp_path / f"{site}.csv")} for site in task.sites})
     last = tmp_path / "last.safetensors"
     export = [ATOLL, "model", "export", "--run", "hospitals-1", "--out", last]
     subprocess.run(export, cwd=tmp_path, check=True)
     scores = scores_of(task, last)
     for site, (bins, targets) in scores.items():
-        assert sites["sites"][site]["auc"] == pytest.approx(roc_auc_score(targets, bins), abs=1e-9), site
+        assert sites["sites"][site]["auc"] == pytest.approx(sklearn.roc_auc_score(targets, bins), abs=1e-9), site
     bins, targets = (torch.cat(column) for column in zip(*scores.values(), strict=True))
     merged = first["metrics"][str(first["version"])]["clients"]["auc"]
-    assert merged == pytest.approx(roc_auc_score(targets, bins), abs=1e-9), "of all patients, not a mean of sites"
+    assert merged == pytest.approx(sklearn.roc_auc_score(targets, bins), abs=1e-9), (
+        "of all patients, not a mean of sites"
+    )
 
     best = first["best"]["value"]
     assert best >= merged

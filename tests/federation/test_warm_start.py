@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from atoll.aggregation.tensors import safetensors_file
+from atoll.tensors import safetensors_file
 from tests.cli.invoking import faults_in
 from tests.federation.processes import ATOLL, federation
 from tests.simulations.federation import line_task
@@ -136,4 +136,4 @@ def test_a_file_that_does_not_fit_is_refused_before_anything_runs(tmp_path):
         "rounds=1",
     )
     told = atoll("simulate", TASK, "--out", tmp_path / "s", *loose).stderr
-    assert "the task's own values stay in 0.bias, 2.weight, 2.bias; not used: 1.weight" in told
+    assert "the initial values stay in 0.bias, 2.weight, 2.bias; not used: 1.weight" in told

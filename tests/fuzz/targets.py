@@ -13,11 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError
 from pydantic import BaseModel
 
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.aggregation.tensors.safetensors_header import decode_header, header_bytes
 from atoll.client.config import AgentConfig
 from atoll.client.policy.config import SitePolicy
 from atoll.client.wire.messages import BadMessage, event_of, hello
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit import chain
 from atoll.protocol.identity.certificates import CertificateError, certified_key, check_issued, read_leaf, read_request
@@ -28,15 +27,16 @@ from atoll.protocol.identity.statement import NotTrusted, check_publisher, check
 from atoll.protocol.manifest import parse_update, parse_version
 from atoll.protocol.part_manifest import check_parts, parse_part, part_of
 from atoll.protocol.settings import ConfigError, load_text
-from atoll.protocol.strict_json import ManifestError
 from atoll.server.backup.contents import BackupFailed, Contents, Part, parse_contents
 from atoll.server.config.process import AggregatorConfig, HostFile
 from atoll.server.config.run import RunFile
-from atoll.server.hosting.update_judge import Judge
+from atoll.server.hosting.update_judge import UpdateJudge
 from atoll.server.services.coordinator_service import _connection, _fault_of_hello
 from atoll.simulations.experiments.grid import parse_grid
 from atoll.simulations.experiments.sweep import check_cells
 from atoll.simulations.federation.config import SimulationFile
+from atoll.tensors.layout import Tensor
+from atoll.tensors.safetensors_header import decode_header, header_bytes
 from tests.fuzz.make_corpus import NOW, PATH
 from tests.protocol.test_manifest import UPDATE, VERSION
 from tests.protocol.test_part_manifest import LAYOUT, PARTS, ROOT
@@ -144,7 +144,7 @@ def _opened(data: bytes) -> None:
     opened = pb.UploadOpen.FromString(data)
     manifest = parse_update(opened.manifest)
     part = part_of(manifest, opened.part)
-    Judge.of(None, manifest, opened, part)  # type: ignore[arg-type] # no run is asked yet
+    UpdateJudge.of(None, manifest, opened, part)  # type: ignore[arg-type] # no run is asked yet
 
 
 def _part(data: bytes) -> None:

@@ -7,6 +7,4 @@ agent, worker, network                an agent process around the session
 history                               the record of a world
 checks                                the invariants, and the decisions of `referee`
 judge, soak, __main__                 one history, many, and the command line
-
-Imports: `server` (rounds, selection, settings, the journal's codec, the clock), `client` (the session), `protocol`.
 """

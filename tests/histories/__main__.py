@@ -5,7 +5,7 @@ import sys
 import time
 from typing import TextIO
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from tests.histories.checks import faults_of
 from tests.histories.faults import PRESETS
 from tests.histories.scenario import random_scenario

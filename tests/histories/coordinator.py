@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from atoll.aggregation.printable import count_of
 from atoll.client.session import events as client
+from atoll.ground.printable import count_of
 from atoll.protocol.identity.clock_hint import SKEW_S
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RunState
 from atoll.server.clock import JUMP_S, ClockComparison, MonotoneClock, Reading, fault_at_start, next_instant
@@ -52,7 +52,7 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.run_machine import RunMachine
 from tests.histories.control_streams import RUN, ControlStreams
 from tests.histories.disk import Disk, Posted, Reply, Snapshot, records_of
-from tests.histories.history import Acknowledged, Restart, Step
+from tests.histories.history import Acknowledged, Restart, Step, facts_of
 from tests.histories.network import StreamAgent
 from tests.histories.parts import KeptParts
 from tests.histories.referee.measure_referee import values_of
@@ -272,8 +272,9 @@ class SimulatedCoordinator:
 
     def post(self, event: Event, reply: Reply | None = None) -> None:
         """Let the machine receive an event; write it to disk, then execute its effects."""
-        machine, now = self.running, self.now
+        world, machine, now = self.world, self.running, self.now
         effects = machine.receive(event, now)
+        world.history.known |= {round_id: facts_of(record) for round_id, record in machine.ledger.past.items()}
         ends = any(isinstance(e, Commit | Abandon | PauseRun | EndRun) for e in effects)
         self._seq += 1
         snapshot = Snapshot.of(machine, self._seq) if ends and machine.may_snapshot else None

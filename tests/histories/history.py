@@ -6,12 +6,15 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 
 from atoll.client.session import events as client
-from atoll.protocol.vocabulary import ClientId, Digest, RoundId
+from atoll.protocol.vocabulary import ClientId, Digest, Fate, RoundId
 from atoll.server.rounds import events as server
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from tests.histories.scenario import Scenario
+
+Facts = dict[ClientId, tuple[Fate, Digest | None, RoundId | None, str]]
+"""The fate of each invitation to a round, its accepted update, and which round's model has it or why none."""
 
 ALWAYS_THE_SAME = frozenset({"run_id", "task", "model_digest"})
 
@@ -104,6 +107,7 @@ class History:
     restarts: list[Restart] = field(default_factory=list)
     worker_ends: list[WorkerEnd] = field(default_factory=list)
     records: dict[RoundId, RoundRecord] = field(default_factory=dict)  # those on disk at the end
+    known: dict[RoundId, Facts] = field(default_factory=dict)  # of the rounds that have ended, by the machine itself
     snapshot: Callable[[], tuple[int, Ledger]] = lambda: (0, Ledger())  # reads from disk: number of steps, ledger
     left_in_spool: list[tuple[ClientId, client.Key]] = field(default_factory=list)
     signs: dict[ClientId, float] = field(default_factory=dict)  # when the last byte of each client's transfers came
@@ -138,6 +142,11 @@ class History:
         shown = lines if last is None else lines[-last:]
         body = "\n".join(f"{at:10.3f}  {text}" for at, _, text in shown)
         return f"{self.scenario}\n\n{body}"
+
+
+def facts_of(record: RoundRecord) -> Facts:
+    """Return the facts of a record that no later event may lose."""
+    return {c: (row.fate, row.digest, row.used_in, row.unused_because) for c, row in record.clients.items()}
 
 
 def _arrows(effects: tuple[object, ...]) -> str:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from atoll.aggregation.printable import count_of
 from atoll.client.session.events import Answered
+from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import RejectReason
 from atoll.server.rounds.events import ClientLost, Commit, Reject, UpdateRefused
 from tests.histories.history import History

@@ -33,7 +33,7 @@ def test_a_bad_history_ends_with_exit_code_1_its_seed_and_how_to_replay_it(
     assert "replay: python -m tests.histories --faults network --seed 0" in shown.err
     assert "bad seeds: 0" in shown.out
     assert main(["--faults", "network", "--seed", "0"]) == 1
-    assert "WRONG: step" in capsys.readouterr().out
+    assert "WRONG: Violation: architecture, invariant 4, round 1: it still collects" in capsys.readouterr().out
 
 
 def test_a_replay_shows_everything_and_that_nothing_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,7 +192,7 @@ def test_faults_of_a_history_that_was_tampered_with_are_found() -> None:
     assert list(faults_of(history)) == []
     round_id = max(history.records)
     record = history.records.pop(round_id)
-    assert any("record on disk says None" in fault for fault in faults_of(history))
+    assert any("no record of it is on disk" in fault for fault in faults_of(history))
     history.records[round_id] = record
     history.left_in_spool.append((history.acknowledged[0].client_id, ("round", "run", 1)))  # type: ignore[arg-type]
     assert any("neither answered nor discarded" in fault for fault in faults_of(history))

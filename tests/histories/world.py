@@ -23,6 +23,9 @@ from tests.histories.history import History, Remark
 from tests.histories.scenario import Scenario
 from tests.histories.scheduling import Endpoint
 from tests.histories.wall_clocks import WallClock
+from tests.validation import validate_machines
+
+validate_machines()
 
 BEGIN = 1000.0
 """Time at which a world begins [s]."""

@@ -24,7 +24,7 @@ from tests.house.upward import House, missing_places, upward_imports
 STYLE_SHOWN = 5
 """Breaks of the style that the report lists of each kind; `--words` lists all."""
 
-HOUSE = House(floors.FLOORS, floors.MAY_IMPORT, floors.SHARED, floors.TESTS_ELSEWHERE)
+HOUSE = House(floors.FLOORS, floors.MAY_IMPORT, floors.TESTS_ELSEWHERE)
 
 
 @dataclass(frozen=True)
@@ -119,19 +119,16 @@ def _floor_checks(sources: Sources, inside: Sequence[Edge], house: House) -> lis
 
 
 def _style_checks(sources: Sources, *, with_tests: bool) -> list[Check]:
-    found = docstrings.breaks([*sources.shipped, *sources.around])
-    names: dict[docstrings.Rule, str] = {
-        "opening": "docstrings that open without a noun or a verb",
-        "brevity": "docstrings of fewer than three words",
-        "turn": "banned turns in docstrings",
-    }
-    checks = [_style(name, [broken.fault for broken in found if broken.rule == rule]) for rule, name in names.items()]
+    in_code = docstrings.faults([*sources.shipped, *sources.around])
     texts = [(page.relative_to(sources.root).as_posix(), page.read_text("utf-8")) for page in pages.pages(sources.root)]
     in_pages = [fault for path, text in texts for fault in pages.faults(path, text)]
-    checks.append(_style("banned turns in the documentation", in_pages, paths="docs *.md"))
+    checks = [
+        _style("banned turns in docstrings", in_code),
+        _style("banned turns in the documentation", in_pages, paths="docs *.md"),
+    ]
     if with_tests:
-        in_tests = [broken.fault for broken in docstrings.breaks(sources.tests)]
-        checks.append(_style("style of the tests' docstrings", in_tests, bound=None, paths=TESTS))
+        in_tests = docstrings.faults(sources.tests)
+        checks.append(_style("banned turns in the tests' docstrings", in_tests, bound=None, paths=TESTS))
     return checks
 
 
@@ -146,7 +143,7 @@ def _words(root: Path, given: Sequence[str]) -> int:
         return 2
     modules = read_files(root, (path for place in wanted for path in python_files(place)))
     texts = [page for place in wanted for page in pages.pages_at(place)]
-    faults = [broken.fault for broken in docstrings.breaks(modules)]
+    faults = docstrings.faults(modules)
     for page in texts:
         faults += pages.faults(page.relative_to(root).as_posix(), page.read_text("utf-8"))
     for fault in sorted(faults):

@@ -7,38 +7,28 @@ folder or a root file that is missing in the table is a violation, so that a new
 `python -m tests.house --propose ROOM` prints the lowest floors that the imports of a room allow.
 """
 
-GROUND = {"aggregation", "parallel"}
+LOWEST = {"ground", "plugins", "tensors"}
+TRAINING = LOWEST | {"task", "training"}
+WITHOUT_SHELL = TRAINING | {"flower", "parallel", "aggregation"}
+"""Mathematics and training: no gRPC, no asyncio, no wall clock."""
+BOTH_SIDES = TRAINING | {"parallel", "aggregation", "protocol"}
 
 MAY_IMPORT = {
-    "aggregation": {"aggregation"},
-    "parallel": {"parallel"},
-    "protocol": {"protocol"} | GROUND,
-    "server": {"server", "protocol"} | GROUND,
-    "client": {"client", "protocol"} | GROUND,
-    "simulations": {"simulations", "server", "client", "protocol"} | GROUND,
-    "atoll": {"atoll", "simulations", "server", "client", "protocol"} | GROUND,
+    "ground": {"ground"},
+    "plugins": {"ground", "plugins"},
+    "tensors": LOWEST,
+    "aggregation": LOWEST | {"aggregation"},
+    "task": LOWEST | {"task"},
+    "training": TRAINING,
+    "flower": TRAINING | {"flower"},
+    "parallel": TRAINING | {"parallel"},
+    "protocol": BOTH_SIDES,
+    "server": BOTH_SIDES | {"server"},
+    "client": BOTH_SIDES | {"client"},
+    "simulations": BOTH_SIDES | {"server", "client", "simulations"},
+    "atoll": BOTH_SIDES | {"server", "client", "simulations", "flower", "atoll"},
 }
 """The rooms that each room may import."""
-
-SHARED: dict[str, tuple[str, ...]] = {
-    "parallel": (
-        "aggregation/codecs/chunks.py",
-        "aggregation/codecs/codec.py",
-        "aggregation/codecs/error_feedback.py",
-        "aggregation/codecs/names.py",
-        "aggregation/entry_points.py",
-        "aggregation/file_digest.py",
-        "aggregation/folders.py",
-        "aggregation/noise",
-        "aggregation/printable.py",
-        "aggregation/tensors",
-        "aggregation/text_files.py",
-        "aggregation/updates/encoded_writer.py",
-        "aggregation/weight.py",
-    ),
-}
-"""Places of other rooms that a room may import all the same: on the ground, the layout of tensors, their file and how
-they are encoded there, the weight that an update claims, and the text that a person writes or reads."""
 
 TESTS_ELSEWHERE = {
     "atoll/cli/flower": "tests/federation/flower",
@@ -48,80 +38,91 @@ TESTS_ELSEWHERE = {
 }
 """Folders whose tests lie elsewhere: what they do is seen through a socket, a process or a whole history."""
 
+APART = {"atoll/cli", "atoll/interface"}
+"""Folders with all below them that do not import each other on any floor; both stand on `atoll/operations`."""
+
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "aggregation": (
+    "flower": (
+        ("app.py", "measured.py", "records.py", "secret_noise.py"),
+        ("client_host.py", "exported", "server_host.py"),
+        ("hosted", "native"),
+        ("bench.py",),
+        ("framework.py", "task.py"),
+    ),
+    "training": (
+        ("base", "optimizers"),
+        ("local",),
+        ("statistics",),
+        ("worker",),
+    ),
+    "task": (
         (
-            "entry_points.py",
-            "folders.py",
-            "noise",
-            "numba_support.py",
-            "ordered_map.py",
-            "place.py",
-            "printable.py",
-            "text_files.py",
-            "weight.py",
+            "deadline.py",
+            "eager.py",
+            "errors.py",
+            "json_text.py",
+            "noise.py",
+            "overrides.py",
+            "statistic.py",
+            "told.py",
         ),
-        ("file_digest.py", "optimizers.py"),
-        ("own_optimizer.py",),
-        ("tensors",),
-        ("codecs",),
+        ("arrays.py", "collated.py", "context.py", "local.py", "metrics.py", "round_schedule.py"),
+        ("algorithm.py", "apps.py", "array_task.py", "base.py", "content.py", "given.py"),
+        ("task.py",),
+        ("array_values.py", "randomness.py"),
+        ("programs",),
+    ),
+    "ground": (
+        ("backoff.py", "bounded_mapping.py", "file_lock.py", "folders.py", "noise", "printable.py", "text_files.py"),
+        ("durable.py", "file_digest.py", "process", "strict_json.py"),
+        ("folder_id.py",),
+    ),
+    "plugins": (
+        ("entry_points.py", "guard.py", "place.py", "reference.py"),
+        ("kind.py",),
+    ),
+    "tensors": (
+        ("layout.py", "numba_support.py"),
+        ("coverage.py", "pieces.py", "runs.py", "safetensors_header.py"),
+        ("box_reader.py", "ownership.py", "safetensors_file.py"),
+        ("codecs", "shared_file.py"),
         ("updates",),
-        ("rules",),
+    ),
+    "aggregation": (
+        ("optimizers.py", "ordered_map.py"),
+        ("custom_optimizer.py", "rules"),
         ("fold",),
         ("stacked",),
     ),
     "parallel": (
-        (
-            "compiled.py",
-            "dtensor.py",
-            "exit_functions.py",
-            "forking.py",
-            "frozen.py",
-            "heap.py",
-            "loading.py",
-            "log_streams.py",
-        ),
-        ("checkpoint", "optimizers", "task", "world.py"),
-        ("adapters",),
-        ("communication", "flower", "local_training"),
-        ("statistics",),
-        ("data", "programs", "worker"),
+        ("checkpoint", "communication", "data", "huggingface", "world.py"),
         ("engine",),
-        ("exchange", "exported"),
-        ("launch", "models", "trainer"),
-        ("crew/supervisor", "planner"),
-        ("crew",),
+        ("exchange", "launch", "models"),
+        ("mesh_client/supervisor", "planner", "trainer"),
+        ("mesh_client",),
     ),
     "protocol": (
         (
             "attribute_docs.py",
-            "backoff.py",
-            "bounded_mapping.py",
+            "audit",
             "build.py",
-            "crash_points.py",
-            "durable.py",
-            "file_lock.py",
+            "disclosure.py",
+            "displaced.py",
             "json_values.py",
             "log_fields.py",
             "progress.py",
             "run_names.py",
             "secrets.py",
             "service_manager.py",
+            "site_statistics.py",
             "threads.py",
-        ),
-        (
-            "disclosure.py",
-            "displaced.py",
-            "folder_id.py",
-            "signals.py",
-            "strict_json.py",
             "value_type.py",
             "variants.py",
             "vocabulary.py",
         ),
-        ("audit", "settings.py", "site_statistics.py"),
-        ("notices", "reference.py", "wire"),
-        ("identity", "manifest.py", "plugins.py"),
+        ("services.py", "settings.py", "signals.py"),
+        ("notices", "wire"),
+        ("identity", "manifest.py"),
         ("manifest_limits.py", "part_manifest.py"),
     ),
     "server": (
@@ -157,30 +158,20 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("experiments", "messages"),
     ),
     "atoll": (
-        (
-            *("cli", "cli/printing.py", "cli/sections.py"),
-            *("cli/shutdown_deadline.py", "cli/stopping.py"),
-            "exports",
-        ),
-        ("cli/completion.py", "cli/faults.py", "cli/log.py", "cli/waiting.py"),
-        ("cli/options.py", "cli/worker_check.py"),
-        ("cli/flower_plan.py",),
-        (
-            "cli/files.py",
-            "cli/local_audit.py",
-            "cli/new.py",
-            "cli/plugins.py",
-            "cli/project",
-            "cli/settings.py",
-            "cli/task_failures.py",
-            "cli/temporary.py",
-        ),
+        ("cli/project", "exports"),
+        ("operations",),
+        ("operations/training",),
+        ("operations/compare.py",),
+        ("cli", "cli/printing.py", "cli/sections.py", "cli/stopping.py", "interface"),
+        ("cli/completion.py", "cli/log.py", "cli/waiting.py"),
+        ("cli/command.py", "cli/options.py"),
+        ("cli/new.py", "cli/plugins.py", "cli/requested.py", "cli/settings.py"),
         ("cli/runs", "cli/serving"),
         ("cli/exports",),
         ("cli/training",),
         ("cli/experiments", "cli/members"),
         ("cli/flower",),
-        ("cli/commands.py", "interface"),
+        ("cli/commands.py",),
         ("__init__.py", "cli/main.py"),
         ("__main__.py",),
     ),

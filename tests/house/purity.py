@@ -21,12 +21,13 @@ NOTHING: frozenset[str] = frozenset()
 
 PURE: dict[str, frozenset[str]] = {
     "aggregation/fold/weights.py": NOTHING,
-    "aggregation/weight.py": NOTHING,
-    "parallel/statistics/exact.py": NOTHING,
-    "parallel/statistics/parts.py": NOTHING,
-    "parallel/task/errors.py": NOTHING,
-    "parallel/task/metrics.py": frozenset({"atoll.parallel.task.told"}),  # logs what a metric is left out for
-    "protocol/backoff.py": NOTHING,
+    "tensors/updates/weight.py": NOTHING,
+    "training/statistics/exact.py": NOTHING,
+    "training/statistics/parts.py": NOTHING,
+    "task/errors.py": NOTHING,
+    "task/metrics.py": frozenset({"atoll.task.told"}),  # logs what a metric is left out for
+    "ground/backoff.py": NOTHING,
+    "plugins/guard.py": frozenset({"inspect"}),  # looks for a parameter
     "protocol/disclosure.py": NOTHING,
     "protocol/displaced.py": NOTHING,
     "client/policy/content.py": frozenset({"json"}),
@@ -38,7 +39,7 @@ PURE: dict[str, frozenset[str]] = {
     "protocol/notices/book.py": frozenset({"atoll.protocol.notices.notice"}),
     "protocol/notices/notice.py": NOTHING,
     "protocol/identity/names.py": frozenset({"re"}),
-    "aggregation/printable.py": frozenset({"difflib"}),
+    "ground/printable.py": frozenset({"difflib"}),
     "protocol/wire/mesh_use.py": NOTHING,
     "protocol/value_type.py": NOTHING,
     "protocol/vocabulary.py": NOTHING,
@@ -47,13 +48,15 @@ PURE: dict[str, frozenset[str]] = {
     "simulations/experiments/bands.py": frozenset({"atoll.simulations.experiments.report"}),  # its types
     "server/following/follower.py": frozenset({"atoll.server.views.sentences"}),  # pure, but for `json`
     "server/following/items.py": NOTHING,
+    "server/views/exchange_sentences.py": NOTHING,
+    "server/views/message_lines.py": NOTHING,
     "server/views/narration.py": NOTHING,
     "server/views/reasons.py": NOTHING,
     "server/views/notices.py": frozenset({"atoll.protocol.identity.clock_hint", "atoll.server.identity.register"}),
     "server/backup/contents.py": frozenset({"pydantic", "re"}),
     "server/exchanges": NOTHING,
     "server/identity/rules.py": NOTHING,
-    "server/names/conflicts.py": frozenset({"atoll.protocol.bounded_mapping"}),
+    "server/names/conflicts.py": frozenset({"atoll.ground.bounded_mapping"}),
     "server/rounds": NOTHING,
     "server/rounds/policy.py": frozenset({"pydantic"}),
     "server/rounds/waiting.py": frozenset({"datetime"}),  # writes the instants that it is handed

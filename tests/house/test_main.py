@@ -32,7 +32,7 @@ def test_a_house_in_order_passes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     out = capsys.readouterr().out
     assert "NOT OK" not in out
     assert "Nobody" not in out
-    assert "longest file                                       3    600  ok" in out
+    assert ["longest", "file", "3", "600", "ok"] in [line.split() for line in out.splitlines()]
 
 
 NINE = ", ".join("abcdefghi")
@@ -78,25 +78,8 @@ NINE = ", ".join("abcdefghi")
             "upward",
         ),
         ("server/new.py", '"""A new file there."""\n', "server/new.py: is missing", "places"),
-        (
-            "server/errors.py",
-            '"""What is wrong."""\n',
-            'server/errors.py:1: opens with a question word, "What"',
-            "docstrings that",
-        ),
-        (
-            "server/errors.py",
-            '"""Errors."""\n',
-            'server/errors.py:1: "Errors." has fewer than 3',
-            "docstrings of fewer",
-        ),
         ("server/errors.py", '"""The errors nobody sees."""\n', 'server/errors.py:1: "nobody"', "banned turns in doc"),
-        (
-            "examples/iris.py",
-            '"""What it shows."""\n',
-            'examples/iris.py:1: opens with a question word, "What"',
-            "docstrings that",
-        ),
+        ("examples/iris.py", '"""So many irises."""\n', 'examples/iris.py:1: "So many"', "banned turns in doc"),
         (
             "README.md",
             "# Atoll\n\nThe platform of whoever wants it.\n",
@@ -124,7 +107,7 @@ def test_a_full_folder_breaks_its_bound(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_first_faults_are_listed_and_all_if_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = written(tmp_path, GOOD | {"server/errors.py": "".join(f'x{n} = 1\n"""What {n} is."""\n' for n in range(9))})
+    root = written(tmp_path, GOOD | {"server/errors.py": "".join(f'x{n} = 1\n"""So many, {n}."""\n' for n in range(9))})
     assert main([], root, HOUSE) == 1
     out = capsys.readouterr().out
     assert out.count("attribute x") == 5
@@ -137,24 +120,24 @@ def test_the_first_faults_are_listed_and_all_if_asked(tmp_path: Path, capsys: py
 def test_the_style_of_tests_is_for_information(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--all"], written(tmp_path, GOOD), HOUSE) == 0
     out = capsys.readouterr().out
-    assert 'tests/test_server.py:1: opens with a pronoun, "Nobody"' in out
+    assert 'tests/test_server.py:1: "Nobody": name the role' in out
 
 
 def test_words_lists_the_style_of_files_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bad = {"server/rounds/run.py": '"""What."""\n', "docs/page.md": "Nobody.\n", "server/errors.py": '"""Why."""\n'}
-    root = written(tmp_path, GOOD | bad)
+    many = '"""So many."""\n'
+    root = written(
+        tmp_path, GOOD | {"server/rounds/run.py": many, "docs/page.md": "Nobody.\n", "server/errors.py": many}
+    )
     assert main(["--words", "server/rounds", "docs"], root, HOUSE) == 1
     assert capsys.readouterr().out.splitlines() == [
         'docs/page.md:1: "Nobody": name the role, or say it without a person',
-        'server/rounds/run.py:1: "What." has fewer than 3 words: say more than the name does',
-        'server/rounds/run.py:1: opens with a question word, "What": begin with a noun phrase or a verb with its '
-        "object",
-        "3 in 2 Python files and 1 page",
+        'server/rounds/run.py:1: "So many": give the number',
+        "2 in 2 Python files and 1 page",
     ]
     assert main(["--words", "README.md", "server/__init__.py"], root, HOUSE) == 0
     assert capsys.readouterr().out == "0 in 1 Python file and 1 page\n"
     assert main(["--words"], root, HOUSE) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "5 in 4 Python files and 2 pages"
+    assert capsys.readouterr().out.splitlines()[-1] == "3 in 4 Python files and 2 pages"
     assert main(["--words", "tests/test_server.py"], root, HOUSE) == 1
 
 

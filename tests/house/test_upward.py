@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.house.floors import FLOORS, MAY_IMPORT, SHARED
+from tests.house.floors import FLOORS, MAY_IMPORT
 from tests.house.imports import edges
 from tests.house.propose import proposal
 from tests.house.tree import ROOMS, Fault, Module
@@ -10,17 +10,18 @@ from tests.house.upward import House, missing_places, upward_imports
 
 HOUSE = House(
     floors={
-        "aggregation": (("tensors", "fold"),),
+        "tensors": (("layout.py",),),
+        "aggregation": (("fold",),),
         "server": (("errors.py",), ("rounds", "views"), ("rounds/late.py", "rounds/deep"), ("process.py",)),
         "atoll": (("__init__.py",),),
     },
     may_import={
-        "aggregation": {"aggregation"},
-        "parallel": {"parallel"},
+        "tensors": {"tensors"},
+        "aggregation": {"aggregation", "tensors"},
+        "parallel": {"parallel", "tensors"},
         "server": {"server", "aggregation"},
         "atoll": {"atoll", "server", "aggregation"},
     },
-    shared={"parallel": ("aggregation/tensors", "aggregation/fold/grid.py")},
 )
 PLACES = [
     "server/__init__.py",
@@ -32,10 +33,10 @@ PLACES = [
     "server/rounds/policy.py",
     "server/rounds/deep/run.py",
     "server/views/run.py",
-    "aggregation/tensors/layout.py",
+    "tensors/layout.py",
     "aggregation/fold/grid.py",
     "aggregation/fold/means.py",
-    "parallel/task.py",
+    "parallel/plan.py",
     "atoll/__init__.py",
     "benchmarks/fold.py",
 ]
@@ -57,9 +58,9 @@ def faults(path: str, source: str) -> list[Fault]:
         ("server/rounds/late.py", "from atoll.server.rounds.deep import run"),
         ("server/views/run.py", "from atoll import Task"),
         ("aggregation/fold/grid.py", "import atoll.server.errors"),
-        ("aggregation/fold/grid.py", "import atoll.parallel.task"),
-        ("parallel/task.py", "from atoll.aggregation.fold.means import mean"),
-        ("parallel/task.py", "import atoll"),
+        ("aggregation/fold/grid.py", "import atoll.parallel.plan"),
+        ("parallel/plan.py", "from atoll.aggregation.fold.means import mean"),
+        ("parallel/plan.py", "import atoll"),
     ],
 )
 def test_an_import_that_runs_up_is_reported(path: str, source: str) -> None:
@@ -76,7 +77,7 @@ def test_an_import_that_runs_up_is_reported(path: str, source: str) -> None:
         ("server/rounds/late.py", "from atoll.server.rounds.policy import Mode"),
         ("server/rounds/deep/run.py", "from atoll.server.rounds import policy"),
         ("server/errors.py", "from atoll.aggregation.fold import means\nfrom atoll import __version__"),
-        ("parallel/task.py", "from atoll.aggregation.tensors import layout\nimport atoll.aggregation.fold.grid"),
+        ("parallel/plan.py", "from atoll.tensors import layout"),
         ("atoll/__init__.py", "import atoll.server.process"),
         ("benchmarks/fold.py", "import atoll.server.process"),
     ],
@@ -129,7 +130,7 @@ def test_a_proposal_puts_every_place_on_its_lowest_floor() -> None:
         Module("server/views/run.py", "import atoll.server.rounds.run\nimport atoll.client.x"),
         Module("client/x.py", ""),
     ]
-    found = proposal(House({}, {}, {}), "server", [module.path for module in modules], edges(modules))
+    found = proposal(House({}, {}), "server", [module.path for module in modules], edges(modules))
     assert found.splitlines() == [
         '    "server": (',
         '        ("alone.py", "errors.py"),',
@@ -147,14 +148,14 @@ CIRCULAR = [
 
 
 def test_a_proposal_shows_what_closes_a_circle() -> None:
-    found = proposal(House({}, {}, {}), "server", [module.path for module in CIRCULAR], edges(CIRCULAR)).splitlines()
+    found = proposal(House({}, {}), "server", [module.path for module in CIRCULAR], edges(CIRCULAR)).splitlines()
     assert found[1] == '        ("x", "y"),'
     assert "A circle of server/x, server/y:" in found
     assert "    server/x/one.py:1 server/y/one.py Thing" in found
 
 
 def test_a_file_that_the_table_names_is_a_place_of_a_proposal() -> None:
-    house = House({"server": (("y/one.py",),)}, {}, {})
+    house = House({"server": (("y/one.py",),)}, {})
     found = proposal(house, "server", [module.path for module in CIRCULAR], edges(CIRCULAR)).splitlines()
     assert found[1:-1] == ['        ("y/one.py",),', '        ("x",),', '        ("y",),']
 
@@ -164,7 +165,3 @@ def test_the_table_has_every_room_and_names_a_place_once() -> None:
     for room, floors in FLOORS.items():
         places = [place for floor in floors for place in floor]
         assert len(places) == len(set(places)), room
-    for room, shared in SHARED.items():
-        outside = {place.split("/")[0] for place in shared}
-        assert outside.isdisjoint(MAY_IMPORT[room])
-        assert outside <= set(ROOMS)

@@ -10,7 +10,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("aggregation", "parallel", "protocol", "server", "client", "simulations", "atoll")
+ROOMS = (
+    "ground",
+    "plugins",
+    "tensors",
+    "task",
+    "training",
+    "flower",
+    "parallel",
+    "aggregation",
+    "protocol",
+    "server",
+    "client",
+    "simulations",
+    "atoll",
+)
 """The folders of shipped code."""
 AROUND = ("benchmarks", "examples", "tools")
 """Code that a reader meets beside the shipped code; its docstrings follow the same style."""

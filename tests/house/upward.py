@@ -16,12 +16,11 @@ PROJECT = "atoll/cli/project/"
 
 @dataclass(frozen=True)
 class House:
-    """The table: the floors of each room, the rooms and places beyond its own that each room may import, and the places
-    of tests that do not mirror their folder."""
+    """The table: the floors of each room, the rooms that each room may import, and the places of tests that do not
+    mirror their folder."""
 
     floors: Floors
     may_import: Mapping[str, set[str]]
-    shared: Mapping[str, Sequence[str]]
     tests_elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def place(self, path: str) -> str:
@@ -55,19 +54,13 @@ def _judged(house: House, heights: Mapping[str, int], edge: Edge) -> Fault | Non
     if edge.importer.startswith(PROJECT) or (edge.imported, edge.name) == (ROOT, VERSION):
         return None
     if room != other:
-        is_fine = _may_reach(house, room, edge)
+        is_fine = other in house.may_import[room]
         return None if is_fine else Fault(*_at(edge), f"imports {edge.imported}: {room} may not import it")
     mine, theirs = house.place(edge.importer), house.place(edge.imported)
     if mine == theirs or mine not in heights or theirs not in heights or heights[theirs] < heights[mine]:
         return None
     text = f"imports {edge.imported}: {theirs} is on floor {heights[theirs]}, {mine} on floor {heights[mine]}"
     return Fault(*_at(edge), text)
-
-
-def _may_reach(house: House, room: str, edge: Edge) -> bool:
-    if edge.imported.split("/", 1)[0] in house.may_import[room]:
-        return True
-    return not {edge.imported, house.place(edge.imported)}.isdisjoint(house.shared.get(room, ()))
 
 
 def _at(edge: Edge) -> tuple[str, int]:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll.aggregation.tensors import safetensors_file
 from atoll.interface.deployed import DeployedRun, Federation
 from atoll.protocol.identity.enrolling import Place
+from atoll.tensors import safetensors_file
 from tests.federation.processes import ATOLL, federation
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import TASK

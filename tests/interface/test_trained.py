@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import atoll
-from atoll.aggregation.tensors import safetensors_file
+from atoll.tensors import safetensors_file
 from tests.federation.processes import ATOLL
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import TASK

@@ -17,8 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from atoll.parallel.forking import leaving_garbage
-from atoll.parallel.programs import main as program
+from atoll.ground.process.forking import leaving_garbage
 from atoll.protocol.vocabulary import TERMINAL, Digest
 from atoll.server.exchanges.events import Event, RecordExchange
 from atoll.server.exchanges.machine import ExchangeMachine
@@ -27,6 +26,7 @@ from atoll.server.rounds.events import CoordinatorStarted, RunStarted
 from atoll.simulations.messages.federation import MessageFederation
 from atoll.simulations.messages.program import Program
 from atoll.simulations.messages.service import MessageService
+from atoll.task.programs import main as program
 
 EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
 DOWN_S = 20.0

@@ -7,8 +7,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, Metadata, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from atoll.parallel.flower.records import from_content, to_content
-from atoll.parallel.task.flower_app import node_id
+from atoll.flower.app import node_id
+from atoll.flower.records import from_content, to_content
 
 app = ClientApp()
 SHIFT = {"east": 1.0, "north": 2.0, "odd": 3.0}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.parallel.programs.grid import Outgoing
-from atoll.parallel.task.content import Content
+from atoll.task.content import Content
+from atoll.task.programs.grid import Outgoing
 
 
 def main(grid):

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.parallel.task.flower_app import with_app
-from atoll.protocol.crash_points import VARIABLE
+from atoll.ground.process.crash_points import VARIABLE
 from atoll.protocol.settings import quoted
+from atoll.task.apps import with_app
 from tests.federation.processes import Federation, ended_after
 from tests.simulations.messages.simulating import digests
 from tests.waiting import BOUND_S

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.files import load_user_task
-from atoll.parallel.task.flower_app import with_app
+from atoll.operations.load import load_user_task
 from atoll.protocol.settings import load_text, quoted
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.messages.run import setting_of
+from atoll.task.apps import with_app
 from tests.messages.dying import Death, DyingFederation
 
 pytest.importorskip("flwr", reason="flwr is not installed: `make setup` installs it")

@@ -129,5 +129,5 @@ def test_every_shape_comes_back_as_it_was_and_what_no_message_can_have_is_refuse
         assert all(refused.values()), refused
         assert "dtype object" in refused["query.objects"]
         assert "not JSON serializable" in refused["query.bytes"]
-        assert "has the key 1; allowed in JSON: texts" in refused["query.keys"]
+        assert "has the key 1; allowed in JSON: strings" in refused["query.keys"]
         assert sum(text.startswith("here: ") for text in refused.values()) == 3

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.protocol.crash_points import VARIABLE
+from atoll.ground.process.crash_points import VARIABLE
 from atoll.simulations.messages.run import opened
 from tests.client.work import message_task
 from tests.federation.processes import ATOLL, federation

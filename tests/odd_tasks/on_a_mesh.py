@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from atoll import Task
-from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.crew.bench import MeshBench
-from atoll.parallel.engine.forked import run_ranks
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.worker.operations import Operations
+from atoll.parallel.mesh_client.bench import MeshBench
 from atoll.parallel.world import read_world
+from atoll.task.deadline import Deadline
+from atoll.tensors import safetensors_file
+from atoll.training.worker.operations import Operations
 from tests.odd_tasks.cells import IN_BF16
 from tests.odd_tasks.table import TASKS
-from tests.parallel.crew.clients import distance, plan_of, request_of, update_in
+from tests.parallel.mesh_client.clients import distance, plan_of, request_of, update_in
+from tests.parallel.ranks import call_on_ranks
 
 Json = dict[str, Any]
 
@@ -52,7 +52,7 @@ def verdicts(options: Json, folder: Path, names: Sequence[str]) -> dict[str, str
     """Return what is wrong with each task on a mesh, by its name."""
     alone = {name: _in_one_process(name, folder / name) for name in names}
     begun = [name for name in names if (folder / name / "version").exists()]
-    found = run_ranks(_on_a_rank, plan_of(options).mesh.size, begun, options, str(folder), timeout_s=400)[0]
+    found = call_on_ranks(_on_a_rank, plan_of(options).mesh.size, begun, options, str(folder), timeout_s=400)[0]
     faults = {name: _fault(name, options, alone[name], found[name], folder / name) for name in begun}
     return {name: fault for name, fault in faults.items() if fault}
 

@@ -7,7 +7,9 @@ import pytest
 from tests.cli.invoking import invoke
 from tests.odd_tasks.cells import Answer, cell
 from tests.odd_tasks.table import BY_PASS, TASKS, wrong
+from tests.turns import in_turn, table
 
+IN_PROCESSES = ("dp=2", "zero=3", "processes")
 ON_RANKS = ("routed_experts", "masked_targets")
 MORE_ON_RANKS = (
     *("batch_norm", "spectral_norm", "short_counter", "called_again", "borrowed_weights"),
@@ -29,17 +31,22 @@ def test_there_are_as_many_odd_tasks_as_promised() -> None:
     assert len(TASKS) >= 40
 
 
-CELLS = [(name, way) for name in TASKS for way in ("train", "accumulate", "sequential", "batched")]
+QUICK = ("train", "accumulate", "sequential", "batched")
 
 
-@pytest.mark.parametrize(("name", "way"), CELLS)
+@pytest.mark.parametrize(("name", "way"), table(TASKS, QUICK, days=len(QUICK)))
 def test_an_odd_task_is_equal_to_a_plain_loop_or_refused(name: str, way: str, tmp_path: Path) -> None:
     check(name, way, tmp_path)
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("way", ["dp=2", "zero=3", "processes"])
-@pytest.mark.parametrize("name", [*ON_RANKS, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_ON_RANKS)])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *table(ON_RANKS, IN_PROCESSES, days=3),
+        *(pytest.param(name, way, marks=pytest.mark.long) for name in MORE_ON_RANKS for way in IN_PROCESSES),
+    ],
+)
 def test_an_odd_task_on_ranks_and_in_processes_is_equal_or_refused(name: str, way: str, tmp_path: Path) -> None:
     check(name, way, tmp_path)
 
@@ -48,9 +55,7 @@ def test_an_odd_task_on_ranks_and_in_processes_is_equal_or_refused(name: str, wa
 @pytest.mark.parametrize(
     "name",
     [
-        "text_targets",
-        "list_targets",
-        "mixtral",
+        *(in_turn(name, number=n, days=3) for n, name in enumerate(("text_targets", "list_targets", "mixtral"))),
         *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "vit")),
     ],
 )

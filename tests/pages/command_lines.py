@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from click.exceptions import ClickException, Exit
 
-from atoll.cli.faults import CommandError
 from atoll.cli.sections import Section, described
+from atoll.operations.faults import CommandError
 from tests.cli.invoking import COMMAND
 
 SUBSTITUTED = re.compile(r"\$\([^()]*\)|\$\w+|`[^`]*`")

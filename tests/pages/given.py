@@ -23,7 +23,7 @@ class Given:
         instead: parts of commands, and what is executed in place of each.
         before: commands, and lines that are executed before each.
         codes: commands that end with another exit code than 0, or that are executed to their end for one.
-        files: names, and text by which each is found among the page's blocks of TOML, which is written to it.
+        files: names, and text by which each is found among the page's blocks of TOML or Python, which is written to it.
         is_long: ten seconds or more, or much like another page: `make test-long` executes it, `make test` does not.
     """
 
@@ -60,7 +60,10 @@ SMALL_BATCHES = "--batches 16 --target 0.5 --max-steps 200"
 
 GIVEN = {
     "CONTRIBUTING.md": Given(),
-    "README.md": Given(instead={"git clone URL atoll && cd atoll && ": ""}),
+    "README.md": Given(
+        files={"task.py": "task = Task("},
+        instead={"--site north --join CODE": f"--site north {NORTH}", "git clone URL atoll && cd atoll && ": ""},
+    ),
     "atoll/cli/project/README.md": Given(
         instead={
             "atoll agent task.py:task --site north --config agent.toml --join $(atoll client invite north)": EVERY_SITE
@@ -126,6 +129,7 @@ GIVEN = {
         },
         is_long=True,
     ),
+    "docs/endings.md": Given(run="begun", is_long=True),
     "docs/experiments.md": Given(
         files={"policies.toml": "[grid]"},
         instead={

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.parallel.crew.crash_points import STEPS
+from atoll.parallel.mesh_client.crash_points import STEPS
 from atoll.protocol.audit.chain import LineFault, read_line
 from atoll.server.audit.actions import Action
 from atoll.simulations.devices.traces import read_availability, read_speeds

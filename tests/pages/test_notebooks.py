@@ -6,11 +6,18 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from tests.pages.due import when_due
 from tests.pages.notebooks import NOTEBOOKS, PLACE, ROOT, differences, executed, is_alike, read
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        when_due(path, page=path.relative_to(ROOT).as_posix(), number=number, id=path.stem)
+        for number, path in enumerate(NOTEBOOKS)
+    ],
+)
 def test_a_fresh_execution_gives_what_is_stored(path: Path, tmp_path: Path) -> None:
     stored = read(path)
     assert differences(stored, executed(stored, tmp_path)) == [], "see `make notebooks`"

@@ -1,4 +1,4 @@
-"""Every shell block of every page, executed in order by real processes in the state that the page begins with."""
+"""The shell blocks of the pages, executed in order by real processes in the state that each page begins with."""
 
 import os
 import shutil
@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.processes import free_address
 from tests.pages.blocks import EXAMPLES, PAGES, Block, blocks_of
+from tests.pages.due import when_due
 from tests.pages.given import GIVEN, Given
 from tests.pages.shell import CommandFailed, Shell, lines_of, service_of
 from tests.pages.world import begin_run, make_project
@@ -39,6 +40,7 @@ def _sessions() -> dict[str, list[Block]]:
 
 
 SESSIONS = _sessions()
+SHORT = [name for name in SESSIONS if not GIVEN[name].is_long]
 
 
 class Worlds:
@@ -57,7 +59,7 @@ class Worlds:
                 begin_run(source, self.address)
         ignored = shutil.ignore_patterns(".logs", ".bin")
         shutil.copytree(source, folder, symlinks=True, dirs_exist_ok=True, ignore=ignored)
-        tables = [block.text for block in blocks_of(page) if block.language == "toml"]
+        tables = [block.text for block in blocks_of(page) if block.language in ("toml", "python")]
         for name, part in given.files.items():
             (folder / name).write_text(_local(next(text for text in tables if part in text), given))
         shell = Shell(folder, self.address)
@@ -80,14 +82,22 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path, ignore_errors=True)
 
 
+def page_of(session: str) -> str:
+    return session.partition("#")[0]
+
+
 @pytest.mark.parametrize(
-    "session", [pytest.param(name, marks=pytest.mark.long if GIVEN[name].is_long else ()) for name in SESSIONS]
+    "session",
+    [
+        *(pytest.param(name, marks=pytest.mark.long) for name in SESSIONS if GIVEN[name].is_long),
+        *(when_due(name, page=page_of(name), number=number) for number, name in enumerate(SHORT)),
+    ],
 )
 def test_every_command_of_a_page_does_what_the_page_says(
     session: str, worlds: Worlds, folder: Path, request: pytest.FixtureRequest
 ) -> None:
     blocks, given = SESSIONS[session], GIVEN[session]
-    page = session.partition("#")[0]
+    page = page_of(session)
     lines = [(block.place, line) for block in blocks for line in lines_of(block.text)]
     if any("ATOLL_DATA" in line for _, line in lines) and not os.environ.get("ATOLL_DATA"):
         pytest.skip("set ATOLL_DATA to the folder of public data sets (docs/data.md): then `make test` runs it")

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from atoll.cli.faults import CommandError
-from atoll.cli.training.plan import parse_arguments
 from atoll.client.config import AgentConfig
 from atoll.client.policy.config import SitePolicy
-from atoll.parallel.task.local import Local
+from atoll.operations.faults import CommandError
+from atoll.operations.plan import parse_arguments
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.config.model import ModelConfig
 from atoll.server.config.process import HostFile
@@ -18,6 +17,7 @@ from atoll.server.config.run import RunFile
 from atoll.simulations.experiments.grid import parse_grid
 from atoll.simulations.experiments.sweep import overrides
 from atoll.simulations.federation.config import SimulationFile
+from atoll.task.local import Local
 from tests.pages.blocks import PAGES, Block, blocks_of
 
 LANGUAGE = "toml"

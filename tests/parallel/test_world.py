@@ -8,9 +8,9 @@ from torch.distributed import distributed_c10d
 
 from atoll.parallel.checkpoint.ranks import Ranks, patient_ranks
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import AXES, Mesh
 from atoll.parallel.world import SLURM_PORTS, World, is_lost_peer, meeting_place, process_group, ranks_here, read_world
+from tests.parallel.ranks import call_on_ranks
 
 
 def test_a_process_without_a_launcher_is_alone() -> None:
@@ -126,7 +126,7 @@ def slow_first_rank() -> list[int]:
 
 @pytest.mark.real
 def test_ranks_wait_for_one_that_reads_a_large_file() -> None:
-    assert run_ranks(slow_first_rank, 2) == [[0, 1], [0, 1]]
+    assert call_on_ranks(slow_first_rank, 2) == [[0, 1], [0, 1]]
 
 
 GLOO = RuntimeError(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from atoll.parallel.task.array_task import Trained
+from atoll.task.array_task import Trained
 
 SHAPES = {"w": (300, 257), "v": (3, 5, 700), "b": (513,), "one": (1,)}
 

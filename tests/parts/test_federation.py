@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.runs import admin
+from atoll.operations import admin
 from atoll.protocol.vocabulary import RunState
 from atoll.server.journal.holder import running_coordinator
 from benchmarks.dividing import VARIABLE

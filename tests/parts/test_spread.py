@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.identity.names import aggregator
 from atoll.protocol.part_manifest import PartManifest
@@ -69,7 +69,7 @@ async def two_ranks(folder, **divided):
     ):
         invite = await client.next("invite")
         assert invite.spreads
-        stubs = rpc.AggregatorStub(channel0), rpc.AggregatorStub(channel1)
+        stubs = rpc.Stub(channel0, "Aggregator"), rpc.Stub(channel1, "Aggregator")
         yield Spread(it, folder, (first, second), stubs, client, *await client.train(invite), **divided)
 
 

@@ -9,15 +9,15 @@ import grpc
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.layout import Piece, Tensor
-from atoll.aggregation.tensors.safetensors_file import read
-from atoll.aggregation.updates.reader import StoredUpdate
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.vocabulary import RejectReason
 from atoll.server.backup.backup import back_up
 from atoll.server.backup.restore import restore
 from atoll.server.required.losses import losses_in
+from atoll.tensors.layout import Piece, Tensor
+from atoll.tensors.safetensors_file import read
+from atoll.tensors.updates.reader import StoredUpdate
 from benchmarks.dividing import KINDS, boxes_of, divide
 from tests.client.fake_coordinator import until
 from tests.wire.live_coordinator import running

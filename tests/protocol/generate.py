@@ -11,12 +11,12 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).parents[2]
 PROTO = Path("atoll/protocol/atoll.proto")
-GENERATED = ("atoll_pb2.py", "atoll_pb2.pyi", "atoll_pb2_grpc.py")
+GENERATED = ("atoll_pb2.py", "atoll_pb2.pyi")
 
 
 def generate(folder: Path) -> dict[str, bytes]:
     """Compile the proto below `folder`; return the generated files by name."""
-    outputs = [f"--{kind}_out={folder}" for kind in ("python", "pyi", "grpc_python")]
+    outputs = [f"--{kind}_out={folder}" for kind in ("python", "pyi")]
     code = protoc.main(["protoc", f"-I{ROOT}", *outputs, str(ROOT / PROTO)])
     if code != 0:
         raise RuntimeError(f"protoc ended with exit code {code}")

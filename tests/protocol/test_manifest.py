@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.tensors.layout import Piece, Tensor, in_order, pieces_in_order
-from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol.manifest import (
     BYTES_MAX,
     FAULTS_MAX,
@@ -24,8 +23,9 @@ from atoll.protocol.manifest import (
     parse_update,
     parse_version,
 )
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
+from atoll.tensors.layout import Piece, Tensor, in_order, pieces_in_order
+from atoll.tensors.pieces import cut_layout, piece_bytes_of
 
 SHA = "0123456789abcdef" * 4
 VERSION = VersionManifest.of(

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.aggregation.tensors.pieces import cut_layout
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol.manifest import MANIFEST_BYTES_MAX, UpdateManifest, VersionManifest, parse_update, parse_version
 from atoll.protocol.manifest_limits import check_model_travels
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
+from atoll.tensors.layout import Tensor
+from atoll.tensors.pieces import cut_layout
 
 NONE = "0" * 64
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.tensors.layout import Piece, Tensor, in_order, pieces_in_order
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol.manifest import (
     BYTES_MAX,
     MANIFEST_BYTES_MAX,
@@ -29,7 +29,7 @@ from atoll.protocol.part_manifest import (
     parse_part,
     part_of,
 )
-from atoll.protocol.strict_json import ManifestError
+from atoll.tensors.layout import Piece, Tensor, in_order, pieces_in_order
 from tests.aggregation.models import random_cuts
 from tests.protocol.test_manifest import SHA, UPDATE
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.parallel.statistics.parts import Histogram, Moments, Numbers, SiteStatistics, count
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol.site_statistics import BYTES_MAX, decode, encode
-from atoll.protocol.strict_json import ManifestError
+from atoll.training.statistics.parts import Histogram, Moments, Numbers, SiteStatistics, count
 
 floats = st.floats(allow_nan=False, allow_infinity=False)
 exact = floats.map(Fraction)

@@ -4,7 +4,6 @@ import pickle
 from dataclasses import field, fields, replace
 
 import pytest
-from mypy import api
 
 from atoll.protocol.value_type import value
 
@@ -49,6 +48,8 @@ FAULTS = {4: "read-only", 5: "Missing positional argument", 6: "incompatible typ
 @pytest.mark.long
 @pytest.mark.slow  # mypy checks what the events import: twelve seconds without a cache
 def test_mypy_finds_a_field_that_is_changed_left_out_or_of_another_type(tmp_path):
+    from mypy import api
+
     (tmp_path / "code.py").write_text(CODE)
     report, _, _ = api.run([str(tmp_path / "code.py")])
     *faults, summary = report.splitlines()

@@ -194,8 +194,8 @@ def test_what_a_fork_would_not_do_the_same_is_none_of_it(command: list[str]) -> 
 def test_a_command_of_atoll_is_recognised() -> None:
     assert program_of([ATOLL, "run", "list"]) == Program([], "script", ATOLL, ["run", "list"])
     flags = ["-P", "-X", "faulthandler"]
-    command = [sys.executable, *flags, "-m", "atoll.parallel.worker.main"]
-    assert program_of(command) == Program(flags, "-m", "atoll.parallel.worker.main", [])
+    command = [sys.executable, *flags, "-m", "atoll.training.worker.main"]
+    assert program_of(command) == Program(flags, "-m", "atoll.training.worker.main", [])
 
 
 def test_a_zygote_outlives_the_thread_that_started_it() -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.protocol import crash_points
+from atoll.ground.process import crash_points
 from tests.warm.commands import PATH, Program
 from tests.warm.start import NAME, SYS_CLONE, Zygote, let_commands_start_by
 
@@ -37,7 +37,7 @@ PRELOAD = (
     "atoll.server.ranks.process",
     "atoll.server.following.follow_process",
     "atoll.server.views.view_process",
-    "atoll.parallel.worker.main",
+    "atoll.training.worker.main",
     "atoll.parallel.launch.entry",
 )
 """What coordinators, agents, workers and the commands that show something import. Not torch's compiler: the code asks

@@ -10,9 +10,8 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from atoll.aggregation.tensors.layout import Piece
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.dialer import InsecureDialer, MutualDialer
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
@@ -22,6 +21,7 @@ from atoll.protocol.wire.channel import PROTOCOL
 from atoll.protocol.wire.stream import first_status
 from atoll.server.config.run import RunFile
 from atoll.server.process import Accepted, host
+from atoll.tensors.layout import Piece
 from benchmarks.members import equip
 from tests.waiting import BOUND_S
 
@@ -55,9 +55,9 @@ class Live:
         return next(iter([*self.coordinator.running, *self.coordinator.runs.values()]))
 
     @asynccontextmanager
-    async def admin(self) -> AsyncIterator[rpc.AdminStub]:
+    async def admin(self) -> AsyncIterator[rpc.Stub]:
         async with self.dialer(Identity(Role.OWNER, "me")).channel(self.admin_address, COORDINATOR) as channel:
-            yield rpc.AdminStub(channel)
+            yield rpc.Stub(channel, "Admin")
 
     @asynccontextmanager
     async def client(self, name, *, as_name=None, **hello) -> AsyncIterator["Client"]:
@@ -110,7 +110,7 @@ class Client:
     """One client that speaks the protocol by hand."""
 
     def __init__(self, channel, name):
-        self.stub, self.name = rpc.CoordinatorStub(channel), name
+        self.stub, self.name = rpc.Stub(channel, "Coordinator"), name
         self.control = self.ending = None
 
     async def hello(self, *, tasks=("four_numbers_task:task",), session="s1", protocol=PROTOCOL, **fields):

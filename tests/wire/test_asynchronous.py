@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import read
+from atoll.tensors.safetensors_file import read
 from tests.wire.live_coordinator import running
 from tests.wire.test_review import until
 from tests.wire.test_round import committed, live

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.audit.chain import Checkpoint
 from atoll.protocol.wire.channel import client_options
 from atoll.server.audit.budget import BURST
@@ -52,7 +52,7 @@ async def test_a_reading_that_was_broken_off_is_no_success(tmp_path, monkeypatch
     monkeypatch.setattr("atoll.server.views.view_process.COMMAND", (sys.executable, "-c", code))
     async with running(tmp_path) as it:
         async with grpc.aio.insecure_channel(it.admin_address, options=client_options()) as channel:
-            admin, request = rpc.AdminStub(channel), pb.LookRequest(view="run", run_id=it.run.run_id)
+            admin, request = rpc.Stub(channel, "Admin"), pb.LookRequest(view="run", run_id=it.run.run_id)
             assert sum([len(reply.json) async for reply in admin.Look(request)]) == 50_000_000
             broken = [admin.Look(request) for _ in range(READINGS_MAX)]
             for call in broken:
@@ -74,7 +74,7 @@ async def test_a_reading_that_was_broken_off_is_no_success(tmp_path, monkeypatch
 async def test_admin_calls_are_there_with_their_caller_and_outcome(tmp_path):
     async with running(tmp_path) as it:
         async with grpc.aio.insecure_channel(it.admin_address, options=client_options()) as channel:
-            admin = rpc.AdminStub(channel)
+            admin = rpc.Stub(channel, "Admin")
             await admin.StopRun(pb.StopRunRequest(run_id=it.run.run_id, reason="enough"))
             with pytest.raises(grpc.aio.AioRpcError):
                 await admin.StopRun(pb.StopRunRequest(run_id="nobody"))
@@ -98,12 +98,12 @@ async def test_refused_calls_are_there_and_soon_only_counted(tmp_path):
     async with running(tmp_path) as it:
         async with grpc.aio.insecure_channel(it.address, options=client_options()) as channel:
             for _ in range(BURST + 5):
-                call = rpc.CoordinatorStub(channel).Upload()
+                call = rpc.Stub(channel, "Coordinator").Upload()
                 await call.write(pb.UploadRequest(chunk=pb.Chunk(position=0, data=b"x")))
                 assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
             gone = pb.ManifestRequest(run_id="nobody", digest="ab")
             with pytest.raises(grpc.aio.AioRpcError):
-                await rpc.CoordinatorStub(channel).GetManifest(gone)
+                await rpc.Stub(channel, "Coordinator").GetManifest(gone)
     refused = events(tmp_path, "call.refuse")
     assert len(refused) == BURST
     assert refused[0].outcome == "INVALID_ARGUMENT: the first message must be UploadOpen"

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.dialer import MutualDialer
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.membership import Membership
@@ -45,7 +45,7 @@ async def test_a_rank_is_told_of_its_own_updates_alone_and_gives_reasons_that_th
             grpc.aio.insecure_channel(it.address) as channel,
         ):
             invite, _ = await report(a)
-            aggregation, digests = rpc.AggregationStub(channel), [bytes.fromhex(d) for d in _accepted(it, invite)]
+            aggregation, digests = rpc.Stub(channel, "Aggregation"), [bytes.fromhex(d) for d in _accepted(it, invite)]
 
             async def told(rank, digests):
                 request = pb.UpdatesRequest(run_id=invite.run_id, digests=digests, rank=rank)
@@ -76,7 +76,7 @@ def _accepted(it, invite):
 async def test_a_rank_that_asks_about_nobody_is_told_so(tmp_path):
     async with running(tmp_path / "state", **ONE) as it, grpc.aio.insecure_channel(it.address) as channel:
         request = pb.AdmitRequest(callers=[pb.Caller(role="client", name="../x")])
-        code, detail = await refused(rpc.AggregationStub(channel).Admit(request))
+        code, detail = await refused(rpc.Stub(channel, "Aggregation").Admit(request))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "'../x'" in detail
 
@@ -136,7 +136,7 @@ async def test_a_rank_serves_members_of_the_run_alone_and_no_longer_than_they_ar
     async with running(tmp_path / "state", **one) as it, with_secure_rank(it, tmp_path / "rank") as address:
         async with it.client("a") as a, to_rank(it, address, "a") as own, to_rank(it, address, "b") as other:
             invite = await a.next("invite")
-            own, other = rpc.AggregatorStub(own), rpc.AggregatorStub(other)
+            own, other = rpc.Stub(own, "Aggregator"), rpc.Stub(other, "Aggregator")
             update = update_of(invite, "a", await it_manifest(a, invite))
             assert await fetched(own, invite) == 4 * 4 + 8
             assert await refused(fetched(other, invite)) == (
@@ -180,6 +180,6 @@ async def test_a_rank_that_cannot_ask_serves_nobody_it_does_not_know(tmp_path):
             invite = pb.Invite(run_id="tiny-1", model_digest="0" * 64)
             async with to_rank(it, address, "a") as channel:
                 await it.ports.clients.stop(0)
-                code, detail = await refused(fetched(rpc.AggregatorStub(channel), invite))
+                code, detail = await refused(fetched(rpc.Stub(channel, "Aggregator"), invite))
                 assert code is grpc.StatusCode.UNAVAILABLE
                 assert "cannot be asked about it now" in detail

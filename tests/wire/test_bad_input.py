@@ -8,8 +8,8 @@ import grpc
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.layout import Piece, pieces_in_order
 from atoll.protocol import atoll_pb2 as pb
+from atoll.tensors.layout import Piece, pieces_in_order
 from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_round import committed, live, report
 

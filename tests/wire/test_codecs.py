@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.layout import Piece, pieces_in_order
-from atoll.aggregation.tensors.safetensors_file import read
 from atoll.client.config import AgentConfig
 from atoll.client.process import run_agent
 from atoll.client.work.runner import Training
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.worker.operations import Operations
 from atoll.server.files.run_store import RunStore
 from atoll.server.views.history import History
 from atoll.server.views.sentences import sentences, summary
-from tests.aggregation.encoded_by_hand import decoded, encoded
+from atoll.task.deadline import Deadline
+from atoll.tensors.layout import Piece, pieces_in_order
+from atoll.tensors.safetensors_file import read
+from atoll.training.worker.operations import Operations
+from tests.tensors.encoded_by_hand import decoded, encoded
 from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_bad_input import refused

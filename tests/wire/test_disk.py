@@ -8,7 +8,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from atoll.protocol.durable import DiskFull
+from atoll.ground.durable import DiskFull
 from atoll.server.errors import OperatorError, StateInUse
 from atoll.server.hosting import run_driver
 from atoll.server.required.losses import WAY_OUT

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol.settings import ConfigError
 from atoll.server.errors import OperatorError
+from atoll.tensors.safetensors_file import read
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live
 
@@ -65,6 +65,6 @@ async def test_ones_that_are_written_out_are_not_canonical(tmp_path):
 
 @live
 async def test_a_task_without_the_training_loop_is_refused_before_the_run_begins(tmp_path):
-    with pytest.raises((OperatorError, ConfigError), match=r"fednova.*a training of its own"):
+    with pytest.raises((OperatorError, ConfigError), match=r"fednova.*a custom training"):
         async with running(tmp_path / "state", aggregation__algorithm="fednova"):
             raise AssertionError("it began")

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.wire.channel import MESSAGE_BYTES_MAX, MIB
 from atoll.protocol.wire.stream import first_status
 from atoll.server.errors import OperatorError
@@ -77,7 +77,7 @@ async def test_compressed_messages_are_refused_before_they_are_inflated(tmp_path
         async with grpc.aio.insecure_channel(it.address) as channel:
             opened = pb.ManifestRequest(run_id="x" * 10_000)
             with pytest.raises(grpc.aio.AioRpcError) as error:
-                await rpc.CoordinatorStub(channel).GetManifest(opened, compression=grpc.Compression.Gzip)
+                await rpc.Stub(channel, "Coordinator").GetManifest(opened, compression=grpc.Compression.Gzip)
             assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
             assert "'gzip' is disabled" in error.value.details()
 
@@ -88,7 +88,7 @@ async def test_a_message_that_is_too_large_is_refused_with_the_limit(tmp_path):
         options = [("grpc.max_send_message_length", -1)]
         async with grpc.aio.insecure_channel(it.address, options=options) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as error:
-                await rpc.CoordinatorStub(channel).GetManifest(pb.ManifestRequest(run_id="x" * 5_000_000))
+                await rpc.Stub(channel, "Coordinator").GetManifest(pb.ManifestRequest(run_id="x" * 5_000_000))
             assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert str(MESSAGE_BYTES_MAX) in error.value.details()
 

@@ -7,11 +7,11 @@ import shutil
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import read
 from atoll.server.errors import OperatorError
 from atoll.server.journal.placement import state_of_rank
 from atoll.server.required.losses import WAY_OUT, losses_in
 from atoll.server.views.history import History
+from atoll.tensors.safetensors_file import read
 from tests.cli.invoking import refused
 from tests.parts.test_wire import invited
 from tests.waiting import BOUND_S

@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from atoll.client.wire.control_stream import Link
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.certificates import Issuer, server_name
 from atoll.protocol.identity.dialer import InsecureDialer, MutualDialer
 from atoll.protocol.identity.keeper import Keeper
@@ -47,7 +47,7 @@ async def _check(channel):
 
 
 async def _list_ranks(channel):
-    await rpc.AdminStub(channel).ListRanks(pb.ListRanksRequest(), timeout=BOUND_S)
+    await rpc.Stub(channel, "Admin").ListRanks(pb.ListRanksRequest(), timeout=BOUND_S)
 
 
 def keeper_of(folder, identity, authority):
@@ -125,12 +125,12 @@ async def test_a_renewed_certificate_is_shown_and_used_without_a_restart(tmp_pat
     authority = Authority.create(tmp_path / "ca", "one")
     server, serials = grpc.aio.server(), []
 
-    class Looking(rpc.AdminServicer):
+    class Looking:
         async def ListRanks(self, request, context):
             serials.append(bytes(context.auth_context()["x509_pem_cert"][0]))
             return pb.ListRanksReply()
 
-    rpc.add_AdminServicer_to_server(Looking(), server)
+    rpc.add_servicer(Looking(), server, "Admin")
     ours = keeper_of(tmp_path / "coordinator", COORDINATOR, authority)
     mine = keeper_of(tmp_path / "owner", Identity(Role.OWNER, "me"), authority)
     address = MutualListener(ours).bind(server, "127.0.0.1:0")
@@ -156,13 +156,13 @@ async def test_an_old_connection_takes_no_new_call_and_ends_none_that_is_open(tm
     monkeypatch.setattr(channel_module, "CONNECTION_AGE_S", 1)
     authority, peers = Authority.create(tmp_path / "ca", "one"), set()
 
-    class Looking(rpc.AdminServicer):
+    class Looking:
         async def ListRanks(self, request, context):
             peers.add(context.peer())
             return pb.ListRanksReply()
 
     server = grpc.aio.server(options=channel_module.server_options())
-    rpc.add_AdminServicer_to_server(Looking(), server)
+    rpc.add_servicer(Looking(), server, "Admin")
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     address = MutualListener(keeper_of(tmp_path / "main", COORDINATOR, authority)).bind(server, "127.0.0.1:0")

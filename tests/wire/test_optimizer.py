@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.optimizers import FedAdam, FedAvgM
-from atoll.aggregation.tensors.safetensors_file import read
 from atoll.server.errors import OperatorError
+from atoll.tensors.safetensors_file import read
 from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live, report

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import read
+from atoll.tensors.safetensors_file import read
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live, report
 

@@ -7,9 +7,9 @@ import grpc
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.server.views.history import History
+from atoll.tensors.safetensors_file import read
 from tests.cli.invoking import shown
 from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running

@@ -12,10 +12,9 @@ import grpc
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import read
+from atoll.ground.durable import DiskFull
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.durable import DiskFull
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import COORDINATOR
@@ -27,6 +26,7 @@ from atoll.server.config.process import AggregatorConfig
 from atoll.server.ranks import gloo, process, rank_store
 from atoll.server.ranks.rank import Rank, RankPlace
 from atoll.server.transport.listener import InsecureListener
+from atoll.tensors.safetensors_file import read
 from tests.client.fake_coordinator import until
 from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_round import committed, live, report
@@ -47,7 +47,7 @@ class Ranked:
             self.it.client(name, **hello) as client,
             InsecureDialer().channel(self.address, aggregator_name(0)) as channel,
         ):
-            stub, own = rpc.AggregatorStub(channel), client.stub
+            stub, own = rpc.Stub(channel, "Aggregator"), client.stub
             client.stub = SimpleNamespace(GetManifest=own.GetManifest, Upload=stub.Upload, Download=stub.Download)
             yield client
 
@@ -130,7 +130,7 @@ async def test_an_unknown_version_is_not_found_and_an_early_one_may_be_tried_aga
     async with with_rank(SimpleNamespace(address="127.0.0.1:1"), tmp_path / "alone") as ranked:
         async with grpc.aio.insecure_channel(ranked.address) as channel:
             opened = pb.DownloadRequest(open=pb.DownloadOpen(run_id="tiny-1", digest="0" * 64))
-            assert await code_of(rpc.AggregatorStub(channel).Download(), opened) is grpc.StatusCode.UNAVAILABLE
+            assert await code_of(rpc.Stub(channel, "Aggregator").Download(), opened) is grpc.StatusCode.UNAVAILABLE
     async with running(tmp_path / "state", **ONE) as it, with_rank(it, tmp_path / "rank") as ranked:
         async with ranked.client("a") as a:
             opened = pb.DownloadRequest(open=pb.DownloadOpen(run_id="tiny-1", digest="0" * 64))
@@ -201,7 +201,7 @@ def test_a_rank_that_says_it_is_elsewhere_is_refused(tmp_path, address):
             grpc.aio.insecure_channel(it.address) as channel,
         ):
             hello = pb.RankHello(protocol=PROTOCOL, rank=0, num_ranks=1, address=address, store_address="127.0.0.1:1")
-            code = await code_of(rpc.AggregationStub(channel).Serve(), pb.RankMessage(hello=hello))
+            code = await code_of(rpc.Stub(channel, "Aggregation").Serve(), pb.RankMessage(hello=hello))
             assert code is grpc.StatusCode.FAILED_PRECONDITION
 
     check(tmp_path)
@@ -213,7 +213,7 @@ def test_a_rank_that_is_none_of_them_is_refused(tmp_path, rank, num_ranks):
     async def check(tmp_path):
         async with running(tmp_path / "state", **ONE) as it, grpc.aio.insecure_channel(it.address) as channel:
             hello = pb.RankHello(protocol=PROTOCOL, rank=rank, num_ranks=num_ranks, address="127.0.0.1:7000")
-            call = rpc.AggregationStub(channel).Serve()
+            call = rpc.Stub(channel, "Aggregation").Serve()
             assert await code_of(call, pb.RankMessage(hello=hello)) is grpc.StatusCode.FAILED_PRECONDITION
             assert f"rank {rank} of {num_ranks}: this coordinator has 1 rank" in await call.details()
 

@@ -8,8 +8,8 @@ import time
 import grpc
 import pytest
 
+from atoll.ground.durable import DiskFull
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.durable import DiskFull
 from atoll.protocol.vocabulary import RunId, RunState, Version
 from atoll.server.files import incoming
 from atoll.server.files.incoming import SMALL_BYTES

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.safetensors_file import read
+from atoll.ground.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.server.files import incoming
 from atoll.server.files.incoming import SMALL_BYTES
 from atoll.server.process import host
 from atoll.server.views.history import History
+from atoll.tensors.safetensors_file import read
 from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import TINY, running, settings
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.layout import Piece, pieces_in_order
-from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol.manifest import UpdateManifest
 from atoll.server.errors import OperatorError
+from atoll.tensors.layout import Piece, pieces_in_order
+from atoll.tensors.safetensors_file import read
 from tests.simulations.federation import rows_task
 from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running, update_of
@@ -64,10 +64,26 @@ async def test_centred_clipping_goes_on_from_its_last_aggregate(tmp_path):
     assert second == pytest.approx([1 + 1 + (4 * 0 + 1) / 5] * 4)
 
 
+REDUCE = "def reduce(self, rows):\n        return rows.mean(0)\n"
+
+
+@pytest.mark.parametrize(
+    ("methods", "told"),
+    [
+        ("def reduce(self, rows):\n        return {}['no key']\n", "reduce raised KeyError: 'no key'"),
+        ("def reduce(self, rows):\n        raise SystemExit(3)\n", "reduce raised SystemExit: 3"),
+        (
+            f"{REDUCE}    def check(self, num_updates):\n        return {{}}['no key']\n",
+            "check raised KeyError: 'no key'",
+        ),
+        (f"{REDUCE}    def mixing(self, gram):\n        return {{}}\n", "mixing raised TypeError: "),
+    ],
+    ids=["reduce", "exit", "check", "mixing"],
+)
 @live
-async def test_a_rule_of_one_s_own_that_fails_costs_its_rounds_and_not_the_coordinator(tmp_path):
+async def test_a_custom_rule_that_fails_costs_its_rounds_and_not_the_coordinator(tmp_path, methods, told):
     rule = tmp_path / "mine.py"
-    rule.write_text("class Mine:\n    def reduce(self, rows):\n        return {}['no such key']\n\nmine = Mine()\n")
+    rule.write_text(f"class Mine:\n    {methods}\nmine = Mine()\n")
     settings = {"round__cohort_size": 1, "round__retry": 1, "aggregation__rule": f"{rule}:mine"}
     async with running(tmp_path / "state", **settings) as it, it.client("a") as client:
         for _ in range(2):
@@ -78,7 +94,7 @@ async def test_a_rule_of_one_s_own_that_fails_costs_its_rounds_and_not_the_coord
         assert not it.coordinator.crashed.done()
         records = list(it.run.machine.ledger.past.values())
         assert [record.abandon_reason for record in records] == ["aggregation_failed"] * 2
-        assert records[0].detail == "RuleFailed: Mine raised KeyError: 'no such key'"
+        assert records[0].detail.startswith(f"RuleFailed: rule Mine: {told}")
 
 
 def part_of(invite, client, version, names, value):

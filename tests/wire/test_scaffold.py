@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.layout import pieces_in_order
-from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import FailureReason, Phase
 from atoll.server.errors import OperatorError
+from atoll.tensors.layout import pieces_in_order
+from atoll.tensors.safetensors_file import read
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live
 

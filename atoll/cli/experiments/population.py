@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
-from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say, table
 from atoll.cli.waiting import waiting_for
+from atoll.ground.printable import count_of
+from atoll.operations.faults import CommandError
 
 if TYPE_CHECKING:
     from atoll.simulations.federation.config import SimulationFile
@@ -70,7 +70,7 @@ def population(
 
     Nothing is trained. `atoll settings simulation` lists the kinds of splits; `docs/populations.md` explains them.
     """
-    from atoll.cli.files import overriding
+    from atoll.operations.load import overriding
     from atoll.simulations.populations.plot import NoPlots
     from atoll.simulations.populations.plot import plot as draw
 
@@ -104,11 +104,11 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
         ConfigError: all mistakes in the settings, or the reason why the split is impossible.
         TaskFailed: the task's own code failed.
     """
-    from atoll.cli.files import load_user_task
-    from atoll.cli.task_failures import task_failures_in_one_line
-    from atoll.parallel.task.task import Task
+    from atoll.operations.load import load_user_task
+    from atoll.operations.task_failures import task_failures_in_one_line
     from atoll.simulations.populations.population import populate
     from atoll.simulations.populations.report import report
+    from atoll.task.task import Task
 
     file = _loaded(task, config, overrides)
     found = load_user_task(file.task)
@@ -122,7 +122,7 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
 
 
 def _loaded(task: str, config: Path | None, overrides: list[str]) -> "SimulationFile":
-    from atoll.cli.files import is_toml, load_run
+    from atoll.operations.load import is_toml, load_run
     from atoll.simulations.federation.config import SimulationFile
 
     if config is not None and is_toml(task):
@@ -134,9 +134,9 @@ def _loaded(task: str, config: Path | None, overrides: list[str]) -> "Simulation
 
 def _say_statistics(task: str, config: Path | None, overrides: list[str], *, json: bool) -> None:
     """Print the statistics of all clients and of each one, as `atoll run statistics` does."""
-    from atoll.cli.files import load_user_task
     from atoll.cli.runs.statistics import say_statistics
-    from atoll.cli.task_failures import task_failures_in_one_line
+    from atoll.operations.load import load_user_task
+    from atoll.operations.task_failures import task_failures_in_one_line
     from atoll.simulations.federation.statistics import statistics_of
 
     file = _loaded(task, config, overrides)

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
+from atoll.operations.faults import CommandError
 
 if TYPE_CHECKING:
     from atoll.simulations.experiments.bands import Repeats
@@ -17,23 +17,6 @@ if TYPE_CHECKING:
 BY = ("updates", "bytes", "time", "rounds", "seconds")
 """The values of --by, those of `bands.AXES`."""
 
-By = Annotated[
-    str | None,
-    typer.Option(
-        "--by",
-        metavar="AXIS",
-        help="Compare the runs at the largest place on an axis that all have reached: updates, bytes, time (virtual), "
-        "rounds or seconds.",
-    ),
-]
-Columns = Annotated[
-    str | None,
-    typer.Option(
-        "--columns",
-        metavar="A,B",
-        help="Columns of the table, separated by commas, such as best or best@clients/loss; by default sweep.columns.",
-    ),
-]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the table as CSV, with deviations and numbers of runs.")]
 
@@ -57,7 +40,7 @@ def say_rows(
 ) -> None:
     """Print the rows of a table."""
     from atoll.simulations.experiments.bands import number
-    from atoll.simulations.experiments.table import as_csv
+    from atoll.simulations.experiments.table import as_csv, document_of
     from atoll.simulations.experiments.table import markdown as as_markdown
 
     if json:
@@ -86,12 +69,6 @@ def say_rows(
         say(as_markdown(header, body))
     else:
         say_table(header, body, empty="")
-
-
-def document_of(lines: "Sequence[Row]", objective: "Objective") -> dict[str, Any]:
-    """Return the rows of a table in JSON types."""
-    by = {} if objective.by is None else {"by": objective.by, "common": objective.common}
-    return {"metric": objective.metric, "target": objective.target, **by, "rows": lines}
 
 
 def draw(repeats: "Sequence[Repeats]", folder: Path, objective: "Objective") -> None:

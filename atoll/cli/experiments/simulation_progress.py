@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
-from atoll.aggregation.printable import count_of
 from atoll.cli.printing import seconds
+from atoll.ground.printable import count_of
 
 EVERY_S = 1.0
 """Least seconds between two lines, where the output is not a terminal."""
@@ -122,8 +122,10 @@ class RoundProgress:
 
     @property
     def faults(self) -> list[str]:
-        """The numbers of failures, refusals and losses of clients so far, each with the most frequent reason, and the
-        metrics that were not finite, as far as there were some: a line for each."""
+        """The lines on failed, refused and lost clients so far, and on metrics that were not finite.
+
+        Each line has the number and the most frequent reason; a kind that did not occur has no line.
+        """
         found = [self._of(key) for key in REASONS]
         return [text for text in (*found, self._not_finite.summary) if text]
 

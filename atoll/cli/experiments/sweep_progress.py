@@ -1,17 +1,15 @@
 """The progress of a sweep: finished cells, the rounds of running cells, and the time left."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from atoll.aggregation.printable import count_of
 from atoll.cli.printing import seconds
+from atoll.ground.printable import count_of
 from atoll.simulations.experiments.grid import Grid
-from atoll.simulations.experiments.report import RunReport
-from atoll.simulations.experiments.requested_metric import RequestedMetric
 from atoll.simulations.experiments.sweep import Progress as Sweep
 
 
@@ -62,8 +60,9 @@ class SweepProgress:
             self._bar.update(self._task, completed=ended, description=f"{left} left  {running}")
 
     def seconds_left(self, ended: int) -> float | None:
-        """Return the seconds until the last cell ends: cells left x mean time of the cells that have ended since the
-        start; None before the first one has.
+        """Return the time [s] until the last cell ends; None before the first cell has ended.
+
+        It is the number of cells left x the mean time of the cells that have ended since the start.
         """
         since_start = ended - self._finished_before
         return (self._clock() - self._began) / since_start * (len(self._names) - ended) if since_start else None
@@ -78,30 +77,6 @@ class SweepProgress:
             self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:
             self._say(text)
-
-
-class MetricWatch:
-    """A check, as soon as the first round has ended, that the runs measure the metric.
-
-    Args:
-        wanted: the metric.
-        read: (state of the sweep) -> the reports of its runs so far.
-    """
-
-    def __init__(self, wanted: RequestedMetric, read: Callable[[Sweep], Sequence[RunReport]]) -> None:
-        self._wanted, self._read = wanted, read
-        self._is_known, self._seen = False, 0
-
-    def see(self, sweep: Sweep) -> None:
-        """Check again if a round has ended since the last call, until the metric is found.
-
-        Raises:
-            ConfigError: the runs do not measure the metric.
-        """
-        ended = sum(sweep.rounds.values()) + sweep.count("finished")
-        if not self._is_known and ended != self._seen:
-            self._seen = ended
-            self._is_known = self._wanted.is_measured(self._read(sweep), is_over=False)
 
 
 def _bar(stream: TextIO) -> Progress:

@@ -1,4 +1,1 @@
-"""The command `atoll export`, and the export of a run while it runs in this process.
-
-Imports: `exports`, the views of `runs`.
-"""
+"""The command `atoll export`, and the export of a run while it runs in this process."""

@@ -2,16 +2,18 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from contextvars import copy_context
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from atoll.aggregation.printable import count_of
 from atoll.cli.printing import note
-from atoll.cli.runs import following
-from atoll.cli.runs.views import read_view
+from atoll.cli.runs.following import note_trouble
 from atoll.exports.folders import SITES_MAX, identity, safe
 from atoll.exports.rows import About, Row, State, numbers
+from atoll.ground.printable import count_of
+from atoll.operations import following
+from atoll.operations.views import read_view
 from atoll.protocol.json_values import flat
 
 COUNTS = ("invited", "counted", "reported", "released", "lost", "failed", "refused", "too_old", "staleness")
@@ -146,7 +148,7 @@ class News:
         """Wait at least these seconds, then until something has happened since the last call."""
         if self._thread is None or not self._thread.is_alive():
             self._is_there.set()
-            self._thread = Thread(target=self._follow, daemon=True)
+            self._thread = Thread(target=copy_context().run, args=(self._follow,), daemon=True)  # with its reporter
             self._thread.start()
         time.sleep(seconds)
         while not self._is_there.wait(1.0):
@@ -158,7 +160,7 @@ class News:
     def _follow(self) -> None:
         try:
             for item in following.items(*self._place):
-                following.note_trouble(item)
+                note_trouble(item)
                 if item["kind"] in ("began", "event", "jumped"):
                     self._is_there.set()
         except BaseException as error:

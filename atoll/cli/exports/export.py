@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
-from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say
+from atoll.ground.printable import count_of
+from atoll.operations.faults import CommandError
+from atoll.operations.place import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +78,7 @@ def export(
         found = _of_folder(target, Path(what), follow, sites)
     else:
         _check_place(what, state, database)
-        found = [_of_run(target, what, state or options.STATE, database, follow, sites)]
+        found = [_of_run(target, what, state or STATE, database, follow, sites)]
     if json:
         as_json(found)
         return
@@ -87,11 +88,11 @@ def export(
 
 def _check_place(what: str, state: Path | None, database: str) -> None:
     """Check that there is a place where a run may be."""
-    from atoll.cli.runs.elsewhere import is_elsewhere
+    from atoll.operations.place import is_elsewhere
 
-    if state is None and not database and not options.STATE.exists() and not is_elsewhere(options.STATE):
+    if state is None and not database and not STATE.exists() and not is_elsewhere(STATE):
         raise CommandError(
-            f"{what}: there is no such folder, and no state directory {options.STATE} with such a run: name the folder "
+            f"{what}: there is no such folder, and no state directory {STATE} with such a run: name the folder "
             "of a run, or the state directory with --state DIR"
         )
 
@@ -133,7 +134,7 @@ def _wait_for(folder: Path) -> "Callable[[float], None]":
 def _of_run(target: "Target", run: str, state: Path, database: str, follow: bool, sites: bool | None) -> dict[str, Any]:
     """Export a run of a coordinator."""
     from atoll.cli.exports.deployed import DeployedRun, News
-    from atoll.cli.runs.admin import NoAnswer
+    from atoll.operations.admin import NoAnswer
     from atoll.server.errors import DatabaseAway
 
     source = DeployedRun(run, state, database, sites=sites)
@@ -148,9 +149,9 @@ def _exported(
     passing: tuple[type[Exception], ...] = (),
 ) -> dict[str, Any]:
     """Export a run, with `wait` until it has ended; return what was done."""
-    from atoll.cli.temporary import TryAgain
     from atoll.exports import exporter
     from atoll.exports.destination import DestinationAway
+    from atoll.operations.temporary import TryAgain
 
     destination = target.open()
     try:

@@ -13,9 +13,9 @@ from atoll import __version__
 from atoll.cli.flower import templates
 from atoll.cli.flower.counterparts import A_NUMBER, Counterpart
 from atoll.cli.flower.sources import Sources
-from atoll.parallel.exported.run_values import RunValues
-from atoll.parallel.task.reference import is_file, split
-from atoll.parallel.task.task import task_name
+from atoll.flower.exported.run_values import RunValues
+from atoll.plugins.reference import is_file, split
+from atoll.task.task import task_name
 
 
 @dataclass(frozen=True, slots=True)

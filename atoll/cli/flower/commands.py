@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.faults import CommandError, Commands
+from atoll.cli.command import Commands
 from atoll.cli.flower.export import export
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.stopping import if_stopped
-from atoll.parallel.task.flower_app import with_app
+from atoll.operations.faults import CommandError
+from atoll.task.apps import with_app
 
 if TYPE_CHECKING:
-    from atoll.cli.flower_plan import AppPlan
+    from atoll.operations.flower_plan import AppPlan
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="Run Flower apps as they are, and check how they will run.")
 app.command()(export)
@@ -65,9 +66,9 @@ def check(
     An app runs hosted, over messages. The check also tells whether its strategy has a native run (--native), and what
     that would be.
     """
-    from atoll.cli.files import options_among
-    from atoll.cli.flower_plan import plan_of
-    from atoll.cli.worker_check import check_in_worker
+    from atoll.operations.flower_plan import plan_of
+    from atoll.operations.load import options_among
+    from atoll.operations.worker_check import check_in_worker
 
     reference = _reference(folder)
     given = options_among(reference, overrides)
@@ -102,11 +103,11 @@ def run(
     if simulate and again:
         raise CommandError("--again is of a run by processes: leave it out, or name another folder by --out")
     if simulate:
-        from atoll.cli.experiments.simulate import Request, simulate_as_asked
+        from atoll.cli.experiments.simulate import simulate_as_asked
+        from atoll.operations.requests import SimulateRequest
 
-        simulate_as_asked(
-            reference, overrides, Request(clients=nodes, out=out, unnamed="atoll-flower-{name}-simulated")
-        )
+        unnamed = "atoll-flower-{name}-simulated"
+        simulate_as_asked(SimulateRequest(what=reference, overrides=overrides, clients=nodes, out=out, unnamed=unnamed))
     from atoll.cli.flower.processes import run_app
 
     raise typer.Exit(run_app(reference, overrides, nodes=nodes, out=out, again=again))

@@ -6,7 +6,7 @@
     rule median, trimmed_mean         FedMedian, FedTrimmedAvg
     Flower's own rules (rules)        MultiKrum, Bulyan
 
-It is the inverse of `parallel.flower.strategies`. A setting that changes when a round ends, and not what it computes,
+It is the inverse of `flower.native.strategies`. A setting that changes when a round ends, and not what it computes,
 is left out: Flower waits for all replies, or for the timeout.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.config.model import run_and_version
@@ -26,7 +26,7 @@ from atoll.server.config.run import RunConfig
 A_NUMBER = 1e-9
 """A fraction of the nodes that is none: with it the least number of nodes is the number of a round."""
 
-OPTIMIZERS, RULES = "atoll.parallel.flower.optimizers:", "atoll.parallel.flower.rules:"
+OPTIMIZERS, RULES = "atoll.flower.native.optimizers:", "atoll.flower.native.rules:"
 ADAPTIVE = ("FedAdagrad", "FedAdam", "FedYogi")
 
 Arguments = dict[str, Any]
@@ -200,7 +200,7 @@ def _optimizer(optimizer: OptimizerConfig) -> _Found:
 
 
 def _adaptive(name: str, options: Mapping[str, Any]) -> Arguments:
-    from atoll.parallel.flower import optimizers
+    from atoll.flower.native import optimizers
 
     made = getattr(optimizers, name)(**options)
     betas = {} if name == "FedAdagrad" else {"beta_1": made.beta1, "beta_2": made.beta2}

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
-from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say
-from atoll.cli.task_failures import task_failures_in_one_line
-from atoll.parallel.task.flower_app import is_app, with_app
+from atoll.ground.printable import count_of
+from atoll.operations.faults import CommandError
+from atoll.operations.task_failures import task_failures_in_one_line
+from atoll.task.apps import is_app, with_app
 
 if TYPE_CHECKING:
     from atoll.cli.flower.app_files import Fitted
     from atoll.cli.flower.counterparts import Counterpart
-    from atoll.parallel.task.array_task import ArrayTask
-    from atoll.parallel.task.arrays import Arrays
-    from atoll.parallel.task.task import Task
     from atoll.server.config.run import RunFile
+    from atoll.task.array_task import ArrayTask
+    from atoll.task.arrays import Arrays
+    from atoll.task.task import Task
 
 What = Annotated[
     str,
@@ -43,10 +43,10 @@ def export(
     The app trains with Atoll as a library, in Flower's own processes. What no strategy of Flower has is refused; what
     changes only when a round ends is left out, and told.
     """
-    from atoll.cli.files import load_run, load_user_task, note_unused_settings
     from atoll.cli.flower.app_files import AppFiles
     from atoll.cli.flower.counterparts import counterpart
     from atoll.cli.flower.sources import sources_of
+    from atoll.operations.load import load_run, load_user_task, note_unused_settings
 
     if is_app(with_app(what)):
         raise CommandError(f"{what} is a folder, as of a Flower app: name a native task, path/to/file.py:attribute")
@@ -87,11 +87,11 @@ def _fitted(file: "RunFile", task: "Task | ArrayTask", found: "Counterpart") -> 
         TaskFailed: the task's own code failed.
     """
     from atoll.cli.flower.app_files import Fitted
-    from atoll.parallel.exported.run_values import RunValues
-    from atoll.parallel.local_training.warm_start import Start, StartRefused, started
-    from atoll.parallel.task.given import FROZEN
-    from atoll.parallel.task.overrides import OverridesRefused
-    from atoll.parallel.worker.benches import bench_of
+    from atoll.flower.exported.run_values import RunValues
+    from atoll.task.given import FROZEN
+    from atoll.task.overrides import OverridesRefused
+    from atoll.training.worker.benches import bench_of
+    from atoll.training.worker.warm_start import Start, StartRefused, started
 
     sites, cohort = getattr(task, "sites", ()), file.round.cohort_size
     if sites and cohort > len(sites):
@@ -123,8 +123,8 @@ def _fitting(found: "Counterpart", initial: "Arrays", buffers: Sequence[str]) ->
     Raises:
         CommandError: it would step tensors that are only averaged here.
     """
-    from atoll.aggregation.tensors.layout import BESIDE
-    from atoll.parallel.local_training.warm_start import listed
+    from atoll.tensors.layout import BESIDE
+    from atoll.training.worker.warm_start import listed
 
     whole = [name for name, array in initial.items() if array.dtype.kind != "f"]
     beside = [name for name in initial if name.startswith(BESIDE)]
@@ -149,7 +149,7 @@ def _without_rounds(file: "RunFile") -> dict[str, Any]:
 
 def _plain_of(task: "Task | ArrayTask", file: "RunFile") -> dict[str, Any]:
     """Return the task's own values that a run config can have, so that `flwr run --run-config` may set others."""
-    from atoll.parallel.task.given import OPTION, Plain
+    from atoll.task.given import OPTION, Plain
 
     declared = getattr(task, "options", {})
     plain = {f"{OPTION}{name}": value for name, value in declared.items() if isinstance(value, Plain)}

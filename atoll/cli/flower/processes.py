@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from atoll.aggregation.printable import count_of
-from atoll.cli.faults import CommandError, RunFailed, TaskFailed, raised
-from atoll.cli.files import load_app
 from atoll.cli.log import message_of
 from atoll.cli.printing import note, say
 from atoll.cli.stopping import if_stopped
-from atoll.parallel.worker.flower_task import NODES
+from atoll.flower.task import NODES
+from atoll.ground.printable import count_of
+from atoll.operations.faults import CommandError, RunFailed, TaskFailed, raised
+from atoll.operations.load import load_app
 from atoll.protocol.identity.credential import write_private
 from atoll.protocol.settings import effective
 from atoll.server.config.run import RunFile

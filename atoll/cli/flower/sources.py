@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-from atoll.parallel.task.reference import is_file, split
+from atoll.plugins.reference import is_file, split
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ CLIENT_APP = Template('''\
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from atoll.parallel.exported.client import Client
+from atoll.flower.exported.client import Client
 from $package import TASK
 
 app = ClientApp()
@@ -33,7 +33,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import $strategy
 
-from atoll.parallel.exported.server import Server
+from atoll.flower.exported.server import Server
 from $package import TASK
 
 app = ServerApp()

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import count_of, instead_of, printable, printable_size
 from atoll.cli import options
-from atoll.cli.faults import CommandError, Commands
+from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, note, say, table
-from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.waiting import waiting_for
+from atoll.ground.printable import count_of, instead_of, printable, printable_size
+from atoll.operations.faults import CommandError
+from atoll.operations.place import STATE, is_elsewhere
 
 if TYPE_CHECKING:
     from atoll.protocol.audit.chain import Checkpoint, Line, Verifier
@@ -79,7 +80,7 @@ def verify(
     key: Key = None,
     known: Known = [],  # noqa: B006 - typer's way to say "none given"; never changed
     archives: Archives = None,
-    state: options.State = options.STATE,
+    state: options.State = STATE,
     json: options.Json = False,
 ) -> None:
     """Verify a log: find every line that was changed, removed, reordered or repeated, and every wrong signature.
@@ -109,7 +110,7 @@ def show(
     action: ActionIs = "",
     actor: Actor = "",
     archives: Archives = None,
-    state: options.State = options.STATE,
+    state: options.State = STATE,
     json: options.Json = False,
 ) -> None:
     """Show the newest events, and the newest checkpoint, to store elsewhere. `atoll audit verify` checks them."""
@@ -136,7 +137,7 @@ def export(
     until: Until = "",
     out: Out = None,
     archives: Archives = None,
-    state: options.State = options.STATE,
+    state: options.State = STATE,
 ) -> None:
     """Export the log or a period of it, unchanged: JSON lines, times in RFC 3339. `atoll audit verify` reads it."""
     from atoll.server.audit.reading import between
@@ -153,7 +154,7 @@ def export(
 
 
 @app.command()
-def archive(out: Into, state: options.State = options.STATE, json: options.Json = False) -> None:
+def archive(out: Into, state: options.State = STATE, json: options.Json = False) -> None:
     """Move all lines of the log into an archive, also while the coordinator runs; the log continues behind them.
 
     The archive keeps its proof: its last line is a checkpoint, whose hash the log's next line names. `atoll audit
@@ -172,8 +173,8 @@ def as_archived(folder: Path, out: Path, writer: str, *, json: bool) -> None:
     Raises:
         CommandError: there is no log, or the archive cannot be written.
     """
-    from atoll.aggregation.folders import in_words
-    from atoll.cli.local_audit import os_user
+    from atoll.ground.folders import in_words
+    from atoll.operations.local_audit import os_user
     from atoll.protocol.audit.files import AuditFiles, log_files
 
     if not log_files(folder):
@@ -207,7 +208,7 @@ def as_archived(folder: Path, out: Path, writer: str, *, json: bool) -> None:
 @contextmanager
 def _source(files: list[Path] | None, key: Path | None, state: Path, archives: list[Path] | None) -> "Iterator[Source]":
     """Open the log to read: the named files, that of the state directory, or a copy from the joined coordinator."""
-    from atoll.cli.runs import admin
+    from atoll.operations import admin
     from atoll.protocol.audit.files import audit_folder
     from atoll.server.audit.reading import Source
 

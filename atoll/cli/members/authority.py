@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.faults import CommandError, Commands
+from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, clock, note, say, shortened
 from atoll.cli.stopping import if_stopped
+from atoll.operations.faults import CommandError
 from atoll.protocol.identity.names import Role
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def init(
     json: options.Json = False,
 ) -> None:
     """Make an authority. Its key is needed only to enrol and to renew; a holder of the key can make any certificate."""
-    from atoll.cli.temporary import writing_to
+    from atoll.operations.temporary import writing_to
     from atoll.server.identity.authority import Authority
 
     with writing_to("DIR", folder, AUTHORITY_BYTES):
@@ -104,7 +105,7 @@ def replace(
     learn to trust both with their renewals; after the life of a certificate the next one signs, and after another one
     it is the only authority, and the key of this one is removed. `atoll authority show` has the dates.
     """
-    from atoll.cli.temporary import writing_to
+    from atoll.operations.temporary import writing_to
 
     authority = _open(folder)
     with writing_to("DIR", folder, AUTHORITY_BYTES):
@@ -219,8 +220,9 @@ def serve(
     days: Days = 30.0,
     log_form: options.Log = "text",
 ) -> None:
-    """Run the authority: sign the requests of a coordinator until a signal comes. Needs outbound connections only, also
-    through HTTPS_PROXY.
+    """Run the authority: sign the requests of a coordinator until a signal comes.
+
+    Needs outbound connections only, also through HTTPS_PROXY.
 
     It signs for clients and aggregation ranks, and renews a certificate of any role whose older key has signed the
     request. The first certificate of an owner, operator or auditor takes `atoll authority issue`.

@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import instead_of
 from atoll.cli import completion, options
-from atoll.cli.faults import CommandError, Commands
+from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, table
-from atoll.cli.runs.elsewhere import is_elsewhere
-from atoll.cli.runs.views import read_view
+from atoll.ground.printable import instead_of
+from atoll.operations.faults import CommandError
+from atoll.operations.place import STATE, is_elsewhere
+from atoll.operations.views import read_view
 from atoll.protocol.identity.names import Role
 
 app = typer.Typer(
@@ -59,7 +60,7 @@ MadeByHand = Annotated[
 @app.command("list")
 def list_clients(
     run: options.Run = "",
-    state: options.State = options.STATE,
+    state: options.State = STATE,
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
@@ -116,7 +117,7 @@ def invite(
     name: Name,
     role: RoleOfName = Role.CLIENT,
     hours: Hours = 24.0,
-    state: options.State = options.STATE,
+    state: options.State = STATE,
     json: options.Json = False,
 ) -> None:
     """Print a join code, which makes its bearer a member under this name, once: hand it over in confidence.
@@ -124,7 +125,7 @@ def invite(
     It contains the coordinator's address, the fingerprint of its authority and a secret. An earlier code for the same
     name becomes invalid. The command waits for a coordinator that is starting.
     """
-    from atoll.cli.runs import admin
+    from atoll.operations import admin
 
     reply = admin.invite(state, role, name, hours * 3600)
     if json:
@@ -138,7 +139,7 @@ def revoke(
     name: Member,
     role: RoleOfName = Role.CLIENT,
     made_by_hand: MadeByHand = False,
-    state: options.State = options.STATE,
+    state: options.State = STATE,
     json: options.Json = False,
 ) -> None:
     """Revoke a member: its certificates and join codes become invalid, and its open calls end within seconds.
@@ -146,7 +147,7 @@ def revoke(
     Its runs go on without it. A new join code for the same name makes it a member again. A name that is not in `atoll
     client members` is refused, unless --made-by-hand says that it has a certificate all the same.
     """
-    from atoll.cli.runs import admin
+    from atoll.operations import admin
 
     admin.check_member(role, name)
     members = admin.members(state).members
@@ -178,7 +179,7 @@ def unknown_member(role: Role, name: str, standings: Mapping[tuple[Role, str], s
 
 
 @app.command("members")
-def members(state: options.State = options.STATE, json: options.Json = False) -> None:
+def members(state: options.State = STATE, json: options.Json = False) -> None:
     """List the members and the standing of each, also while the coordinator is stopped.
 
     Standings: invited; member; by hand, when `atoll authority issue` made the certificate and it was not renewed yet;
@@ -202,8 +203,8 @@ def members(state: options.State = options.STATE, json: options.Json = False) ->
 
 def _members(state: Path) -> list[dict[str, Any]]:
     """Return the members that the coordinator lists or, where none listens, those that the state directory has."""
-    from atoll.cli.runs import admin
-    from atoll.cli.runs.views import reading
+    from atoll.operations import admin
+    from atoll.operations.views import reading
     from atoll.server.identity.roster import stored_members
     from atoll.server.identity.setup import AUTHORITY, identity_folder
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, say
 from atoll.cli.waiting import waiting_for
+from atoll.operations.faults import CommandError
+from atoll.operations.place import IDENTITY_VARIABLE, identity_folder
 
 if TYPE_CHECKING:
     from atoll.protocol.identity.join_code import JoinCode
@@ -25,14 +26,15 @@ Folder = Annotated[
         "--identity",
         metavar="DIR",
         help="The folder for the key and the certificate; "
-        f"by default ${options.IDENTITY_VARIABLE}, or ~/.config/atoll/identity.",
+        f"by default ${IDENTITY_VARIABLE}, or ~/.config/atoll/identity.",
     ),
 ]
 
 
 def join(code: Code, identity: Folder = None, json: options.Json = False) -> None:
-    """Become an owner, operator or auditor with a join code. From then on, commands on a machine without a state
-    directory go to that coordinator.
+    """Become an owner, operator or auditor with a join code.
+
+    From then on, commands on a machine without a state directory go to that coordinator.
 
     A site passes its join code to `atoll agent`, an aggregation rank to `atoll aggregator`.
     """
@@ -41,7 +43,7 @@ def join(code: Code, identity: Folder = None, json: options.Json = False) -> Non
     from atoll.protocol.identity.credential import Credential
     from atoll.protocol.identity.enrolling import EnrolmentFailed, Place, enrol, is_enrolled
 
-    folder, parsed = identity or options.identity_folder(), _parsed(code)
+    folder, parsed = identity or identity_folder(), _parsed(code)
     if not is_enrolled(folder, parsed, time.time()):
         wanted = _wanted(folder)
         try:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import instead_of
 from atoll.cli import options
-from atoll.cli.faults import CommandError, Commands
+from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, clock, note, say, table
 from atoll.cli.waiting import waiting_for
+from atoll.ground.printable import instead_of
+from atoll.operations.faults import CommandError
 from atoll.protocol.run_names import RunNotNamed, only_named
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def reject(run: options.RunArgument, state: State = None, json: options.Json = F
 @app.command()
 def forget(run: options.RunArgument, state: State = None, json: options.Json = False) -> None:
     """Forget the decision on a run: its next request counts as its first."""
-    from atoll.cli.local_audit import record_at_site
+    from atoll.operations.local_audit import record_at_site
 
     with _history(state) as history:
         run = _known(history, run)
@@ -117,8 +118,8 @@ def accept_rollback(run: options.RunArgument, state: State = None, json: options
     restored from a backup, or when a new coordinator uses the id of an old run: ask its operator first. A running agent
     takes it within a second, and asks for its next round.
     """
-    from atoll.cli.local_audit import record_at_site
     from atoll.client.disk.seen_store import runs_in
+    from atoll.operations.local_audit import record_at_site
 
     folder = _folder(state)
     try:
@@ -177,9 +178,9 @@ def archive(
 
 
 def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, fingerprint: str = "") -> None:
-    from atoll.cli.local_audit import record_at_site
     from atoll.client.policy.decide import Standing
     from atoll.client.policy.history import OtherTerms
+    from atoll.operations.local_audit import record_at_site
 
     with _history(state) as history:
         run = _known(history, run)

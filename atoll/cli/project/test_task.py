@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 
 from atoll import Task, load_task
-from atoll.parallel.local_training.training import (
+from atoll.task import metrics
+from atoll.training.local.training import (
     evaluate,
     initial_parameters,
     load_parameters,
     train_locally,
     update_of,
 )
-from atoll.parallel.task import metrics
 
 
 def test_two_rounds_of_federated_averaging_beat_chance() -> None:

@@ -1,28 +1,13 @@
-"""A run or a round as it goes on, for `--follow`: from a state directory, or from a coordinator on another machine."""
+"""A run or a round as it goes on, for `--follow`."""
 
-import json
-import random
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from atoll.aggregation.printable import count_of
-from atoll.cli.faults import CommandError
-from atoll.cli.options import STATE
 from atoll.cli.printing import as_json_line, clock, note, say
-from atoll.cli.runs.elsewhere import is_elsewhere, is_named
-from atoll.cli.runs.views import open_history, read_view
-
-Document = dict[str, Any]
-
-RETRY_MIN_S, RETRY_MAX_S = 0.5, 15.0
-"""The wait before a coordinator elsewhere is called again [s]: it doubles up to the second one."""
-
-LINE_BYTES_MAX = 256 * 2**20
-"""The longest line of a coordinator, in bytes: the record of a round of 100,000 clients is shorter."""
-
-_TERMINAL = ("finished", "failed", "stopped")
+from atoll.ground.printable import count_of
+from atoll.operations.faults import CommandError
+from atoll.operations.following import TERMINAL, Document, items
+from atoll.operations.views import read_view
 
 
 def follow_run(run: str, state: Path, database: str = "", *, after: int | None = None, json: bool = False) -> None:
@@ -76,68 +61,6 @@ def follow_round(number: int | None, run: str, state: Path, database: str = "", 
                 say(sentence)
 
 
-class Ended(Exception):
-    """The end of a following that another thread has asked for."""
-
-
-class Ending:
-    """The request of another thread to end a following, which it obeys within one look at the journal."""
-
-    def __init__(self) -> None:
-        self._asked = threading.Event()
-        self._cancel: Callable[[], object] = lambda: None
-
-    def ask(self) -> None:
-        """End the following: the call that it waits for is cancelled."""
-        self._asked.set()
-        self._cancel()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for some seconds; raise `Ended` as soon as the end is asked for."""
-        if self._asked.wait(seconds):
-            raise Ended
-
-    def cancels(self, cancel: Callable[[], object]) -> None:
-        """Name what cancels the call that the following waits for from now on."""
-        self._cancel = cancel
-        if self._asked.is_set():
-            cancel()
-
-
-def items(
-    run: str, state: Path, database: str = "", after: int | None = None, *, ending: Ending | None = None
-) -> Iterator[Document]:
-    """Yield the items of a run (`server.following`), from the state directory or, without one, the joined coordinator.
-
-    Args:
-        run: id or name of the run; empty: the newest run.
-        state: the coordinator's state directory.
-        database: as in `follow_run`.
-        after: the entry after which the items begin; None: the newest snapshot.
-        ending: the request to end it; None: it ends with the run.
-
-    Raises:
-        CommandError: no such run, or the coordinator refuses.
-        Ended: the end was asked for.
-        OSError: the state directory is missing, damaged, or of a newer version of Atoll.
-    """
-
-    ending = ending or Ending()
-    if not database and is_elsewhere(state):
-        if state != STATE and not is_named():
-            note(f"there is no {state} here: following at the joined coordinator")
-        yield from _from_elsewhere(run, after, ending)
-        return
-    from atoll.protocol.json_values import plain
-    from atoll.server.following.items import document_of
-    from atoll.server.following.reader import follow
-    from atoll.server.views.views import run_of
-
-    with open_history(state, database) as history:
-        for item in follow(history, run_of(history, run), after, wait=ending.wait):
-            yield plain(document_of(item))
-
-
 def _records(number: int, run: str, state: Path, database: str) -> Iterator[Document]:
     """Yield the record of a round whenever it has changed, until the round has ended."""
     for item in items(run, state, database):
@@ -153,7 +76,7 @@ def _records(number: int, run: str, state: Path, database: str) -> Iterator[Docu
                 yield record
                 if record["ended_at"] is not None:
                     return
-        if here and here["state"] in _TERMINAL:
+        if here and here["state"] in TERMINAL:
             raise CommandError(f"run {here['run']} has ended without a round {number}: {_standing(here)}")
 
 
@@ -173,110 +96,3 @@ def note_trouble(item: Document) -> None:
     """Note a gap in what was read, or the reason for a wait, on standard error."""
     if item["kind"] in ("jumped", "waiting") and item["why"]:
         note(item["why"])
-
-
-# ---------------------------------------------------------------- a coordinator elsewhere
-
-
-def _from_elsewhere(run: str, after: int | None, ending: Ending) -> Iterator[Document]:
-    """Yield the items of a run at the joined coordinator; a broken call goes on after the last entry.
-
-    Raises:
-        CommandError: the coordinator refuses.
-    """
-    from atoll.protocol.backoff import delay
-
-    rng, attempt, has_begun, has_ended, why = random.Random(), 0, False, False, ""
-    while True:
-        try:
-            for item in _one_call(run, after, ending, has_begun=has_begun):
-                attempt, has_begun = 0, True
-                if item["kind"] in ("began", "event"):
-                    after = item["seq"]
-                    run, has_ended = _after(item, run, has_ended)
-                yield item
-        except _Broken as broken:
-            now_why = str(broken)
-        else:
-            if has_ended:
-                return
-            now_why = "the coordinator has ended the call before the end of the run"
-        if not attempt and now_why != why:
-            why = now_why
-            yield {"kind": "waiting", "why": f"{why}; trying again"}
-        ending.wait(delay(attempt, RETRY_MIN_S, RETRY_MAX_S, rng))
-        attempt += 1
-
-
-class _Broken(Exception):
-    """A call that another one may continue."""
-
-
-def _after(item: Document, run: str, has_ended: bool) -> tuple[str, bool]:
-    """Return the run's id, and whether the run has ended, after an item."""
-    here = item["run"]
-    return (run, has_ended) if here is None else (here["run"], here["state"] in _TERMINAL)
-
-
-def _one_call(run: str, after: int | None, ending: Ending, *, has_begun: bool) -> Iterator[Document]:
-    """Yield the items of one call.
-
-    Raises:
-        _Broken: the call was broken off, or the coordinator does not answer.
-        CommandError: the coordinator refuses.
-    """
-    import grpc
-
-    from atoll.cli.runs import admin
-    from atoll.protocol import atoll_pb2 as pb
-    from atoll.protocol import atoll_pb2_grpc as rpc
-    from atoll.protocol.identity.names import COORDINATOR
-
-    passing = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
-    if has_begun:  # an older call may not have ended there yet; and a certificate may have been renewed meanwhile
-        passing |= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
-    dialer, place = admin.elsewhere()
-    is_fresh, address = True, place.admin_address
-    try:
-        request = pb.FollowRequest(run_id=run, after=after)
-    except ValueError as error:
-        raise CommandError(f"run {run!r}: {error}") from None
-    with dialer.blocking_channel(address, COORDINATOR) as channel:
-        try:
-            call = rpc.AdminStub(channel).Follow(request)
-            ending.cancels(call.cancel)
-            for item in documents(reply.lines for reply in call):
-                is_fresh = False
-                yield item
-        except grpc.RpcError as error:
-            code = error.code()
-            fault = admin.refusal_of(error, address, 0.0, dialer)
-            if code is grpc.StatusCode.UNIMPLEMENTED:
-                raise CommandError(f"the coordinator at {address} is too old to be followed: update it") from error
-            renewed = code is grpc.StatusCode.UNAUTHENTICATED and not is_fresh
-            if isinstance(fault, admin.NotTrusted) or not (code in passing or renewed):
-                raise fault from error
-            raise _Broken(str(fault)) from error
-
-
-def documents(parts: Iterable[bytes]) -> Iterator[Document]:
-    """Yield the objects in a text of one JSON object a line, which comes in parts that end anywhere.
-
-    Raises:
-        CommandError: a line is no JSON object, or too long.
-    """
-    rest = bytearray()
-    for part in parts:
-        rest += part
-        *lines, last = rest.split(b"\n")
-        rest = bytearray(last)
-        if len(rest) > LINE_BYTES_MAX:
-            raise CommandError(f"the coordinator sent a line of more than {LINE_BYTES_MAX} bytes")
-        for line in lines:
-            try:
-                found = json.loads(line)
-            except ValueError as error:
-                raise CommandError(f"the coordinator's answer is not JSON: {error}") from None
-            if not isinstance(found, dict):
-                raise CommandError(f"the coordinator's answer is no object: {bytes(line[:80])!r}")
-            yield found

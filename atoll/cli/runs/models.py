@@ -5,11 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import printable_size
 from atoll.cli import options
-from atoll.cli.faults import CommandError, Commands
+from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, clock, metrics_text, say, table
-from atoll.cli.runs.views import read_view
+from atoll.ground.printable import printable_size
+from atoll.operations.faults import CommandError
+from atoll.operations.place import STATE
+from atoll.operations.views import read_view
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="List the versions of the global model, or export one.")
 
@@ -33,12 +35,13 @@ Whole = Annotated[
 @app.command("list")
 def list_versions(
     run: options.Run = "",
-    state: options.State = options.STATE,
+    state: options.State = STATE,
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
-    """List the versions of a run's model: metrics, size, whether the version is still stored, and in how many parts at
-    the aggregation ranks, and which one is the best by `model.best`.
+    """List the versions of a run's model with metrics and size, and mark the best one by `model.best`.
+
+    The list says whether a version is still stored, and in how many parts at the aggregation ranks.
     """
     seen = read_view("versions", state, database, run=run)
     if json:
@@ -65,7 +68,7 @@ def export(
     peft: Peft = None,
     whole: Whole = False,
     run: options.Run = "",
-    state: options.State = options.STATE,
+    state: options.State = STATE,
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
@@ -75,7 +78,7 @@ def export(
     assembled: from the directories of the ranks that this coordinator started, and over the network from other ranks,
     for which the coordinator must run. A coordinator on another machine sends the version over the network.
     """
-    from atoll.cli.runs import adapter_export, model_export
+    from atoll.operations import adapter_export, model_export
 
     if (out is None) == (peft is None) or (whole and out is None):
         raise CommandError("allowed: --out FILE, --out FILE --whole, or --peft DIR")

@@ -4,21 +4,22 @@ from typing import Any
 
 import typer
 
-from atoll.aggregation.printable import printable_size
 from atoll.cli import options
-from atoll.cli.faults import Commands
+from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, note, table
+from atoll.ground.printable import printable_size
+from atoll.operations.place import STATE
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="List the aggregation ranks.")
 
 
 @app.command("list")
-def list_ranks(state: options.State = options.STATE, json: options.Json = False) -> None:
+def list_ranks(state: options.State = STATE, json: options.Json = False) -> None:
     """List the aggregation ranks of a running coordinator, with the address of each and the bytes that it has moved.
 
     Bytes received are updates, bytes sent are versions, and bytes exchanged are partial sums sent to other ranks.
     """
-    from atoll.cli.runs import admin
+    from atoll.operations import admin
 
     reply = admin.ranks(state)
     rows: list[dict[str, Any]] = [

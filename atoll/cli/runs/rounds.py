@@ -4,12 +4,13 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import printable_size
 from atoll.cli import options
-from atoll.cli.faults import Commands
+from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, say, seconds, table
 from atoll.cli.runs.sites import say_sites
-from atoll.cli.runs.views import read_view
+from atoll.ground.printable import printable_size
+from atoll.operations.place import STATE
+from atoll.operations.views import read_view
 
 app = typer.Typer(
     cls=Commands,
@@ -30,7 +31,7 @@ Number = Annotated[
 @app.command("list")
 def list_rounds(
     run: options.Run = "",
-    state: options.State = options.STATE,
+    state: options.State = STATE,
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
@@ -90,13 +91,15 @@ def _list_exchanges(rows: list[dict[str, Any]]) -> None:
 def show(
     number: Number = None,
     run: options.Run = "",
-    state: options.State = options.STATE,
+    state: options.State = STATE,
     database: options.Database = "",
     follow: options.Follow = False,
     json: options.Json = False,
 ) -> None:
-    """Explain a round in sentences: the invited clients, the outcome of each, and the reason for the round's end; or
-    an exchange of a run of messages: what was sent, what came back, and the cause of each missing reply.
+    """Explain a round, or an exchange of a run of messages, in sentences.
+
+    Of a round: the invited clients, the outcome of each, and the reason for the round's end. Of an exchange: the
+    messages, the replies, and the cause of each missing reply.
 
     `--follow` prints each sentence as it comes, until the round has ended; with `--json` the record whenever it has
     changed, one a line. The round may be one that has not begun yet.

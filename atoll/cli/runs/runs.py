@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
-from atoll.cli.faults import CommandError, Commands
+from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, best_text, clock, metrics_text, note, say, shortened, table
-from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.runs.sites import show_sites
 from atoll.cli.runs.statistics import statistics
-from atoll.cli.runs.views import read_view
+from atoll.ground.printable import count_of
+from atoll.operations.faults import CommandError
+from atoll.operations.place import STATE, is_elsewhere
+from atoll.operations.runs import resume_run, start_run
+from atoll.operations.views import read_view
 from atoll.protocol.run_names import RunNotNamed, only_named
 
 if TYPE_CHECKING:
@@ -71,38 +73,15 @@ def start(what: What, state: State = None, overrides: options.Set = [], json: op
     _report(start_run(what, state, overrides), json)
 
 
-def start_run(what: str, state: Path | None, overrides: list[str]) -> "RunReply":
-    """Start a run on a running coordinator.
-
-    Args:
-        what: the run's TOML, or a task.
-        state: the coordinator's state directory; None: that of the TOML, or the default.
-        overrides: settings of the run, `key=value`.
-
-    Raises:
-        ConfigError: all mistakes in the settings.
-        CommandError: no answer, or a refusal.
-    """
-    from atoll.cli.files import all_faults, load_run, note_unused_settings, state_of
-    from atoll.cli.runs import admin
-    from atoll.protocol.settings import effective
-    from atoll.server.config.run_changes import settings_of_the_host
-
-    with all_faults(settings_of_the_host(overrides)):
-        file = load_run(what, overrides, is_elsewhere=lambda file: is_elsewhere(state_of(file, what, state)))
-    note_unused_settings(file, what, used=("state",), why="the coordinator is running already, with its own settings")
-    return admin.start(state_of(file, what, state), effective(file.run))
-
-
 app.command()(statistics)
 
 
 @app.command()
 def stop(
-    run: options.RunArgument, state: options.State = options.STATE, reason: Reason = "", json: options.Json = False
+    run: options.RunArgument, state: options.State = STATE, reason: Reason = "", json: options.Json = False
 ) -> None:
     """Stop a run. Its open round is abandoned, or committed first if its aggregation has begun."""
-    from atoll.cli.runs import admin
+    from atoll.operations import admin
 
     _report(admin.stop(state, run, reason), json)
 
@@ -110,7 +89,7 @@ def stop(
 @app.command()
 def resume(
     run: options.RunArgument,
-    state: options.State = options.STATE,
+    state: options.State = STATE,
     rounds: Rounds = None,
     overrides: options.Set = [],  # noqa: B006
     json: options.Json = False,
@@ -126,33 +105,25 @@ def resume(
     _report(resume_run(run, state, overrides, rounds=rounds), json)
 
 
-def resume_run(run: str, state: Path, overrides: list[str], *, rounds: int | None = None) -> "RunReply":
-    """Continue a paused run, or reopen an ended one, with changed settings; errors as `start_run`."""
-    from atoll.cli.files import overriding
-    from atoll.cli.runs import admin
-
-    return admin.resume(state, run, overriding(overrides, rounds=rounds))
-
-
 @app.command()
 def pause(
-    run: options.RunArgument, state: options.State = options.STATE, reason: Reason = "", json: options.Json = False
+    run: options.RunArgument, state: options.State = STATE, reason: Reason = "", json: options.Json = False
 ) -> None:
     """Pause a run: no new round begins, and a round that has invited clients runs to its end.
 
     A paused run frees its place for a queued one, keeps its clients, and still accepts late updates.
     """
-    from atoll.cli.runs import admin
+    from atoll.operations import admin
 
     _report(admin.pause(state, run, reason), json)
 
 
 @app.command()
 def delete(
-    run: options.RunArgument, state: options.State = options.STATE, yes: Yes = False, json: options.Json = False
+    run: options.RunArgument, state: options.State = STATE, yes: Yes = False, json: options.Json = False
 ) -> None:
     """Delete an ended run with its records and all versions of its model. Its id is never used again."""
-    from atoll.cli.runs import admin
+    from atoll.operations import admin
 
     try:
         run = only_named(run, ((row["run"], row["name"]) for row in read_view("runs", state)))
@@ -165,9 +136,7 @@ def delete(
 
 
 @app.command("list")
-def list_runs(
-    state: options.State = options.STATE, database: options.Database = "", json: options.Json = False
-) -> None:
+def list_runs(state: options.State = STATE, database: options.Database = "", json: options.Json = False) -> None:
     """List the runs, the newest last: task, state, version (of a run of messages its exchanges), cause of the state."""
     rows = read_view("runs", state, database)
     if json:
@@ -202,7 +171,7 @@ def _progress(row: dict[str, Any]) -> tuple[str, str]:
 @app.command()
 def show(
     run: options.RunArgument,
-    state: options.State = options.STATE,
+    state: options.State = STATE,
     database: options.Database = "",
     sites: Sites = False,
     follow: options.Follow = False,

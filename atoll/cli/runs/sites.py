@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from atoll.aggregation.printable import count_of, printable_size
 from atoll.cli.printing import as_json, say, table
+from atoll.ground.printable import count_of, printable_size
 
 LINES_MAX = 40
 """The largest number of sites in a table; the worst ones come first."""

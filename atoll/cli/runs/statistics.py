@@ -6,11 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
-from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, clock, say, shortened, table
-from atoll.cli.runs.views import read_view
+from atoll.ground.printable import count_of
+from atoll.operations.faults import CommandError
+from atoll.operations.place import STATE
+from atoll.operations.runs import collect
+from atoll.operations.views import read_view
 
 ROWS_MAX = 40
 """Most rows of one table; --json has all."""
@@ -72,7 +74,7 @@ def statistics(
     if what is None:
         if overrides:
             raise CommandError(f"--set {overrides[0]}: a kept result does not change: name a task, or leave out --set")
-        found = read_view("statistics", state or options.STATE, number=show or 0)
+        found = read_view("statistics", state or STATE, number=show or 0)
     else:
         where, number = collect(what, state, overrides, deadline)
         found = read_view("statistics", where, number=number)
@@ -80,32 +82,6 @@ def statistics(
         as_json(found)
     else:
         say_statistics(found)
-
-
-def collect(what: str, state: Path | None, overrides: list[str], deadline: float) -> tuple[Path, int]:
-    """Ask the connected sites; return the state directory, and the number of the result.
-
-    Args:
-        what: the TOML of the planned run, or a task.
-        state: the coordinator's state directory; None: that of the TOML, or the default.
-        overrides: settings of the run, `key=value`.
-        deadline: seconds in which sites may answer.
-
-    Raises:
-        ConfigError: all mistakes in the settings.
-        CommandError: no answer, or a refusal.
-    """
-    from atoll.cli.files import all_faults, load_run, note_unused_settings, state_of
-    from atoll.cli.runs import admin
-    from atoll.cli.runs.elsewhere import is_elsewhere
-    from atoll.protocol.settings import effective
-    from atoll.server.config.run_changes import settings_of_the_host
-
-    with all_faults(settings_of_the_host(overrides)):
-        file = load_run(what, overrides, is_elsewhere=lambda file: is_elsewhere(state_of(file, what, state)))
-    note_unused_settings(file, what, used=("state",), why="the coordinator is running already, with its own settings")
-    where = state_of(file, what, state)
-    return where, admin.collect_statistics(where, effective(file.run), deadline)
 
 
 def say_statistics(found: Mapping[str, Any]) -> None:

@@ -1,4 +1,1 @@
-"""The commands that run a coordinator, an aggregation rank or an agent, and those that back up a coordinator's state.
-
-Imports: the files of `cli` itself; of the rooms, `protocol`, `server`, `client` and `parallel/task`.
-"""
+"""The commands that run a coordinator, an aggregation rank or an agent, and back up a coordinator's state."""

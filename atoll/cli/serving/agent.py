@@ -9,7 +9,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.printing import note, say_settings
 from atoll.cli.stopping import if_stopped
-from atoll.parallel.task.flower_app import with_app
+from atoll.task.apps import with_app
 
 if TYPE_CHECKING:
     from atoll.client.config import AgentConfig
@@ -92,7 +92,7 @@ def agent(
     in its spool until the coordinator has answered it.
     """
     if_stopped("before it dialled")
-    from atoll.cli.files import overriding
+    from atoll.operations.load import overriding
 
     options.json_only_with(check, json)
     tasks = [with_app(task) for task in tasks]
@@ -106,8 +106,8 @@ def agent(
 
     from atoll.cli import log
     from atoll.cli.serving.dialled import dialled
-    from atoll.cli.temporary import writing_to
     from atoll.client.process import run_agent
+    from atoll.operations.temporary import writing_to
     from atoll.protocol.build import software
     from atoll.protocol.wire.allocator import keep_freed_memory
 
@@ -134,10 +134,10 @@ def _checked(
     Raises:
         ConfigError: all mistakes in the settings, the policy and the tasks.
     """
-    from atoll.cli.files import missing_file
     from atoll.cli.serving.agent_check import faults_at_the_site
     from atoll.client.config import AgentConfig
     from atoll.client.process import tasks_by_name
+    from atoll.operations.load import missing_file
     from atoll.protocol.notices.settings import faults_of_machine
     from atoll.protocol.settings import ConfigError, load
 
@@ -175,13 +175,13 @@ def _faults_of_policy(path: Path | None) -> Sequence[str]:
 
 
 def _faults_of_python(python: Path | None) -> list[str]:
-    from atoll.parallel.worker.interpreter import fault_of_interpreter
+    from atoll.training.worker.interpreter import fault_of_interpreter
 
     return [f"python: {fault}"] if python is not None and (fault := fault_of_interpreter(python)) else []
 
 
 def _print_effective(settings: "AgentConfig", references: Sequence[str], json: bool) -> None:
-    from atoll.cli.files import load_user_task
+    from atoll.operations.load import load_user_task
     from atoll.protocol.settings import effective
 
     if not settings.crew.mesh:

@@ -17,11 +17,11 @@ def faults_at_the_site(settings: "AgentConfig", references: Sequence[str]) -> li
         references: of its tasks, which are loaded in this process; those with an interpreter of the site's, and
             Flower apps, in a worker.
     """
-    from atoll.cli.faults import CommandError
-    from atoll.cli.files import check_folder, load_user_task
-    from atoll.cli.worker_check import check_in_worker
-    from atoll.parallel.task.flower_app import is_app
+    from atoll.operations.faults import CommandError
+    from atoll.operations.load import check_folder, load_user_task
+    from atoll.operations.worker_check import check_in_worker
     from atoll.protocol.settings import ConfigError
+    from atoll.task.apps import is_app
 
     faults = _faults_of_join_code(settings.join)
     try:
@@ -47,10 +47,10 @@ def faults_at_the_site(settings: "AgentConfig", references: Sequence[str]) -> li
 
 def _faults_of_batches(settings: "AgentConfig", tasks: Mapping[str, Any]) -> Iterator[str]:
     """Yield why tasks cannot be used with this site's data, as the agent finds it when it starts."""
-    from atoll.aggregation.printable import conclusion
     from atoll.client.work.data_away import said_of_data
-    from atoll.parallel.worker.benches import bench_of
-    from atoll.parallel.worker.operations import detail_of
+    from atoll.ground.printable import conclusion
+    from atoll.training.worker.benches import bench_of
+    from atoll.training.worker.operations import detail_of
 
     request = {"site": settings.site, "settings": settings.task, "device": settings.device}
     for reference, task in tasks.items():
@@ -77,8 +77,8 @@ def _faults_of_join_code(text: str) -> list[str]:
 
 def _faults_of_settings(given: Mapping[str, Any], tasks: Mapping[str, Any]) -> list[str]:
     """List the faults of the site's values: names that no task declares, and values of another type."""
-    from atoll.parallel.task.given import with_values
-    from atoll.parallel.task.overrides import OverridesRefused
+    from atoll.task.given import with_values
+    from atoll.task.overrides import OverridesRefused
 
     declared = [getattr(task, "settings", {}) for task in tasks.values()]
     every = {name: value for settings in declared for name, value in settings.items()}

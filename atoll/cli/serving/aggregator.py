@@ -6,10 +6,9 @@ from typing import Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.faults import CommandError
 from atoll.cli.printing import note, say_settings
-from atoll.cli.shutdown_deadline import end_in_time
-from atoll.cli.stopping import if_stopped
+from atoll.cli.stopping import end_in_time, if_stopped
+from atoll.operations.faults import CommandError
 
 Coordinator = Annotated[
     str | None,
@@ -69,15 +68,14 @@ def aggregator(
     log_form: options.Log = "text",
     with_parent: WithParent = False,
 ) -> None:
-    """Run one aggregation rank: receive the updates of its clients, store its part of the model, fold with the other
-    ranks.
+    """Run one aggregation rank: receive updates, store a part of the model, fold with the other ranks.
 
     `atoll coordinator --aggregators N` starts N ranks by itself. This command is for ranks on other machines or under
     your own supervisor; the coordinator then needs `coordinator.start_aggregators=false`. A rank may be restarted at
     any time: every update that it has acknowledged is in its directory.
     """
     if_stopped("before it dialled")
-    from atoll.cli.files import check_folder, overriding
+    from atoll.operations.load import check_folder, overriding
     from atoll.protocol.settings import effective, load
     from atoll.server.config.process import AggregatorConfig
 
@@ -95,7 +93,7 @@ def aggregator(
 
     from atoll.cli import log
     from atoll.cli.serving.dialled import dialled
-    from atoll.cli.temporary import writing_to
+    from atoll.operations.temporary import writing_to
     from atoll.protocol import service_manager
     from atoll.protocol.build import software
     from atoll.server.errors import OperatorError

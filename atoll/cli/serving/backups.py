@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import printable_size
 from atoll.cli import options
-from atoll.cli.faults import CommandError, Commands
+from atoll.cli.command import Commands
 from atoll.cli.printing import as_json, clock, note, say
 from atoll.cli.waiting import waiting_for
+from atoll.ground.printable import printable_size
+from atoll.operations.faults import CommandError
 
 if TYPE_CHECKING:
     from atoll.server.backup.backup import Backup
@@ -72,8 +73,8 @@ def backup(
     A backup is a snapshot of the journal, also of one in PostgreSQL, with every file that it refers to. Without
     --without-keys it contains the coordinator's private keys: protect it as you protect them.
     """
-    from atoll.cli.local_audit import recorded
-    from atoll.cli.temporary import size_of, writing_to
+    from atoll.operations.local_audit import recorded
+    from atoll.operations.temporary import size_of, writing_to
     from atoll.server.audit.actions import Action
     from atoll.server.backup.backup import back_up
     from atoll.server.backup.contents import BackupFailed
@@ -101,7 +102,7 @@ def verify(source: Source, json: options.Json = False) -> None:
 
     A .tar file is unpacked for that into a temporary folder (TMPDIR), which needs room for it. Nothing is started.
     """
-    from atoll.cli.temporary import size_of, writing_to
+    from atoll.operations.temporary import size_of, writing_to
     from atoll.server.backup.contents import BackupFailed
     from atoll.server.backup.restore import verify as verify_backup
 
@@ -124,8 +125,8 @@ def restore(source: Source, state: To, database: NewDatabase = "", json: options
     Everything after the backup is lost: updates and rounds, and also invitations and revocations, which you must
     repeat. Never use both the old directory and the restored one.
     """
-    from atoll.cli.local_audit import record_local_action
-    from atoll.cli.temporary import size_of, writing_to
+    from atoll.operations.local_audit import record_local_action
+    from atoll.operations.temporary import size_of, writing_to
     from atoll.server.audit.actions import Action
     from atoll.server.backup.contents import BackupFailed
     from atoll.server.backup.restore import restore as restore_from

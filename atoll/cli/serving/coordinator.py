@@ -9,20 +9,19 @@ import typer
 
 from atoll import __version__
 from atoll.cli import options
-from atoll.cli.faults import CommandError, without_frames
 from atoll.cli.printing import note, say_settings
-from atoll.cli.shutdown_deadline import end_in_time
-from atoll.cli.stopping import if_stopped
+from atoll.cli.stopping import end_in_time, if_stopped
 from atoll.cli.waiting import waiting_for
-from atoll.parallel.loading import loading
-from atoll.parallel.task.flower_app import is_app
+from atoll.ground.process.loading import loading
+from atoll.operations.faults import CommandError, without_frames
+from atoll.task.apps import is_app
 
 if TYPE_CHECKING:
-    from atoll.parallel.task.array_task import ArrayTask
     from atoll.server.config.process import HostFile
     from atoll.server.config.run import RunFile
     from atoll.server.hosting.coordinator import Coordinator
     from atoll.server.ports import Ports
+    from atoll.task.array_task import ArrayTask
 
 What = Annotated[
     str | None,
@@ -98,7 +97,7 @@ def coordinator(
     every run has finished, or a signal came; 1: a run failed or was stopped.
     """
     if_stopped("before it listened")
-    from atoll.cli.files import load_host, overriding
+    from atoll.operations.load import load_host, overriding
     from atoll.protocol.notices.settings import faults_of_machine
     from atoll.server.config.run import RunFile
 
@@ -121,7 +120,7 @@ def coordinator(
 
 def _check(file: "HostFile | RunFile", json: bool) -> None:
     """Check the settings, the files that the journal relies on and a run's task, and print the effective settings."""
-    from atoll.cli.files import check_folder
+    from atoll.operations.load import check_folder
     from atoll.protocol.settings import effective
     from atoll.server.config.run import RunFile
 
@@ -158,10 +157,10 @@ def _check_task(file: "RunFile") -> None:
     Raises:
         CommandError: all faults: of the task, of its overrides, of the sampler and of the rule.
     """
-    from atoll.cli.files import load_user_task
-    from atoll.parallel.task.overrides import OverridesRefused
-    from atoll.parallel.task.task import Task
+    from atoll.operations.load import load_user_task
     from atoll.protocol.settings import ConfigError
+    from atoll.task.overrides import OverridesRefused
+    from atoll.task.task import Task
 
     def check(task: "Task | ArrayTask") -> None:
         if isinstance(task, Task):
@@ -187,7 +186,7 @@ def _host(file: "HostFile | RunFile", accepted: dict[str, bool], *, again: bool,
     import asyncio
 
     with loading():
-        from atoll.cli.temporary import writing_to
+        from atoll.operations.temporary import writing_to
         from atoll.protocol import service_manager
         from atoll.protocol.build import software
         from atoll.server.config.run import RunFile

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from atoll.aggregation.printable import count_of, printable_size
 from atoll.cli.printing import note
+from atoll.ground.printable import count_of, printable_size
 
 if TYPE_CHECKING:
     from atoll.client.crew_config import CrewConfig
-    from atoll.parallel.crew.needs import RankNeeds
+    from atoll.parallel.mesh_client.needs import RankNeeds
     from atoll.parallel.planner.choice import Choice
-    from atoll.parallel.task.task import ArrayTask, Task
+    from atoll.task.task import ArrayTask, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ def check_crew(
     Raises:
         ConfigError: with everything that it cannot take.
     """
-    from atoll.parallel.crew.needs import needs_of_ranks
-    from atoll.parallel.task.task import Task
+    from atoll.parallel.mesh_client.needs import needs_of_ranks
     from atoll.protocol.settings import ConfigError
+    from atoll.task.task import Task
 
     faults, fitting = [], {}
     for reference, task in tasks.items():
@@ -61,13 +61,13 @@ def _choice(crew: "CrewConfig", task: "Task", device: str) -> "Choice":
     Raises:
         ConfigError: a mesh cannot train it, with every reason.
     """
-    from atoll.parallel.crew.choice import choice_for
-    from atoll.parallel.crew.faults import faults_of_mesh
+    from atoll.parallel.mesh_client.choice import choice_for
+    from atoll.parallel.mesh_client.faults import faults_of_mesh
     from atoll.parallel.planner.choice import Choice
     from atoll.parallel.planner.rank_memory import machine_of
-    from atoll.parallel.task.errors import TaskBroken
-    from atoll.parallel.worker.site_task import device_of
     from atoll.protocol.settings import ConfigError
+    from atoll.task.errors import TaskBroken
+    from atoll.training.worker.site_task import device_of
 
     if not crew.is_auto:
         if found := faults_of_mesh(task, task.local, "fedavg", crew.parallel):

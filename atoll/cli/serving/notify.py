@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, say
 from atoll.cli.waiting import waiting_for
+from atoll.operations.faults import CommandError
 
 File = Annotated[
     Path, typer.Argument(metavar="FILE", help="TOML of a coordinator, a run or an agent, with a table \\[notify].")

@@ -1,24 +1,20 @@
 """`atoll plan`: compare the meshes on which a model can be trained on a cluster, and explain the fastest one."""
 
 import dataclasses
-import tomllib
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import count_of, printable_size
-from atoll.aggregation.text_files import NotText, text_of
 from atoll.cli import options
-from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, say, table
+from atoll.cli.requested import requested
 from atoll.cli.stopping import if_stopped
-from atoll.cli.training.plan_client import Site, check_site, needs, say_needs
-from atoll.cli.training.plan_dry_runs import compared, dry_runs, hidden, say_dry_run
-from atoll.cli.waiting import waiting_for
+from atoll.ground.printable import count_of, printable_size
+from atoll.operations.requests import PlanRequest
 
 if TYPE_CHECKING:
+    from atoll.operations.plan import DryRunOf, Planned, SiteNeeds
     from atoll.parallel.planner.candidate import Candidate
     from atoll.parallel.planner.cluster import Cluster
     from atoll.parallel.planner.dry_run import DryRun
@@ -26,228 +22,36 @@ if TYPE_CHECKING:
     from atoll.parallel.planner.search import Found, Wanted
     from atoll.parallel.planner.shape import ModelShape
 
-TABLES = ("model", "cluster", "training")
-"""The tables of a TOML that `atoll plan` reads."""
-
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A preset (gpt2, gpt2-xl, bert-large, turing-nlg, gpt3, llama-1b, llama-8b, llama-70b, llama-405b, "
-        "qwen2.5-0.5b, qwen2.5-7b, qwen2.5-72b), numbers (layers=32,hidden=4096,heads=32,vocab=32000), "
-        "a preset with other numbers (llama-8b,sequence=4096), "
-        "or a TOML with the tables model, cluster and training.",
-    ),
-]
-Machines = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        metavar="CLUSTER",
-        help="A preset (a100-80, h100-80, h200-141, cpu: one node each), or one with other numbers: "
-        "h100-80,nodes=8; or nodes, per_node, memory (bytes), flops and flops_fp32 (FLOP/s), bandwidth (bytes/s of the "
-        "memory), inside and across (bytes/s, in a node and between nodes); by default h100-80.",
-    ),
-]
-Batch = Annotated[
-    int | None,
-    typer.Option("--batch", metavar="N", help="Sequences in one step, over all devices; by default 8 a device."),
-]
-MeshText = Annotated[
-    str | None,
-    typer.Option("--mesh", metavar="MESH", help="Only this mesh, such as pp=4,dp=4,tp=4; by default all meshes."),
-]
-Precision = Annotated[
-    str | None,
-    typer.Option("--precision", metavar="bf16|fp32", help="Precision of matrix products; by default bf16."),
-]
-Optimizer = Annotated[
-    str | None,
-    typer.Option(
-        "--optimizer", metavar="NAME", help="Optimizer: sgd, momentum, novograd, adam, adamw or lamb; by default adamw."
-    ),
-]
-Counted = Annotated[
-    str | None,
-    typer.Option(
-        "--count",
-        metavar="engine|lecture|zero-paper",
-        help="Accounting of memory: that of this engine, or a convention of the literature; by default engine.",
-    ),
-]
-DryRuns = Annotated[
-    str,
-    typer.Option(
-        "--dry-run",
-        metavar="RANK,...",
-        help="Also build these ranks of the fastest plan with the engine, on meta tensors and without a network, run "
-        "one step, and show its memory and traffic beside the prediction.",
-    ),
-]
-Client = Annotated[
-    bool,
-    typer.Option(
-        "--client",
-        help="Also show the needs of a federated site that trains by the fastest plan: memory of each rank, disk, "
-        "bytes up and down, and their seconds.",
-    ),
-]
-Line = Annotated[
-    str | None,
-    typer.Option("--line", metavar="SPEED", help="The site's line, such as 100Mbit; by default 1Gbit. With --client."),
-]
-Codec = Annotated[
-    str | None,
-    typer.Option("--codec", metavar="NAME", help="Codec of the update; by default none. With --client."),
-]
-Lora = Annotated[
-    int | None,
-    typer.Option(
-        "--lora",
-        metavar="RANK",
-        help="Adapters of this rank on every matrix of the blocks, which alone travel; by default the whole model "
-        "does. With --client.",
-    ),
-]
 Top = Annotated[int, typer.Option("--top", metavar="N", callback=options.between(1), help="Number of meshes to show.")]
 
 
-def plan(
-    model: Model,
-    cluster: Machines = None,
-    batch: Batch = None,
-    mesh: MeshText = None,
-    precision: Precision = None,
-    optimizer: Optimizer = None,
-    count: Counted = None,
-    dry_run: DryRuns = "",
-    client: Client = False,
-    line: Line = None,
-    codec: Codec = None,
-    lora: Lora = None,
-    top: Top = 8,
-    json: options.Json = False,
-) -> None:
-    """List the meshes on which a model can be trained on a cluster, the fastest first, with memory, traffic, pipeline
-    bubble and step time of each, and explain the order.
+@requested(PlanRequest)
+def plan(request: PlanRequest, top: Top = 8, json: options.Json = False) -> None:
+    """List the meshes on which a model can be trained on a cluster, the fastest first, and explain the order.
+
+    Each has its memory, traffic, pipeline bubble and step time.
 
     Nothing is started, and no GPU is needed. `docs/planning.md` explains every number.
     """
     if_stopped("before the plan was complete; nothing was written")
-    from atoll.parallel.planner.search import search, why
+    from atoll.operations import plan as operation
+    from atoll.parallel.planner.search import why
 
-    given = {"batch": batch, "precision": precision, "optimizer": optimizer, "counted": count}
-    shape, machines, wanted = parse_arguments(
-        model, cluster, {name: value for name, value in given.items() if value is not None}
-    )
-    ranks, site = _ranks(dry_run, machines.world), Site(line, codec, lora)
-    site.check_wanted(is_wanted=client)
-    check_site(shape, site)
-    try:
-        only = None if mesh is None else _mesh(mesh)
-        with waiting_for(f"the meshes of {count_of(machines.world, 'device')}", "each of them is predicted"):
-            found = search(shape, machines, wanted, only=only)
-    except ValueError as error:
-        raise CommandError(*str(error).splitlines()) from error
-    if not found.ranked:
-        raise CommandError(
-            "no mesh of this cluster can train the model",
-            *(f"{count} x {kind}: {example}" for kind, count, example in found.refused),
-        )
-    needed = needs(shape, found.ranked[0].candidate, site) if client else None
-    checked = dry_runs(shape, found.ranked[0].candidate, ranks)
+    planned = operation.plan(request)
     if json:
-        document = _document(shape, machines, wanted, found, checked, top)
-        as_json(document if needed is None else {**document, "client": needed.document})
+        as_json(_document(planned, top))
         return
-    _say_arguments(model, shape, machines, wanted)
+    shape, cluster, found, best = planned.shape, planned.cluster, planned.found, planned.found.ranked[0]
+    _say_arguments(request.model, shape, cluster, planned.wanted)
     _say_ranked(found, top)
-    best = found.ranked[0]
     say("\nThe fastest plan")
-    for sentence in [_in_words(best.candidate), *why(shape, machines, found)]:
+    for sentence in [_in_words(best.candidate), *why(shape, cluster, found)]:
         say(f"  {sentence}")
-    _say_costs(shape, machines, best)
-    if needed is not None:
-        say_needs(needed)
-    for rank, run, predicted_for, candidate in checked:
-        say_dry_run(rank, run, predicted_for, candidate)
-
-
-# ---------------------------------------------------------------- the arguments
-
-
-def parse_arguments(model: str, cluster: str | None, training: dict[str, Any]) -> "tuple[ModelShape, Cluster, Wanted]":
-    """Return the model, the cluster and the training that the arguments name; options override the tables of a TOML.
-
-    Raises:
-        CommandError: all mistakes.
-    """
-    from atoll.parallel.planner.cluster import CLUSTERS, Cluster
-    from atoll.parallel.planner.search import Wanted
-    from atoll.parallel.planner.shape import MODELS, ModelShape
-    from atoll.parallel.planner.spec import parse, read
-
-    tables, faults = _tables(model)
-    shape, fault = _attempt(
-        lambda: (
-            read(ModelShape, MODELS, tables["model"], what="model")
-            if tables
-            else parse(ModelShape, MODELS, model, what="model")
-        )
-    )
-    faults += fault
-    by_table = tables.get("cluster", {"preset": "h100-80"})
-    machines, fault = _attempt(
-        lambda: (
-            read(Cluster, CLUSTERS, by_table, what="cluster")
-            if cluster is None
-            else parse(Cluster, CLUSTERS, cluster, what="cluster")
-        )
-    )
-    faults += fault
-    defaults = {"batch": 8 * (machines.world if machines else 1)}
-    wanted, fault = _attempt(
-        lambda: read(Wanted, {}, {**defaults, **tables.get("training", {}), **training}, what="training")
-    )
-    faults += fault
-    if faults or shape is None or machines is None or wanted is None:
-        raise CommandError(*faults)
-    return shape, machines, wanted
-
-
-def _attempt(make: Any) -> tuple[Any, list[str]]:
-    try:
-        return make(), []
-    except ValueError as error:
-        return None, str(error).splitlines()
-
-
-def _tables(model: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    if not model.endswith(".toml"):
-        return {}, []
-    try:
-        document = tomllib.loads(text_of(Path(model).read_bytes(), model))
-    except NotText as error:
-        raise CommandError(str(error)) from error
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"{model}: not TOML: {error}") from error
-    known = {name: value for name, value in document.items() if name in TABLES and isinstance(value, dict)}
-    faults = [f"{model}: {name}: unknown (tables: {', '.join(TABLES)})" for name in document if name not in known]
-    return {"model": {}, **known}, faults
-
-
-def _mesh(text: str) -> Any:
-    from atoll.parallel.engine.mesh import parse_mesh
-
-    return parse_mesh(text)
-
-
-def _ranks(text: str, world: int) -> list[int]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    wrong = [word for word in words if not word.isdecimal() or int(word) >= world]
-    if wrong:
-        raise CommandError(f"--dry-run: ranks must be whole numbers below {world}, got {', '.join(wrong)}")
-    return [int(word) for word in words]
+    _say_costs(shape, cluster, best)
+    if planned.needs is not None:
+        _say_needs(planned.needs)
+    for run in planned.dry_runs:
+        _say_dry_run(run)
 
 
 # ---------------------------------------------------------------- text output
@@ -342,25 +146,117 @@ def _say_costs(shape: "ModelShape", cluster: "Cluster", best: "Prediction") -> N
     table(["part", "seconds"], [*times.items(), ("step", best.times.step)], empty="")
 
 
+def _say_needs(found: "SiteNeeds") -> None:
+    """Print the needs of a site."""
+    from atoll.parallel.planner.client import AGENT_BYTES, BLOCK_BYTES
+
+    needs, line = found.needs, found.line
+    say("\nThe needs of a site with this plan")
+    rows = [("version, down", needs.down), ("update, up", needs.up)]
+    table(
+        ["each round", "bytes", f"at {_speed(line)}"],
+        [(name, printable_size(size), _duration(needs.seconds(size, line))) for name, size in rows],
+        empty="",
+    )
+    total = sum(needs.disk.values())
+    say("")
+    table(
+        ["on the site's disk", "bytes"],
+        [(name, printable_size(size)) for name, size in [*needs.disk.items(), ("total", total)]],
+        empty="",
+    )
+    spool = needs.disk["updates"]
+    if spool > 8 * 2**30:
+        say(f"The agent's spool_max_bytes must be at least {spool} (its default is 8 GiB).")
+    say("")
+    table(
+        ["ranks", "in training", "loads", "boxes", "sends"],
+        [
+            (
+                *(_in_runs(each.ranks), printable_size(round(each.memory.total)), printable_size(each.held)),
+                *(each.boxes, printable_size(each.part)),
+            )
+            for each in needs.ranks
+        ],
+        empty="",
+    )
+    say(
+        f"Beside its shards a rank holds {printable_size(BLOCK_BYTES)} while it loads and writes; the agent holds "
+        f"{printable_size(AGENT_BYTES)}. No process holds the whole model."
+    )
+
+
+def _in_runs(ranks: tuple[int, ...]) -> str:
+    """Return ranks as text: 0-3, 8 and 12 more."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][-1] = rank
+        else:
+            runs.append([rank, rank])
+    shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs[:3])
+    rest = sum(b - a + 1 for a, b in runs[3:])
+    return shown + (f" and {rest} more" if rest else "")
+
+
+def _speed(line: float) -> str:
+    from atoll.operations.plan import UNITS
+
+    unit = next(name for name, bits in reversed(UNITS.items()) if line >= bits or name == "bit")
+    return f"{line / UNITS[unit]:.4g} {unit}/s"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _say_dry_run(of: "DryRunOf") -> None:
+    """Print a dry run beside its prediction."""
+    from atoll.operations.plan import compared
+
+    say(f"\nDry run of rank {of.rank}: one step of the engine")
+    table(
+        ["", "measured", "predicted", ""],
+        [
+            (
+                row["what"],
+                *(
+                    value if row["what"].endswith("calls") else printable_size(value)
+                    for value in (row["measured"], row["predicted"])
+                ),
+                _verdict(row),
+            )
+            for row in compared(of)
+        ],
+        empty="",
+    )
+    say("\nComputation that can hide its collectives: neither waits for the other")
+    rows = [(*key, calls, hidden, f"{share:.1%}") for key, (calls, hidden, share) in of.run.hidden().items()]
+    table(["axis", "kind", "calls", "can be hidden", "of the step, each"], rows, empty="no collectives")
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if row["is_estimate"]:
+        return f"estimate, {row['predicted'] / row['measured'] - 1:+.1%}"
+    return "equal" if row["measured"] == row["predicted"] else "DIFFERENT"
+
+
 # ---------------------------------------------------------------- JSON output
 
 
-def _document(
-    shape: "ModelShape",
-    cluster: "Cluster",
-    wanted: "Wanted",
-    found: "Found",
-    checked: "Iterable[tuple[int, DryRun, ModelShape, Candidate]]",
-    top: int,
-) -> dict[str, Any]:
+def _document(planned: "Planned", top: int) -> dict[str, Any]:
+    from atoll.operations.plan import compared
     from atoll.parallel.planner.prediction import sent_by
     from atoll.parallel.planner.search import lost, why
 
+    shape, cluster, found = planned.shape, planned.cluster, planned.found
     best = found.ranked[0]
     return {
         "model": {**dataclasses.asdict(shape), "parameters": shape.parameters},
         "cluster": cluster,
-        "training": wanted,
+        "training": planned.wanted,
         "plans": [
             {
                 "mesh": one.candidate.mesh,
@@ -379,7 +275,15 @@ def _document(
         "traffic": sent_by(shape, best.candidate, 0),
         "refused": [{"reason": kind, "meshes": count, "example": one} for kind, count, one in found.refused],
         "dry_runs": [
-            {"rank": rank, "compared": compared(run, of, candidate), "hidden": hidden(run)}
-            for rank, run, of, candidate in checked
+            {"rank": each.rank, "compared": compared(each), "hidden": _hidden(each.run)} for each in planned.dry_runs
         ],
+        **({} if planned.needs is None else {"client": planned.needs.document}),
     }
+
+
+def _hidden(run: "DryRun") -> list[dict[str, Any]]:
+    """Return the computation that can hide each kind of collective, for a script."""
+    return [
+        {"axis": axis, "kind": kind, "calls": calls, "can_be_hidden": hidden, "share_of_step": share}
+        for (axis, kind), (calls, hidden, share) in run.hidden().items()
+    ]

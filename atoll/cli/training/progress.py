@@ -6,8 +6,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from atoll.aggregation.printable import printable_size
 from atoll.cli.printing import seconds
+from atoll.ground.printable import printable_size
 from atoll.parallel.trainer.logs import Event, Report
 
 EVERY_S = 1.0
@@ -30,6 +30,8 @@ def _lines(say: Callable[[str], None]) -> Report:
     def report(event: Event) -> None:
         nonlocal total, shown_at
         total = event.get("steps", total)
+        if event["event"] == "begin":  # again, where ranks were restarted
+            shown_at = -EVERY_S
         if event["event"] == "step":
             if event["seconds"] - shown_at >= EVERY_S:
                 shown_at = event["seconds"]

@@ -1,85 +1,31 @@
 """`atoll train`: train centrally on the pooled data of all sites, in one process or on a mesh."""
 
-import dataclasses
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
-from atoll.cli.exports.live import Exports
-from atoll.cli.printing import as_json, note, say, seconds
+from atoll.cli.printing import as_json, complain, note, say, seconds
+from atoll.cli.requested import requested
 from atoll.cli.stopping import INTERRUPTED, if_stopped
-from atoll.parallel.loading import loading
+from atoll.ground.printable import count_of
+from atoll.ground.process.loading import loading
+from atoll.operations.faults import CommandError
+from atoll.operations.requests import TrainRequest
+from atoll.protocol.signals import handled_by, interrupting
 
 if TYPE_CHECKING:
-    from atoll.cli.training.fault import Fault
+    from atoll.parallel.trainer.job import Job
     from atoll.parallel.trainer.run import Result
 
-What = Annotated[
-    str, typer.Argument(metavar="TASK", help="The task, `module:attribute` or `path/to/file.py:attribute`.")
-]
-Nproc = Annotated[
-    int | None,
-    typer.Option(
-        "--nproc",
-        metavar="N",
-        help="Ranks to start on this machine; without it, train in this process, as one rank under `torchrun`.",
-    ),
-]
-MeshText = Annotated[
-    str | None,
-    typer.Option(
-        "--mesh",
-        metavar="AXES",
-        help="Degrees of the axes pp, dp_replicate, dp_shard and tp, as in dp=2,tp=2; dp is dp_replicate, or dp_shard "
-        "with ZeRO; auto: the planner's choice for the model and the ranks' memory. By default dp is the number "
-        "of ranks.",
-    ),
-]
-Zero = Annotated[int | None, typer.Option("--zero", metavar="STAGE", help="ZeRO stage 1, 2 or 3; short for plan.zero.")]
-Epochs = Annotated[
-    int | None, typer.Option("--epochs", metavar="N", help="Passes over the data; short for train.epochs.")
-]
-Steps = Annotated[int | None, typer.Option("--steps", metavar="N", help="Optimizer steps; short for train.steps.")]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", help="The folder of the training; by default atoll-train-NAME."),
-]
-Device = Annotated[
-    str,
-    typer.Option("--device", metavar="KIND", help="Kind of device: cpu, cuda, or auto (cuda where there is a GPU)."),
-]
-Fresh = Annotated[
-    bool,
-    typer.Option(
-        "--fresh/--resume", help="Refuse a folder that is not empty, instead of resuming from its checkpoint."
-    ),
-]
-Restarts = Annotated[
-    int,
-    typer.Option(
-        "--max-restarts", metavar="N", help="Times that all ranks restart after one has died; only with --nproc."
-    ),
-]
 
-
-def train(
-    task: What,
-    nproc: Nproc = None,
-    mesh: MeshText = None,
-    zero: Zero = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    out: Out = None,
-    device: Device = "auto",
-    overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
-    fresh: Fresh = False,
-    exports: Exports = [],  # noqa: B006
-    max_restarts: Restarts = 3,
-    json: options.Json = False,
-) -> None:
+@requested(TrainRequest)
+def train(request: TrainRequest, json: options.Json = False) -> None:
     """Train a task centrally, on the pooled data of all its sites, in one process or on a mesh.
 
     The training resumes from the newest checkpoint in its folder. Ctrl-C or SIGTERM saves it. Exit code 1: the training
@@ -87,69 +33,90 @@ def train(
     """
     if_stopped("before the first step; nothing was written")
     with loading():
-        from atoll.cli.training.request import Request, check_place, job_of
-        from atoll.exports.tools import parsed
-        from atoll.parallel.engine.plan import AUTO
+        from atoll.operations.training.job import ready
 
-    from atoll.cli.files import overriding
-    from atoll.cli.runs.starts import with_start_file
-
-    request = Request(
-        task=task,
-        nproc=nproc,
-        mesh=mesh,
-        zero=zero,
-        out=out,
-        device=device,
-        overrides=overriding(with_start_file(overrides), train__epochs=epochs, train__steps=steps, plan__zero=zero),
-        is_fresh=fresh,
-        exports=exports,
-    )
-    check_place(request)
-    parsed(exports)
-    job = job_of(request)
-    if mesh == AUTO:  # for the ranks, which then need not choose
-        request = dataclasses.replace(request, mesh=job.plan.mesh.text, zero=job.plan.zero)
+    request, job = ready(request)
     if_stopped("before a step was made; the same command goes on")
-    if nproc is not None and nproc > 1:
-        from atoll.cli.training.launch import launch
-
-        outcome = launch(request, max_restarts=max_restarts)
-    else:
-        with loading():
-            from atoll.cli.training.process import train_in_process
-
-        outcome = train_in_process(job, request)
+    result = (_launch if (request.nproc or 1) > 1 else train_in_process)(job, request)
     if_stopped("")
-    raise typer.Exit(_report(outcome, request.folder, json))
+    raise typer.Exit(_report(result, request.folder, json))
 
 
-def _report(outcome: "Result | Fault", folder: Path, json: bool) -> int:
-    """Print the outcome, and return the exit code."""
-    from atoll.cli.training.fault import Fault
+def train_in_process(job: "Job", request: TrainRequest) -> "Result":
+    """Train in this process, show the progress, and let a signal end the training in order.
+
+    Raises:
+        CommandError: the training is refused, or has failed; a bug, too, ends it with exit code 1.
+    """
+    with loading():
+        from atoll.cli.training.progress import progress
+        from atoll.ground.process.heap import keep_freed_blocks
+        from atoll.operations.training.process import crash_of, train_here
+
+    keep_freed_blocks()
+    try:
+        with _stop_request() as is_stopping:
+            return train_here(job, request, progress(sys.stderr, note), is_stopping)
+    except CommandError:
+        raise
+    except Exception as error:
+        raise crash_of(error) from None
+
+
+@contextmanager
+def _stop_request() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether a signal has asked the training to stop.
+
+    The signals are handled from its first call on, after the first step: until then there is nothing to save, and a
+    signal ends the command. The second signal has its default effect.
+    """
+    asked: list[bool] = []
+    is_handled = False
+    with ExitStack() as handling:
+
+        def is_told() -> bool:
+            nonlocal is_handled
+            if not is_handled:
+                is_handled = True
+                handling.enter_context(interrupting(lambda: asked.append(True)))
+            return bool(asked)
+
+        yield is_told
+
+
+def _launch(_job: "Job", request: TrainRequest) -> "Result":
+    """Train in ranks on this machine; the first signal lets them save and end, a second one ends them at once."""
+    from atoll.cli.training.progress import progress
+    from atoll.operations.training.launch import launch
+
+    signals: list[int] = []
+    with handled_by(lambda number, _frame: signals.append(number)):
+        result = launch(request, progress(sys.stderr, note), lambda: len(signals))
+    if result is None:
+        complain(f"stopped by {signal.Signals(signals[0]).name} before it was saved; the same command goes on")
+        raise typer.Exit(INTERRUPTED)
+    return result
+
+
+def _report(result: "Result", folder: Path, json: bool) -> int:
+    """Print the result, and return the exit code."""
     from atoll.cli.training.progress import shown
     from atoll.parallel.world import read_world
 
-    if isinstance(outcome, Fault):
-        for line in outcome.lines:
-            note(line)
-        return outcome.code
     world = read_world()
     if world.is_first:
         if json:
-            as_json(outcome)
+            as_json(result)
         else:
-            epochs = "1 epoch" if outcome.epochs == 1 else f"{outcome.epochs:.4g} epochs"
+            epochs = "1 epoch" if result.epochs == 1 else f"{result.epochs:.4g} epochs"
             say(
-                f"{outcome.task}: {outcome.why} after {count_of(outcome.steps, 'step')} ({epochs}, "
-                f"{seconds(outcome.seconds)}) on {outcome.mesh}, {outcome.device}"
+                f"{result.task}: {result.why} after {count_of(result.steps, 'step')} ({epochs}, "
+                f"{seconds(result.seconds)}) on {result.mesh}, {result.device}"
             )
-            if outcome.metrics:
-                say(shown(outcome.metrics))
+            if result.metrics:
+                say(shown(result.metrics))
             say(
-                f"everything is in {folder}"
-                if outcome.why != "interrupted"
-                else "the same command resumes the training"
+                f"everything is in {folder}" if result.why != "interrupted" else "the same command resumes the training"
             )
     is_alone = world.size == 1  # a launcher would take the exit code for a failure
-    return INTERRUPTED if outcome.why == "interrupted" and is_alone else 0
+    return INTERRUPTED if result.why == "interrupted" and is_alone else 0

@@ -1,10 +1,10 @@
-"""A parameter server: rank 0 holds the weights; workers pull them, and push gradients.
+r"""A parameter server: rank 0 holds the weights; workers pull them, and push gradients.
 
                  server (rank 0)
-               /   |    |    \\
+               /   |    |    \
         pull  v    v    v     v           M bytes to each of N workers in each round
             worker 1 ...       N
-               \\   |    |    /
+               \   |    |    /
         push     v  v   v   v             M bytes from each:  2 N M through one port in each round,
                  server                   where a ring of N ranks has less than 2 M at each
 
@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import torch
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
 from examples.teaching.collectives.wire import Wire, wait_all
 
 SERVER = 0
@@ -69,7 +69,9 @@ def work(
     """Run a worker's rounds, with either server: pull, compute, push.
 
     Args:
+        wire: to the server.
         weights: the tensor for the pulled weights; of the server's shape.
+        num_rounds: of the worker.
         gradient_of: the worker's gradient at some weights, of the same shape.
     """
     for _ in range(num_rounds):

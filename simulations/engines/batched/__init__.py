@@ -1,5 +1,1 @@
-"""The engine that trains many clients in one product, as one batch of models.
-
-Imports: `engines`; `parallel` (the task, local training, a worker's bench as reference), `aggregation` (the layout of
-tensors, numba).
-"""
+"""The engine that trains many clients in one product, as one batch of models."""

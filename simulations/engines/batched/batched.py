@@ -14,14 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.tensors.layout import BESIDE, STATE
-from atoll.parallel.local_training.batches import batch_sizes
-from atoll.parallel.local_training.parameters import build_model, integer_difference, trained_by_name
-from atoll.parallel.local_training.scaffold import ControlVariates, split
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.context import depends_on_context, within
-from atoll.parallel.task.errors import NotFinite
-from atoll.parallel.task.task import Task
 from atoll.simulations.engines.batched.concatenation import concatenated, of_one_kind
 from atoll.simulations.engines.batched.dropout import Masks
 from atoll.simulations.engines.batched.factors import pay
@@ -42,6 +34,14 @@ from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.loop import Loop, report_of, requested_steps
 from atoll.simulations.engines.one_process import OneProcess, on_device, threads_of_torch
 from atoll.simulations.engines.rows import Columns, Rows
+from atoll.task.arrays import Arrays
+from atoll.task.context import depends_on_context, within
+from atoll.task.errors import NotFinite
+from atoll.task.task import Task
+from atoll.tensors.layout import BESIDE, STATE
+from atoll.training.local.batches import batch_sizes
+from atoll.training.local.parameters import build_model, integer_difference, trained_by_name
+from atoll.training.local.scaffold import ControlVariates, split
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class BatchTrainer:
         if training.local.keep_optimizer:
             raise CannotBatch("local.keep_optimizer lets the state of each client's optimizer go on")
         self._training, self._task, self._local = training, training.task, training.local
-        if self._local.has_own_optimizer:
+        if self._local.has_custom_optimizer:
             raise CannotBatch(f"the task's local optimizer, {self._local.optimizer_name}, is no built-in one")
         self._has_context = depends_on_context(training.task)
         self._loop = Loop(training)

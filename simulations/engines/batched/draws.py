@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.numba_support import Meter
 from atoll.simulations.engines.loop import orders
+from atoll.tensors.numba_support import Meter
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 Place = Callable[[Array, Sequence[int], Array, Array, Array], None]

@@ -17,25 +17,25 @@ import numpy as np
 import torch
 from torch.func import vmap
 
-from atoll.aggregation.tensors.layout import SHARED, STATE
-from atoll.parallel.local_training.as_built import AsBuilt
-from atoll.parallel.local_training.client import Tensors, tensors_with
-from atoll.parallel.local_training.one_loss import one_loss
-from atoll.parallel.local_training.parameters import build_model, load_parameters, state_of, trained_by_name
-from atoll.parallel.local_training.scaffold import split
-from atoll.parallel.local_training.trees import tensors
-from atoll.parallel.task.algorithm import HOOKS, Algorithm
-from atoll.parallel.task.arrays import Arrays, check_finite
-from atoll.parallel.task.context import Context
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.randomness import states_of_generators
-from atoll.parallel.task.task import Task
 from atoll.simulations.engines.batched.mapped_client import Attributes, Common, Groups, MappedClient
 from atoll.simulations.engines.batched.measures import Sizes
 from atoll.simulations.engines.batched.nets import Net
 from atoll.simulations.engines.batched.outputs import by_client, filled
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.engine import Training
+from atoll.task.algorithm import HOOKS, Algorithm
+from atoll.task.arrays import Arrays, check_finite
+from atoll.task.context import Context
+from atoll.task.local import Local
+from atoll.task.randomness import states_of_generators
+from atoll.task.task import Task
+from atoll.tensors.layout import SHARED, STATE
+from atoll.training.local.as_built import AsBuilt
+from atoll.training.local.client import Tensors, tensors_with
+from atoll.training.local.one_loss import one_loss
+from atoll.training.local.parameters import build_model, load_parameters, state_of, trained_by_name
+from atoll.training.local.scaffold import split
+from atoll.training.local.trees import tensors
 
 DTYPES = (torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """The dtypes of a state that are stored as they are."""

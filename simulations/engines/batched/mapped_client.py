@@ -14,16 +14,16 @@ from torch import nn
 from torch.func import functional_call, grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from atoll.parallel.local_training.client import Tensors, evaluating
-from atoll.parallel.local_training.one_loss import one_loss
-from atoll.parallel.local_training.trees import children, map_tensors, tensors
-from atoll.parallel.task.context import Context
-from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.task import Task
 from atoll.simulations.engines.batched.outputs import filled
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.engine import Job
+from atoll.task.context import Context
+from atoll.task.errors import TaskBroken
+from atoll.task.local import Local
+from atoll.task.task import Task
+from atoll.training.local.client import Tensors, evaluating
+from atoll.training.local.one_loss import one_loss
+from atoll.training.local.trees import children, map_tensors, tensors
 
 COMMON = ("round", "version", "options")
 

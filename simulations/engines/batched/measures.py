@@ -16,11 +16,11 @@ from torch import nn
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
-from atoll.parallel.local_training.trees import map_tensors, tensors
-from atoll.parallel.local_training.units import IGNORED, Units, are_numbered, as_units
-from atoll.parallel.task.metrics import Metric, Metrics, Statistics, of_batch
 from atoll.simulations.engines.batched.outputs import by_client, filled
 from atoll.simulations.engines.batched.stack import CannotBatch
+from atoll.task.metrics import Metric, Metrics, Statistics, of_batch
+from atoll.training.local.trees import map_tensors, tensors
+from atoll.training.local.units import IGNORED, Units, are_numbered, as_units
 
 Sizes = np.ndarray[tuple[int], np.dtype[np.int64]]
 

@@ -14,10 +14,6 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from atoll.parallel.local_training.parameters import state_of
-from atoll.parallel.local_training.trees import map_tensors, tensors
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.local import Local
 from atoll.simulations.engines.batched.chain import Chain
 from atoll.simulations.engines.batched.dropout import Dropouts, Masks
 from atoll.simulations.engines.batched.measures import Losses, Sizes
@@ -26,6 +22,10 @@ from atoll.simulations.engines.batched.shared import Running, Shared, running_of
 from atoll.simulations.engines.batched.stack import CannotBatch, Follower, Place, Stack
 from atoll.simulations.engines.batched.stacked_layers import keep_in_range
 from atoll.simulations.engines.batched.swapping import swap
+from atoll.task.arrays import Arrays
+from atoll.task.local import Local
+from atoll.training.local.parameters import state_of
+from atoll.training.local.trees import map_tensors, tensors
 
 
 class Net:

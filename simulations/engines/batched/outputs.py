@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.parallel.local_training.trees import leaves, map_tensors
 from atoll.simulations.engines.batched.stack import CannotBatch
+from atoll.training.local.trees import leaves, map_tensors
 
 
 def filled(tree: Any, tensors: Iterable[torch.Tensor]) -> Any:

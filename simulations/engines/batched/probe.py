@@ -14,11 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from atoll.aggregation.tensors.layout import SHARED, STATE
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.randomness import seed_everything
-from atoll.parallel.task.task import Task
-from atoll.parallel.worker.model_bench import ModelBench
 from atoll.simulations.engines.batched.concatenation import of_one_kind, taken_out
 from atoll.simulations.engines.batched.hooks import WAY_OUT, HookRefused
 from atoll.simulations.engines.batched.stack import CannotBatch
@@ -26,6 +21,11 @@ from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.loop import Loop, orders
 from atoll.simulations.engines.rows import Rows
+from atoll.task.arrays import Arrays
+from atoll.task.randomness import seed_everything
+from atoll.task.task import Task
+from atoll.tensors.layout import SHARED, STATE
+from atoll.training.worker.model_bench import ModelBench
 
 Array = np.ndarray[Any, Any]
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.parallel.task.local import Local
 from atoll.simulations.engines.batched import draws
 from atoll.simulations.engines.engine import Job
 from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.loop import requested_steps
+from atoll.task.local import Local
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from atoll.parallel.task.arrays import Arrays
 from atoll.simulations.engines.batched.dropout import Masks
 from atoll.simulations.engines.batched.mapped_calls import Call, from_mapped
 from atoll.simulations.engines.batched.measures import Sizes
 from atoll.simulations.engines.batched.stack import Stack
+from atoll.task.arrays import Arrays
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

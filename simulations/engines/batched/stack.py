@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from atoll.parallel.task.local import Local
 from atoll.simulations.engines.batched.factors import Factors, pay
+from atoll.task.local import Local
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8

@@ -14,21 +14,21 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from atoll.parallel.local_training.parameters import build_model
-from atoll.parallel.local_training.training import EVALUATED_AT_ONCE
-from atoll.parallel.local_training.trees import map_tensors
-from atoll.parallel.local_training.units import units_of
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.context import depends_on_context
-from atoll.parallel.task.metrics import Statistics, of_parts
-from atoll.parallel.task.randomness import generators_kept, seed_everything
-from atoll.parallel.task.task import Task
 from atoll.simulations.engines.batched.concatenation import concatenated, of_one_kind
 from atoll.simulations.engines.batched.measures import Losses, Measured, UnitsOfEach, metrics_of
 from atoll.simulations.engines.batched.outputs import activation_bytes, check_rows
 from atoll.simulations.engines.engine import Job, Training, last_line, naming
 from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.measuring import NO_DATA, Measurer, OneModel, measurer_of
+from atoll.task.arrays import Arrays
+from atoll.task.context import depends_on_context
+from atoll.task.metrics import Statistics, of_parts
+from atoll.task.randomness import generators_kept, seed_everything
+from atoll.task.task import Task
+from atoll.training.local.parameters import build_model
+from atoll.training.local.training import EVALUATED_AT_ONCE
+from atoll.training.local.trees import map_tensors
+from atoll.training.local.units import units_of
 
 TRIED = 4
 """Number of clients of a window that are evaluated both ways."""

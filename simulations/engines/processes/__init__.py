@@ -1,4 +1,1 @@
-"""Engines that train clients in several processes, on this machine or over Ray.
-
-Imports: `engines`, `engines/batched`; `parallel` (the task).
-"""
+"""Engines that train clients in several processes, on this machine or over Ray."""

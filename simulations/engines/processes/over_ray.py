@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.printable import count_of
-from atoll.parallel.task.arrays import Arrays, check_like
-from atoll.parallel.task.metrics import Statistics
+from atoll.ground.printable import count_of
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
 from atoll.simulations.engines.measuring import Measurer, windows_of
 from atoll.simulations.engines.one_process import on_device
@@ -27,6 +25,8 @@ from atoll.simulations.engines.processes.processes import WorkerDied
 from atoll.simulations.engines.processes.user_files import Source, let_import, sources
 from atoll.simulations.engines.processes.worker import Plan, Written, plan_of
 from atoll.simulations.engines.rows import Form, Rows
+from atoll.task.arrays import Arrays, check_like
+from atoll.task.metrics import Statistics
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,9 @@ from typing import Any
 
 import torch
 
-from atoll.aggregation.printable import count_of
+from atoll.ground.printable import count_of
+from atoll.ground.process.forking import leaving_garbage
 from atoll.parallel.engine.forked import FROZEN
-from atoll.parallel.forking import leaving_garbage
-from atoll.parallel.task.arrays import Arrays, check_like
-from atoll.parallel.task.metrics import Statistics
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
 from atoll.simulations.engines.measuring import windows_of
 from atoll.simulations.engines.one_process import on_device
@@ -31,6 +29,8 @@ from atoll.simulations.engines.processes.user_files import Parcel
 from atoll.simulations.engines.processes.worker import Plan, Sent, plan_of, work
 from atoll.simulations.engines.rows import Form, Rows
 from atoll.simulations.engines.shared_memory import Blocks, mapped, new_file
+from atoll.task.arrays import Arrays, check_like
+from atoll.task.metrics import Statistics
 
 PRELOAD = ["torch", "atoll.simulations.engines.processes.worker"]
 

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 TASK_FILE = "_atoll_user_"
-"""Prefix of the module names that `parallel.task.reference` gives to tasks' files; no process can import them."""
+"""Prefix of the module names that `plugins.reference` gives to tasks' files; no process can import them."""
 
 OURS = "atoll"
 

@@ -24,11 +24,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from atoll.ground.process.forking import reopen_files
+from atoll.ground.process.heap import keep_freed_blocks
 from atoll.parallel.engine.orphans import end_with_the_parent
-from atoll.parallel.forking import reopen_files
-from atoll.parallel.heap import keep_freed_blocks
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.metrics import Statistics
 from atoll.protocol.signals import ENDING
 from atoll.simulations.engines.batched.batched import BatchTrainer
 from atoll.simulations.engines.batched.together import together_if_possible
@@ -38,6 +36,8 @@ from atoll.simulations.engines.one_process import Trainer, threads_of_torch
 from atoll.simulations.engines.rows import Form, Rows
 from atoll.simulations.engines.sequential import sequential_trainer
 from atoll.simulations.engines.shared_memory import mapped
+from atoll.task.arrays import Arrays
+from atoll.task.metrics import Statistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from atoll.aggregation.fold import concatenation
 from atoll.aggregation.fold.concatenation import concatenate
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.coverage import check_rows
-from atoll.aggregation.tensors.layout import Piece, Tensor
-from atoll.aggregation.tensors.pieces import PIECE_BYTES_MIN
 from atoll.protocol.manifest import VersionManifest, parse_version
+from atoll.tensors import safetensors_file
+from atoll.tensors.coverage import check_rows
+from atoll.tensors.layout import Piece, Tensor
+from atoll.tensors.pieces import PIECE_BYTES_MIN
 from tests.aggregation.models import random_cuts, store
 
 KINDS = {"trees": (np.int32, ()), "values": (np.float32, (3,)), "flags": (np.uint8, (2, 2)), "big": (np.int64, ())}

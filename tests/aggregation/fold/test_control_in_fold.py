@@ -10,7 +10,7 @@ from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.fold.weights import normalized
 from atoll.aggregation.optimizers import FedAdam, FedAvg
-from atoll.aggregation.tensors import safetensors_file
+from atoll.tensors import safetensors_file
 from tests.aggregation.models import store
 
 N = 7

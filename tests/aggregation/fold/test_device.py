@@ -15,12 +15,12 @@ from atoll.aggregation.fold.kernel import add_within_by_numpy
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.optimizers import FedAdam
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.aggregation.updates.reader import UpdateReader
-from tests.aggregation.encoded_by_hand import store_encoded
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Tensor
+from atoll.tensors.updates.reader import UpdateReader
 from tests.aggregation.models import DTYPES, fold_in, random_cuts, store, widened
 from tests.aggregation.ranks import fold_on_ranks, write_shards
+from tests.tensors.encoded_by_hand import store_encoded
 
 DEVICES = [
     "cpu",

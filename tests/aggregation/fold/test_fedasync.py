@@ -7,7 +7,7 @@ from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.step import Anchor, Step
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.optimizers import FedAvg
-from atoll.aggregation.tensors import safetensors_file
+from atoll.tensors import safetensors_file
 from tests.aggregation.fold.test_step import TRAINED, model
 from tests.aggregation.models import store
 

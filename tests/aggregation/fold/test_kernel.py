@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from atoll.aggregation.fold import kernel
 from atoll.aggregation.fold.kernel import add_within_by_numpy, add_within_for, compiled
-from atoll.aggregation.numba_support import COMPILED_FROM, has_compiler
+from atoll.tensors.numba_support import COMPILED_FROM, has_compiler
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs numba: make setup installs it")
 

@@ -14,7 +14,7 @@ from atoll.aggregation.optimizers import FedAvg, FedAvgM
 from atoll.aggregation.rules.coordinate import Median, TrimmedMean, clip_factors
 from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
 from atoll.aggregation.rules.rule import GeometricRule, takes_centre
-from atoll.aggregation.tensors import safetensors_file
+from atoll.tensors import safetensors_file
 from tests.aggregation.models import store
 
 SHAPES = {"w": (9, 5), "b": (5,), "running_var": (3,)}

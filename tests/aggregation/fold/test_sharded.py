@@ -20,10 +20,10 @@ from atoll.aggregation.optimizers import DiLoCo, FedAdam, FedAvg
 from atoll.aggregation.rules import gram as gram_module
 from atoll.aggregation.rules.coordinate import Median, TrimmedMean
 from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
-from atoll.aggregation.tensors import pieces as cuts
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Tensor, in_order
-from atoll.aggregation.tensors.ownership import SEGMENTS, owned_pieces, owned_segments, segments_of
+from atoll.tensors import pieces as cuts
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Tensor, in_order
+from atoll.tensors.ownership import SEGMENTS, owned_pieces, owned_segments, segments_of
 from tests.aggregation.models import store
 from tests.aggregation.ranks import Threads, cohort_of, fold_on_ranks, on_ranks, write_shards
 

@@ -16,15 +16,15 @@ from atoll.aggregation.fold.streaming import fold
 from atoll.aggregation.optimizers import FedAdam, FedAvg
 from atoll.aggregation.rules import gram as gram_module
 from atoll.aggregation.rules.coordinate import Median
-from atoll.aggregation.tensors import pieces as cuts
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.aggregation.updates.inspection import inspect
-from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
-from tests.aggregation.encoded_by_hand import store_encoded
+from atoll.tensors import pieces as cuts
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Tensor
+from atoll.tensors.updates.inspection import inspect
+from atoll.tensors.updates.reader import StoredUpdate, UpdateReader
 from tests.aggregation.fold.test_sharded import LAYOUT, RULES, SHAPES, TRAINED, model, update
 from tests.aggregation.models import in_parts, random_cuts, store
 from tests.aggregation.ranks import cohort_of, on_ranks, write_shards
+from tests.tensors.encoded_by_hand import store_encoded
 
 
 @pytest.fixture(autouse=True)

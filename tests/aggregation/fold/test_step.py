@@ -9,7 +9,7 @@ from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.optimizers import OPTIMIZERS, FedAdam, FedAvg, FedAvgM
-from atoll.aggregation.tensors import safetensors_file
+from atoll.tensors import safetensors_file
 from tests.aggregation.models import store
 
 TRAINED = frozenset({"w", "b"})

@@ -13,11 +13,11 @@ from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.kernel import add_within_for
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.fold.weights import Share, integer_weights
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.coverage import check_cover
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.aggregation.updates.inspection import inspect
-from atoll.aggregation.updates.reader import StoredUpdate
+from atoll.tensors import safetensors_file
+from atoll.tensors.coverage import check_cover
+from atoll.tensors.layout import Tensor
+from atoll.tensors.updates.inspection import inspect
+from atoll.tensors.updates.reader import StoredUpdate
 from tests.aggregation.models import float64_twin, fold_in, integer_twin, random_cuts, store
 
 SHAPES = {"conv": (4, 3, 5), "bias": (7,), "scale": (), "table": (50, 3)}

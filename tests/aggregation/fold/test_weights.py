@@ -19,7 +19,7 @@ from atoll.aggregation.fold.weights import (
     staleness_discount,
     weight_cap,
 )
-from atoll.aggregation.weight import WEIGHT_MAX, WEIGHT_MIN, as_weight
+from atoll.tensors.updates.weight import WEIGHT_MAX, WEIGHT_MIN, as_weight
 
 Client = tuple[int, float, float]
 steps = st.floats(1, 1e9)

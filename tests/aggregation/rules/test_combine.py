@@ -12,11 +12,11 @@ from atoll.aggregation.rules import combine as combine_module
 from atoll.aggregation.rules import order_statistics
 from atoll.aggregation.rules.combine import combine, mixing_for
 from atoll.aggregation.rules.coordinate import Median, TrimmedMean
+from atoll.aggregation.rules.custom_rule import CustomRule, RuleFailed
 from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
-from atoll.aggregation.rules.rule import RuleFailed
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.aggregation.updates.reader import UpdateReader
-from atoll.aggregation.updates.sources import Scaled, Zeros
+from atoll.tensors.layout import Tensor
+from atoll.tensors.updates.reader import UpdateReader
+from atoll.tensors.updates.sources import Scaled, Zeros
 from tests.aggregation.models import random_cuts, store
 from tests.aggregation.reference_rules import applied
 
@@ -167,16 +167,16 @@ class Users:
 
 @pytest.mark.parametrize("mixing", [np.ones((1, 6)), np.ones(7), np.ones((0, 7)), np.full((1, 7), np.nan)])
 def test_mixing_refuses_a_matrix_of_a_users_rule_that_does_not_fit(tmp_path, mixing):
-    with opened(tmp_path, cohort(8)) as readers, pytest.raises(ValueError, match="Users mixes 7 updates with a"):
-        mixing_for(Users(mixing, None), (TENSOR,), readers)
+    with opened(tmp_path, cohort(8)) as readers, pytest.raises(ValueError, match="rule Users mixes 7 updates with a"):
+        mixing_for(CustomRule(Users(mixing, None)), (TENSOR,), readers)
 
 
 def test_combine_refuses_values_of_a_users_rule_that_do_not_fit(tmp_path):
     with (
         opened(tmp_path, cohort(9)) as readers,
-        pytest.raises(ValueError, match=r"'w': Users makes \(3,\) of 7 rows, expected is \(19,\)"),
+        pytest.raises(ValueError, match=r"rule Users makes \(3,\) of 7 rows of tensor 'w', expected is \(19,\)"),
     ):
-        combine(TENSOR, 0, 19, list(readers.values()), Users(None, np.zeros(3)))
+        combine(TENSOR, 0, 19, list(readers.values()), CustomRule(Users(None, np.zeros(3))))
 
 
 def test_a_source_is_scaled(tmp_path):
@@ -212,7 +212,7 @@ def test_what_a_users_rule_raises_is_a_fault_of_the_rule(tmp_path):
             raise LookupError("no neighbours")
 
     with opened(tmp_path, cohort(1)) as readers:
-        with pytest.raises(RuleFailed, match="Mine raised ZeroDivisionError: by nothing"):
-            combine(TENSOR, 0, SIZE, list(readers.values()), Mine())
-        with pytest.raises(RuleFailed, match="Mine raised LookupError: no neighbours"):
-            mixing_for(Mine(), (TENSOR,), readers)
+        with pytest.raises(RuleFailed, match="rule Mine: reduce raised ZeroDivisionError: by nothing"):
+            combine(TENSOR, 0, SIZE, list(readers.values()), CustomRule(Mine()))
+        with pytest.raises(RuleFailed, match="rule Mine: mixing raised LookupError: no neighbours"):
+            mixing_for(CustomRule(Mine()), (TENSOR,), readers)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from atoll.aggregation.rules import gram as gram_module
 from atoll.aggregation.rules.gram import gram_matrix
-from atoll.aggregation.tensors.layout import Tensor, in_order
-from atoll.aggregation.updates.reader import UpdateReader
+from atoll.tensors.layout import Tensor, in_order
+from atoll.tensors.updates.reader import UpdateReader
 from tests.aggregation.models import random_cuts, store, widened
 
 SHAPES = {"conv": (4, 3, 5), "bias": (7,), "scale": (), "table": (50, 3), "none": (0, 2)}
@@ -73,7 +73,7 @@ def test_gram_has_the_same_bits_for_any_threads_and_boxes(tmp_path_factory, seed
 def test_gram_has_the_same_bits_whatever_threads_the_matrix_library_takes():
     script = (
         "import numpy as np; from atoll.aggregation.rules.gram import gram_matrix\n"
-        "from atoll.aggregation.tensors.layout import Tensor\n"
+        "from atoll.tensors.layout import Tensor\n"
         "class Noise:\n"
         "    def __init__(self, seed): self.values = np.random.default_rng(seed).standard_normal(70001, np.float32)\n"
         "    def carries(self, tensor): return True\n"

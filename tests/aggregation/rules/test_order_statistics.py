@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atoll.aggregation import numba_support
 from atoll.aggregation.rules import order_statistics
 from atoll.aggregation.rules.order_statistics import by_network, by_sort, comparators, middle_mean
+from atoll.tensors import numba_support
 
 needs_compiler = pytest.mark.skipif(not numba_support.has_compiler(), reason="needs numba: make setup installs it")
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.numba_support import has_compiler
 from atoll.aggregation.stacked import passes
 from atoll.aggregation.stacked.passes import ByNumpy, Compiled, compiled, passes_over
+from atoll.tensors.numba_support import has_compiler
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="needs numba: make setup installs it")
 

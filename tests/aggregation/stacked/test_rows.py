@@ -10,9 +10,9 @@ from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import fold
 from atoll.aggregation.optimizers import FedAdam, FedAvg, FedAvgM
 from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Piece, Tensor, in_order
-from atoll.aggregation.updates.reader import StoredUpdate
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Piece, Tensor, in_order
+from atoll.tensors.updates.reader import StoredUpdate
 
 SHAPES = {"a": (3, 5), "buffer": (4,), "control/a": (2,), "z": ()}
 LAYOUT = in_order([Tensor(name, "F32", shape) for name, shape in SHAPES.items()])

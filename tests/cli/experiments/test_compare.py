@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.aggregation.tensors import safetensors_file
+from atoll.tensors import safetensors_file
 from tests.cli.invoking import invoke, refused
 
 TASK = "benchmarks.papers.digits:task"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.task_failures import one_line
+from atoll.operations.task_failures import one_line
 from tests.cli import failing_tasks
 from tests.cli.invoking import invoke, refused, said
 from tools.docs import commands

@@ -30,8 +30,10 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return [sys.executable, "-m", fake_simulate.__name__, *map(str, values)]
 
     monkeypatch.setattr(sweep, "simulate", command)
-    monkeypatch.setattr(sweep, "check_cells", lambda *_: None)  # the script has settings of its own, and no task
-    monkeypatch.setattr("atoll.cli.experiments.sweep._task_of", lambda _: object())
+    monkeypatch.setattr(
+        "atoll.operations.sweep.check_cells", lambda *_: None
+    )  # the script has settings of its own, and no task
+    monkeypatch.setattr("atoll.operations.sweep._task_of", lambda _: object())
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "policies.toml"
@@ -123,7 +125,7 @@ def test_cells_that_are_finished_are_not_tried_again(grid: Path, monkeypatch: py
     """Their task may be another one by now, or gone."""
     tried = list[str]()
     monkeypatch.setattr(
-        "atoll.cli.experiments.sweep._try_cells", lambda grid, cells, task: tried.extend(cell.name for cell in cells)
+        "atoll.operations.sweep._try_cells", lambda grid, cells, task: tried.extend(cell.name for cell in cells)
     )
     invoke("sweep", grid, "--no-plot")
     assert len(tried) == 4

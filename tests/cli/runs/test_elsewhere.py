@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.faults import CommandError
-from atoll.cli.runs import admin
+from atoll.operations import admin
+from atoll.operations.faults import CommandError
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit.files import audit_folder
 from tests.cli.federation import Federation, federation, start_run, wait_for

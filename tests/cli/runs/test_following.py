@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from atoll.cli.faults import CommandError
-from atoll.cli.runs import following
-from atoll.cli.runs.following import documents
+from atoll.cli.runs.following import _records
+from atoll.operations import following
+from atoll.operations.faults import CommandError
+from atoll.operations.following import documents
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.views.history import History
 from tests.cli.invoking import invoke, refused, said, shown, told
@@ -101,7 +102,7 @@ def test_an_open_round_gives_each_sentence_once_and_ends_with_its_end(
     began = {**items[0], "run": items[0]["run"] | {"next_round": 4}}
     live = [began, {"kind": "record", "record": first}, {"kind": "waiting", "why": "nothing runs it"}]
     live += [{"kind": "record", "record": later}, *(item for item in items if item["kind"] == "event")]
-    monkeypatch.setattr(following, "items", lambda *_: iter(live))
+    monkeypatch.setattr("atoll.cli.runs.following.items", lambda *_: iter(live))
     result = invoke("round", "show", "4", "--follow", "--state", state)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -193,7 +194,7 @@ def test_an_exchange_beside_a_newer_open_one_is_followed_to_its_end(
     first = {"round_id": 1, "ended_at": ended_at, "sentences": ["exchange 1 is open"]}
     last = {"round_id": 1, "ended_at": 9.0, "sentences": ["exchange 1 is closed"]}
     stream = [{"kind": "began", "run": here}, {"kind": "open", "record": first}, {"kind": "event", "records": [last]}]
-    monkeypatch.setattr(following, "items", lambda *_: iter(stream))
-    monkeypatch.setattr(following, "read_view", lambda *_, **__: first)
-    found = [*following._records(1, "talk", tmp_path, "")]
+    monkeypatch.setattr("atoll.cli.runs.following.items", lambda *_: iter(stream))
+    monkeypatch.setattr("atoll.cli.runs.following.read_view", lambda *_, **__: first)
+    found = [*_records(1, "talk", tmp_path, "")]
     assert found == ([first, last] if ended_at is None else [first])

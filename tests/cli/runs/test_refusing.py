@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import waiting
-from atoll.cli.runs import admin
+from atoll.cli.command import TERMINAL
+from atoll.operations import admin
+from atoll.operations.reporter import reporting_to
 from atoll.protocol.identity.names import Role
 from tests.cli.invoking import refused
 
@@ -35,6 +37,6 @@ def test_a_wait_for_a_coordinator_is_said(
 ) -> None:
     monkeypatch.setattr(waiting, "SAY_S", 0.0)
     monkeypatch.setattr(admin, "STARTING_S", 0.2)
-    with pytest.raises(admin.CommandError, match="no coordinator holds"):
+    with pytest.raises(admin.CommandError, match="no coordinator holds"), reporting_to(TERMINAL):
         admin.invite(tmp_path, Role.CLIENT, "north", 3600.0)
     assert capsys.readouterr().err.count("(up to 0.2 s, as one may be starting)") == 1

@@ -10,8 +10,8 @@ from unittest.mock import AsyncMock
 import grpc
 import pytest
 
-from atoll.cli.faults import CommandError
-from atoll.cli.runs import admin
+from atoll.operations import admin
+from atoll.operations.faults import CommandError
 from atoll.protocol.identity import handshake_fault
 from atoll.protocol.identity.certificates import Issuer, key_to_pem, new_key, to_pem
 from atoll.protocol.identity.credential import Credential

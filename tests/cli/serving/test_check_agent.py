@@ -76,7 +76,7 @@ def test_a_task_is_loaded_by_the_interpreter_of_its_site(tmp_path: Path) -> None
 
 @pytest.mark.real
 def test_a_client_app_is_loaded_as_the_agent_loads_it(tmp_path: Path) -> None:
-    app = shutil.copytree(Path(__file__).parents[2] / "parallel" / "flower" / "apps" / "own_code", tmp_path / "app")
+    app = shutil.copytree(Path(__file__).parents[2] / "flower" / "apps" / "own_code", tmp_path / "app")
     given = ("--site", "a", "--check", "--state", tmp_path / "state", "--set", "task.partition-id=0")
     assert invoke("agent", app, *given).exit_code == 0
     project = (app / "pyproject.toml").read_text()

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from atoll.cli.training.folder import folder_lock
-from atoll.parallel.engine.forked import run_ranks
-from atoll.parallel.task import metrics
+from atoll.operations.training.folder import folder_lock
+from atoll.task import metrics
 from tests.cli import failing_tasks
 from tests.cli.invoking import invoke, refused, shown
+from tests.parallel.ranks import call_on_ranks
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import mesh, model, on_ranks, run
 from tests.process_table import descendants
@@ -202,7 +202,7 @@ def ranks_of(process: int) -> dict[int, int]:
 @pytest.mark.long
 @pytest.mark.real
 def test_a_rank_that_is_killed_costs_nothing_but_time(start: Any, tmp_path: Path) -> None:
-    run_ranks(on_ranks, 2, tmp_path / "undisturbed", mesh(dp_replicate=2))
+    call_on_ranks(on_ranks, 2, tmp_path / "undisturbed", mesh(dp_replicate=2))
     trainer = start(f"{TASKS}:slow", tmp_path / "killed", "--nproc", "2")
     trainer.wait_for(8)
     os.kill(ranks_of(trainer.process.pid)[1], signal.SIGKILL)

@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import read
 from atoll.client.disk.model_cache import ModelCache, PieceDamaged
+from atoll.tensors.safetensors_file import read
 from tests.client.fake_coordinator import Version, model
 
 SIZES = {"a": 100, "b": 7, "c": 300, "d": 1}

@@ -10,12 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from atoll.aggregation.tensors.safetensors_file import read, write
-from atoll.aggregation.updates.encoded_writer import REPLACES
 from atoll.client.disk import residual_store
 from atoll.client.disk.named_digest import StateDamaged
 from atoll.client.disk.residual_store import Owner, ResidualStore
 from atoll.protocol.vocabulary import Digest, RunId
+from atoll.tensors.safetensors_file import read, write
+from atoll.tensors.updates.encoded_writer import REPLACES
 
 OWNER = Owner("residual", RunId("run-1"), "tiny:task")
 OTHERS = (

@@ -10,9 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.layout import Piece
-from atoll.aggregation.tensors.pieces import part_name
-from atoll.aggregation.tensors.safetensors_file import write
 from atoll.client.disk import spool as spool_module
 from atoll.client.disk.spool import Costs, Spool, SpoolFull
 from atoll.client.disk.state_directory import StateDirectory
@@ -20,6 +17,9 @@ from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.wire.mesh_use import MeshUse
+from atoll.tensors.layout import Piece
+from atoll.tensors.pieces import part_name
+from atoll.tensors.safetensors_file import write
 
 USE = MeshUse(num_ranks=4, peak_bytes=10**9, steps_per_s=2.0, flops_per_s=3e12, peak_flops=1e13)
 COSTS = Costs(download_seconds=0.5, train_seconds=2.0, mesh=USE)

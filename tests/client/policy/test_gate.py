@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import write
 from atoll.client.disk.spool import Entry, Spool
 from atoll.client.policy.content import content_of
 from atoll.client.policy.decide import Decision, Kind, Outcome, PolicyRequest, Rule, Standing
@@ -22,6 +21,7 @@ from atoll.client.session.events import EvaluationRequest, Invitation, Statistic
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RoundId, RunId, Version
+from atoll.tensors.safetensors_file import write
 from tests.cli.invoking import invoke, shown
 from tests.client.fake_coordinator import Version as Model
 from tests.client.fake_coordinator import model

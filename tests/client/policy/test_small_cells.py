@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.client.policy.small_cells import StatisticsTerms, guarded
-from atoll.parallel.statistics.parts import Histogram, Moments, Numbers, Part, Place, SiteStatistics, count
+from atoll.training.statistics.parts import Histogram, Moments, Numbers, Part, Place, SiteStatistics, count
 
 ALL = ("train", "examples", "")
 AGE, LABELS, GROUPS = ("train", "features", "age"), ("train", "labels", "target"), ("train", "own", "groups")

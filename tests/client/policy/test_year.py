@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import write
 from atoll.client.disk.seen_store import Memory
 from atoll.client.disk.spool import Spool
 from atoll.client.policy.gate import Gate
@@ -15,6 +14,7 @@ from atoll.client.policy.history import ROUNDS_DAYS, PolicyHistory
 from atoll.client.session.rollback_rules import Seen
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, Version
+from atoll.tensors.safetensors_file import write
 from tests.client.policy.test_gate import POLICY, RUN, invitation, version
 
 HOURS = 24 * 365

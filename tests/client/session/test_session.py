@@ -42,8 +42,8 @@ from atoll.client.session.events import (
     Work,
 )
 from atoll.client.session.session import Session, SessionRules, Stage
-from atoll.parallel.statistics.parts import SiteStatistics, count
 from atoll.protocol.vocabulary import Digest, FailureReason, ReleaseReason, RoundId, RunId, Version
+from atoll.training.statistics.parts import SiteStatistics, count
 
 RUN = RunId("run")
 LEASE = 30.0

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.client.wire.coordinator_connection import ConnectionHandlers, CoordinatorConnection, cause_of
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.certificates import Issuer
 from atoll.protocol.identity.dialer import MutualDialer
 from atoll.protocol.identity.names import Identity, Role
@@ -88,7 +88,7 @@ async def test_an_untrusted_certificate_is_named_also_after_an_outage(caplog):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     server, own = grpc.aio.server(), Member(MAIN)
-    rpc.add_CoordinatorServicer_to_server(Lagoon(), server)
+    rpc.add_servicer(Lagoon(), server, "Coordinator")
     async with Dialling(address, MutualDialer(Holder(stranger))) as line:
         await line.times(3)
         server.add_secure_port(address, grpc.ssl_server_credentials([own.pair], own.roots, True))

@@ -7,15 +7,15 @@ import grpc
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.ownership import owned_pieces
 from atoll.client.wire import ranks as ranks_module
 from atoll.client.wire.ranks import PATIENCE_S, Ranks
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.wire import channel as limits
 from atoll.protocol.wire.channel import server_options
 from atoll.protocol.wire.stream import StreamBroken
+from atoll.tensors.ownership import owned_pieces
 from tests.client.fake_coordinator import MIB, Instant, Lagoon, Version, agent, lagoon, live, model, until
 
 SIZES = {"large": 3 * MIB, "small": 5}
@@ -26,7 +26,7 @@ SIZES = {"large": 3 * MIB, "small": 5}
 async def rank(version):
     """A rank that has all of a version, and accepts every update."""
     servicer, server = Lagoon(), grpc.aio.server(options=server_options())
-    rpc.add_AggregatorServicer_to_server(servicer, server)
+    rpc.add_servicer(servicer, server, "Aggregator")
     servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     servicer.server = server
     servicer.add(version)

@@ -9,7 +9,7 @@ import pytest
 from atoll.client.wire import rotating_channel as connection_module
 from atoll.client.wire.rotating_channel import RotatingChannel
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.threads import on_thread
@@ -21,7 +21,7 @@ from tests.client.shuttable_port import door_before
 from tests.waiting import BOUND_S
 
 
-class Answering(rpc.CoordinatorServicer):
+class Answering:
     """A servicer that records the connection of each call."""
 
     def __init__(self):
@@ -40,11 +40,13 @@ class Answering(rpc.CoordinatorServicer):
 @asynccontextmanager
 async def served():
     server, service = grpc.aio.server(options=server_options()), Answering()
-    rpc.add_CoordinatorServicer_to_server(service, server)
+    rpc.add_servicer(service, server, "Coordinator")
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with door_before(port) as door:
-        connection = RotatingChannel(InsecureDialer(), door.address, COORDINATOR, rpc.CoordinatorStub)
+        connection = RotatingChannel(
+            InsecureDialer(), door.address, COORDINATOR, lambda channel: rpc.Stub(channel, "Coordinator")
+        )
         fresh = asyncio.create_task(connection.keep_fresh())
         try:
             yield connection, service, door

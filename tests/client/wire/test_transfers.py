@@ -9,7 +9,6 @@ import grpc
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import write
 from atoll.client.disk.model_cache import ModelCache, PieceDamaged
 from atoll.client.disk.spool import Costs, Spool
 from atoll.client.wire import download as download_module
@@ -23,6 +22,7 @@ from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.wire.channel import CHUNK_BYTES, DOWNLOAD_WINDOW_BYTES, INLINE_BYTES_MAX
 from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.protocol.wire.stream import StreamBroken
+from atoll.tensors.safetensors_file import write
 from tests.client.fake_coordinator import MIB, Version, lagoon, live, model, until
 from tests.client.shuttable_port import door_before
 

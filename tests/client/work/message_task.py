@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from atoll.parallel.task.content import Content
+from atoll.task.content import Content
 
 ODD = {
     "query.objects": Content(None, {"w": np.array([object()])}),

@@ -95,7 +95,7 @@ def test_an_interval_has_a_unit(text, seconds, steps, tmp_path):
 
 def test_a_template_is_filled_with_what_the_ranks_need(tmp_path):
     argv = [*("srun", "--nodes={nodes}", "torchrun", "--nproc-per-node={nproc}"), "--rdzv-endpoint={rendezvous}"]
-    argv += ["-m", "atoll.parallel.crew", "{folder}", "{{literal}}"]
+    argv += ["-m", "atoll.parallel.mesh_client", "{folder}", "{{literal}}"]
     config = settings(
         *("crew.mesh=dp=4", "crew.nodes=2", "crew.launch=command", f"crew.folder={tmp_path}"),
         f"crew.command={json.dumps(argv)}",
@@ -104,7 +104,7 @@ def test_a_template_is_filled_with_what_the_ranks_need(tmp_path):
     command, environment = command_of(config, terms)
     assert command[:4] == ["srun", "--nodes=2", "torchrun", "--nproc-per-node=2"]
     assert int(command[4].rpartition(":")[2]) > 1023
-    assert command[5:] == ["-m", "atoll.parallel.crew", str(tmp_path), "{literal}"]
+    assert command[5:] == ["-m", "atoll.parallel.mesh_client", str(tmp_path), "{literal}"]
     assert environment == {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     assert terms.listen == ":0"
     assert terms.ranks.log == str(tmp_path / "worker.x"), "where all machines can write"

@@ -49,7 +49,7 @@ def test_the_manifests_share_a_claim_a_path_and_the_folder_of_the_ranks():
     assert mounts == ["/shared", "/shared"]
     trainer = job["spec"]["trainer"]
     launcher, _restarts, *rank, folder = trainer["command"]
-    assert (launcher, rank) == ("torchrun", ["-m", "atoll.parallel.crew"])
+    assert (launcher, rank) == ("torchrun", ["-m", "atoll.parallel.mesh_client"])
     assert Path(folder).is_relative_to(mounts[0])
     assert trainer["numProcPerNode"] == trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]
     assert deployment["spec"]["selector"]["matchLabels"] == deployment["spec"]["template"]["metadata"]["labels"]
@@ -65,7 +65,7 @@ def test_the_function_for_ray_starts_a_rank_that_meets_the_others_in_a_store_of_
     monkeypatch.setattr("subprocess.run", lambda command, **options: calls.append((command, options)))
     names["rank"]()
     ((command, options),) = calls
-    assert command[1:] == ["-m", "atoll.parallel.crew", "/shared/crew"]
+    assert command[1:] == ["-m", "atoll.parallel.mesh_client", "/shared/crew"]
     assert options["check"], "Ray starts all ranks again when one ends with another code than 0"
     of_ray = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(of_ray.port)}

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.aggregation.printable import conclusion
-from atoll.aggregation.tensors.safetensors_file import read, write
-from atoll.cli.faults import EXIT_AWAY, code_of
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, TrainOrder
 from atoll.client.work.worker import DataAway, WorkerRunner, workers_of
+from atoll.ground.printable import conclusion
+from atoll.operations.faults import EXIT_AWAY, code_of
 from atoll.protocol.settings import ConfigError
+from atoll.tensors.safetensors_file import read, write
 from tests.client.fake_coordinator import live, until
 
-TROUBLE = str(Path(__file__).parents[2] / "parallel" / "troublesome_task.py") + ":task"
+TROUBLE = str(Path(__file__).parents[2] / "training" / "troublesome_task.py") + ":task"
 
 
 @asynccontextmanager
@@ -149,7 +149,7 @@ async def test_of_two_tasks_only_the_one_in_use_has_a_process(tmp_path):
 
 
 def test_all_mistakes_in_the_settings_of_all_tasks_are_told_at_once(tmp_path):
-    text = "import copy\nfrom tests.parallel import troublesome_task\ntask = copy.copy(troublesome_task.task)\n"
+    text = "import copy\nfrom tests.training import troublesome_task\ntask = copy.copy(troublesome_task.task)\n"
     for name in "ab":
         (tmp_path / f"{name}.py").write_text(text + "task.settings = {'unit': 1.0, 'file': ''}\n")
 
@@ -168,7 +168,7 @@ def test_all_mistakes_in_the_settings_of_all_tasks_are_told_at_once(tmp_path):
 
 def test_data_that_are_missing_may_come_back_so_the_agent_is_started_again(tmp_path):
     (tmp_path / "mounted.py").write_text(
-        "from tests.parallel.troublesome_task import task\nopen('/nowhere/data.bin')\n"
+        "from tests.training.troublesome_task import task\nopen('/nowhere/data.bin')\n"
     )
 
     @live
@@ -188,7 +188,7 @@ def test_data_that_are_missing_may_come_back_so_the_agent_is_started_again(tmp_p
     [
         ("nowhere.py:task", "there is no file"),
         (str(Path(__file__).parents[1] / "fake_coordinator.py") + ":model", "is a function"),
-        (str(Path(__file__).parents[2] / "parallel" / "troublesome_task.py") + ":half", "float64"),
+        (str(Path(__file__).parents[2] / "training" / "troublesome_task.py") + ":half", "float64"),
     ],
 )
 def test_task_that_does_not_load_is_the_operators_mistake(tmp_path, reference, words):

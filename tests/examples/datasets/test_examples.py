@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
-from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, update_of
-from atoll.parallel.local_training.training import evaluate, train_locally
-from atoll.parallel.task.metrics import values
-from atoll.parallel.task.task import Task
+from atoll.task.metrics import values
+from atoll.task.task import Task
+from atoll.training.local.parameters import initial_parameters, load_parameters, update_of
+from atoll.training.local.training import evaluate, train_locally
 from examples import mnist, table
 from examples.datasets.folder import NoData
 from tests.cli.invoking import refused

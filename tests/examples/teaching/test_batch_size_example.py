@@ -3,25 +3,31 @@
 import json
 import math
 import sys
+from functools import cache
+from typing import Any
 
 import pytest
 from torch import nn
 
-from atoll.parallel.optimizers.options import OPTIONS
-from examples import batch_size, digits
-from examples.batch_size import LIKELY, Row, Sweep
+from atoll.training.optimizers.options import OPTIONS
+from tests.later import later
 
-QUICK = Sweep(
-    optimizer="sgd",
-    batches=(32, 128),
-    target=0.5,
-    rule="tuned",
-    base_batch=32,
-    max_epochs=6,
-    max_steps=60,
-    seeds=1,
-    train_loss=1.0,
-)
+batch_size = later("examples.batch_size")
+
+
+@cache
+def quick() -> Any:
+    return batch_size.Sweep(
+        optimizer="sgd",
+        batches=(32, 128),
+        target=0.5,
+        rule="tuned",
+        base_batch=32,
+        max_epochs=6,
+        max_steps=60,
+        seeds=1,
+        train_loss=1.0,
+    )
 
 
 def small_model() -> nn.Module:
@@ -29,7 +35,7 @@ def small_model() -> nn.Module:
 
 
 def command(monkeypatch: pytest.MonkeyPatch, options: str) -> None:
-    monkeypatch.setattr(digits, "make_model", small_model)
+    monkeypatch.setattr("examples.digits.make_model", small_model)
     monkeypatch.setattr(sys, "argv", ["batch_size", *options.split()])
     batch_size.main()
 
@@ -44,7 +50,7 @@ def test_the_command_measures_a_sweep_and_ends_with_json(
     assert result["examples"] == 1299
     assert [row["batch"] for row in result["rows"]] == [16, 64, 256]
     for row in result["rows"]:
-        assert row["lr"] in QUICK.grid
+        assert row["lr"] in quick().grid
         assert row["examples"] == row["batch"] * row["steps"]
     assert result["rows"][0]["steps"] > result["rows"][1]["steps"]  # a batch of 16 is far below the critical one
     assert result["noise_scale"]["all"] > 0
@@ -88,28 +94,28 @@ def test_the_best_rate_is_found_and_hopeless_runs_are_left(monkeypatch: pytest.M
     """The number of steps is least at 0.08; rates above 0.16 diverge."""
     limits: list[int] = []
 
-    def steps(data: object, sweep: Sweep, batch: int, lr: float, seed: int, limit: int) -> int | None:
+    def steps(data: object, sweep: object, batch: int, lr: float, seed: int, limit: int) -> int | None:
         limits.append(limit)
         needed = int(20 + 10 * abs(math.log2(lr / 0.08)))
         return None if lr > 0.16 or needed > limit else needed
 
-    monkeypatch.setattr(batch_size, "steps_to_target", steps)
+    monkeypatch.setattr("examples.batch_size.steps_to_target", steps)
     data = batch_size.load()
-    for rates in (QUICK.grid, QUICK.grid[::-1]):
+    for rates in (quick().grid, quick().grid[::-1]):
         limits.clear()
-        assert batch_size.best(data, QUICK, 32, rates) == Row(32, 0.08, 20, 640, 640 / 1299)
+        assert batch_size.best(data, quick(), 32, rates) == batch_size.Row(32, 0.08, 20, 640, 640 / 1299)
         assert limits == sorted(limits, reverse=True)
         assert limits[0] == 60
 
 
 def test_a_batch_that_no_rate_brings_to_the_target_has_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_size, "steps_to_target", lambda *arguments: None)
-    assert batch_size.best(batch_size.load(), QUICK, 32, QUICK.grid) == Row(32, None, None, None, None)
+    monkeypatch.setattr("examples.batch_size.steps_to_target", lambda *arguments: None)
+    assert batch_size.best(batch_size.load(), quick(), 32, quick().grid) == batch_size.Row(32, None, None, None, None)
 
 
 @pytest.mark.slow
 def test_every_optimizer_can_be_swept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert LIKELY.keys() == OPTIONS.keys()
+    assert batch_size.LIKELY.keys() == OPTIONS.keys()
     command(monkeypatch, "--batches 128 --target 0.6 --max-steps 100 --optimizer lars --json")
     [row] = json.loads(capsys.readouterr().out)["rows"]
     assert row["steps"] is not None

@@ -2,9 +2,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import least_squares
 
 from examples.teaching.critical_batch import CriticalBatch, fit_critical_batch
+from tests.later import later
+
+optimize = later("scipy.optimize")
 
 BATCHES = [8, 16, 32, 64, 128, 256, 512, 1024]
 
@@ -33,7 +35,7 @@ def test_noisy_steps_give_what_scipy_s_least_squares_give(seed: int) -> None:
     rng, law = np.random.default_rng(seed), CriticalBatch(60.0, 60.0 * 90)
     steps = {batch: law.steps(batch) * float(np.exp(rng.normal(0, 0.1))) for batch in BATCHES}
     batches, logs = np.array(BATCHES), np.log(list(steps.values()))
-    solved = least_squares(
+    solved = optimize.least_squares(
         lambda x: logs - np.log(np.exp(x[0]) + np.exp(x[1]) / batches), x0=[3.0, 8.0], xtol=1e-12, ftol=1e-12
     )
     found = fit_critical_batch(steps)

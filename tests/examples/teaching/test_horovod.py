@@ -14,9 +14,11 @@ from torch import nn
 
 import examples.teaching.horovod as hvd
 from atoll.parallel.engine.forked import run_ranks
-from examples import horovod_style
+from tests.later import later
 from tests.parallel.communication.learners import batches, make_net
 from tests.waiting import BOUND_S
+
+horovod_style = later("examples.horovod_style")
 
 ROOT = Path(__file__).parents[3]
 STEPS = 8

@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 from torch import nn
 
 from examples.teaching.sharpness import sharpness
+from tests.later import later
+
+optimize = later("scipy.optimize")
 
 CURVATURE = torch.tensor([0.5, 2.0, 10.0], dtype=torch.float64)
 
@@ -63,7 +65,9 @@ def test_a_small_net_s_sharpness_is_that_of_the_paper_s_method(epsilon: float, s
     bottom, ours = loss().item(), sharpness(loss, parameters, epsilon=epsilon)
     reach = epsilon * (start.abs() + 1)
     bounds = list(zip((start - reach).tolist(), (start + reach).tolist(), strict=True))
-    solved = minimize(negative, start.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 10})
+    solved = optimize.minimize(
+        negative, start.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 10}
+    )
     theirs = 100 * (-solved.fun - bottom) / (1 + bottom)
     assert 0.85 * theirs < ours < 1.5 * theirs
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.local_training.frozen import frozen_digest
-from atoll.parallel.local_training.parameters import build_model
+from atoll.tensors import safetensors_file
+from atoll.training.local.frozen import frozen_digest
+from atoll.training.local.parameters import build_model
 from tests.federation.adapters import frozen_task
 from tests.federation.processes import federation
 from tests.simulations.federation.simulating import simulate

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.aggregation.tensors import safetensors_file
+from atoll.tensors import safetensors_file
 from tests.federation.processes import ATOLL, federation
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "adapters"

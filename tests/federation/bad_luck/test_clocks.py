@@ -7,6 +7,7 @@ import pytest
 
 from tests.federation.bad_luck.set_clock import SetClock, needs_compiler
 from tests.federation.processes import ATOLL, federation
+from tests.turns import in_turn
 
 pytestmark = [needs_compiler]
 
@@ -44,7 +45,7 @@ def refused(it, settings):
     return said
 
 
-@pytest.mark.parametrize("back", [-700, -200_000])
+@pytest.mark.parametrize("back", [in_turn(back, number=n, days=2) for n, back in enumerate((-700, -200_000))])
 def test_a_running_coordinator_whose_clock_is_set_right_signs_true_times_at_once(tmp_path, back):
     clock = SetClock(tmp_path, -back)  # began ahead, as its site did
     with federation(tmp_path) as it:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.aggregation.tensors.safetensors_file import read
+from atoll.tensors.safetensors_file import read
 from tests.federation.crew.exact_task import moved
 from tests.federation.crew.test_federation import TASK
 from tests.federation.processes import federation

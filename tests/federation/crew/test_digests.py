@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.runs import admin
+from atoll.operations import admin
 from atoll.server.journal.holder import running_coordinator
 from tests.federation.processes import federation
 from tests.parts.test_federation import digests, is_finished

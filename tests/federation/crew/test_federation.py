@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import read
+from atoll.tensors.safetensors_file import read
 from tests.federation.crew.exact_task import SLOWED_BY, moved
 from tests.federation.processes import federation
 from tests.process_table import descendants, is_running

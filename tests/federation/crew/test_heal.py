@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from atoll.parallel.crew.crash_points import VARIABLE
+from atoll.parallel.mesh_client.crash_points import VARIABLE
 from benchmarks.crew_task import SITES
 from tests.federation.processes import federation
 from tests.parts.test_federation import digests

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.safetensors_file import read
+from atoll.tensors.safetensors_file import read
 from benchmarks.processes import free_address
 from tests.federation.crew.exact_task import SLOWED_BY, moved
 from tests.federation.crew.test_federation import TASK
@@ -24,7 +24,7 @@ TORCHRUN = [
     *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=1000"),
     *("--local-addr=127.0.0.1", "--monitor-interval=0.1"),
 ]
-ENTRY = ["-m", "atoll.parallel.crew"]
+ENTRY = ["-m", "atoll.parallel.mesh_client"]
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 SRUN = """

@@ -10,12 +10,13 @@ from safetensors.numpy import load_file
 
 import atoll
 from atoll.cli.flower.sources import sources_of
-from atoll.parallel.exported.run_values import RunValues
-from atoll.parallel.task.flower_app import read_app, with_app
+from atoll.flower.app import read_app
+from atoll.flower.exported.run_values import RunValues
+from atoll.task.apps import with_app
 from tests.cli.invoking import invoke, refused
 from tests.federation.flower.stock import run_by_flower
 from tests.federation.flower.test_flower_apps import EXAMPLES
-from tests.parallel.exported.tasks import TASKS
+from tests.flower.exported.tasks import TASKS
 
 ROOT = Path(__file__).parents[3]
 OF_ALL = ("--set", "round.cohort_size=3")
@@ -100,7 +101,7 @@ def test_what_no_strategy_has_is_refused_all_at_once(tmp_path):
         ),
         (
             "plain",
-            ["round.cohort_size=3", "aggregation.rule=atoll.parallel.flower.rules:krum_1_2"],
+            ["round.cohort_size=3", "aggregation.rule=atoll.flower.native.rules:krum_1_2"],
             "of 3 updates: each is compared with its nearest alone, and rounding in Flower decides the ties",
         ),
         ("without_buffers", ["aggregation.rule=median", "optimizer.name=fedavgm"], "leave one out"),

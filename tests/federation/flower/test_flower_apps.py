@@ -19,7 +19,7 @@ from atoll.server.journal.holder import running_coordinator
 from tests.federation.processes import ATOLL, Federation, ended_after
 from tests.waiting import BOUND_S
 
-APPS = Path(__file__).parents[2] / "parallel" / "flower" / "apps"
+APPS = Path(__file__).parents[2] / "flower" / "apps"
 EXAMPLES = Path(__file__).parents[3] / "examples" / "flower"
 
 

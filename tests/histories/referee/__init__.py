@@ -10,6 +10,4 @@ measure_referee          the best version and the early stop
 run_facts, verdicts      the facts of a run, and the verdict on an update
 sampler_view             the clients as a sampler sees them
 decisions                the decisions of the machine in the referee's form
-
-Imports: `server` (the vocabulary of events, the policy, sampling), `protocol`.
 """

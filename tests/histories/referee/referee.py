@@ -297,14 +297,13 @@ class Referee:
         run = self.run
         round_, run.round = run.round, None
         assert round_ is not None
-        assert round_.is_aggregating, "aggregated what was not closed"
         round_.is_committed = True
         run.version += 1
         self.failures, run.approval_by = 0, None
         used = sorted(round_.contributions(), key=lambda u: (u.client_id, u.round_id))
         run.sampler_view.committed(used)
         for update in used:
-            run.accepted[update.client_id, update.round_id].used_in.append(round_.round_id)
+            run.accepted[update.client_id, update.round_id].is_used = True
         for client_id, update in round_.late.items():
             if client_id in round_.reported:
                 run.leave(update)

@@ -284,16 +284,14 @@ class RoundReferee:
             self._decide("release", client_id, round_.round_id, may_submit and self.policy.late == "next_round")
 
     def aggregate(self, round_: RoundFacts) -> None:
-        """Request the fold of the round's updates, with their weights (architecture, invariants 3 and 4)."""
+        """Request the fold of the round's updates, with their weights."""
         policy, weights = self.policy, []
         for update in round_.contributions():
             staleness = round_.base - update.base_version
             is_own = update.round_id == round_.round_id
-            assert is_own or 0 <= staleness <= policy.max_staleness, f"{update} is {staleness} versions old"
             scale = 1.0 if is_own else discount_of(staleness, policy)
             scale *= update.work if policy.partial_work == "scaled" else 1.0
             weights.append((update.client_id, update.digest, update.num_examples, round(scale, 9)))
-        assert len({client_id for client_id, *_ in weights}) == len(weights) >= policy.quorum_count, "below quorum"
         self._decide("aggregate", round_.round_id, round_.base, tuple(sorted(weights)))
 
     def note(self, update: e.Update, verdict: Verdict, reason: RejectReason | None, now: float) -> None:
@@ -306,10 +304,10 @@ class RoundReferee:
         if verdict is Verdict.LATE and reason is not None:
             round_.late_because[update.client_id] = reason
         elif verdict is Verdict.CARRIED:
-            run.accept(update, was_late=True)
+            run.accept(update)
             run.carry(update)
         elif verdict is Verdict.ON_TIME:
-            run.accept(update, was_late=False)
+            run.accept(update)
             run.sampler_view.measured(update, now - round_.begun.get(update.client_id, now))
             round_.reported[update.client_id] = update
 

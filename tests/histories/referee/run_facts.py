@@ -29,8 +29,7 @@ class Accepted:
     """An update whose acceptance is on disk."""
 
     update: Update
-    was_late: bool
-    used_in: list[RoundId] = field(default_factory=list)
+    is_used: bool = False  # a model contains it
     is_left: bool = False  # it is settled that no model will contain it
     is_lost: bool = False  # on the coordinator's disk; it counts if it comes once more
 
@@ -240,9 +239,9 @@ class RunFacts:
         for superseded in older:
             self.leave(superseded)
 
-    def accept(self, update: Update, *, was_late: bool) -> None:
+    def accept(self, update: Update) -> None:
         """Record an update's acceptance, which is on disk."""
-        self.accepted[update.client_id, update.round_id] = Accepted(update, was_late)
+        self.accepted[update.client_id, update.round_id] = Accepted(update)
         self.num_failures[update.client_id] = 0
         self.resting.pop(update.client_id, None)
         self.sampler_view.accepted(update)
@@ -255,7 +254,7 @@ class RunFacts:
         """Record that updates which wait for a commit are lost on the disk."""
         self.lost_on_disk |= digests
         for (client_id, round_id), accepted in self.accepted.items():
-            if accepted.update.digest in digests and not accepted.used_in and not accepted.is_left:
+            if accepted.update.digest in digests and not accepted.is_used and not accepted.is_left:
                 accepted.is_left = accepted.is_lost = True
                 self.rounds[round_id].fates[client_id] = Fate.FAILED
                 self.rounds[round_id].gone_for_now -= {client_id}

@@ -1,4 +1,4 @@
-"""The docstrings of a module: its own, those of its classes and functions, and the strings below assignments."""
+"""The docstrings of a module, of its classes and functions, and the strings below assignments."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple
 from tests.house.style import words
 from tests.house.tree import Fault, Module
 
-Kind = Literal["module", "class", "function", "property", "attribute"]
-Rule = Literal["opening", "brevity", "turn"]
+Kind = Literal["module", "class", "function", "attribute"]
 
 
 class Docstring(NamedTuple):
@@ -20,12 +19,9 @@ class Docstring(NamedTuple):
     line: int
     text: str
 
-
-class Break(NamedTuple):
-    """A break of the style and the rule that it breaks."""
-
-    rule: Rule
-    fault: Fault
+    def about(self, remark: str) -> str:
+        """Return a remark with the name of what it is about; of a module the path says it."""
+        return remark if self.kind == "module" else f"{self.kind} {self.name}: {remark}"
 
 
 def docstrings(module: Module) -> Iterator[Docstring]:
@@ -37,8 +33,7 @@ def docstrings(module: Module) -> Iterator[Docstring]:
             yield from _leading("class", found.name, found)
             yield from _below_assignments(found.body)
         elif isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef):
-            kind: Kind = "property" if _is_property(found) else "function"
-            yield from _leading(kind, found.name, found)
+            yield from _leading("function", found.name, found)
             yield from _below_assignments(found.body)
 
 
@@ -61,26 +56,11 @@ def _string(statement: ast.stmt) -> str | None:
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
 
 
-def _is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    names = {ast.unparse(decorator).rpartition(".")[2] for decorator in function.decorator_list}
-    return bool(names & {"property", "cached_property"})
-
-
-def breaks(modules: Iterable[Module]) -> list[Break]:
-    """Judge every docstring of the modules by all rules."""
-    return [found for module in modules for docstring in docstrings(module) for found in judged(module.path, docstring)]
-
-
-def judged(path: str, docstring: Docstring) -> Iterator[Break]:
-    """Yield the breaks of one docstring, each at its own line of the file."""
-    is_magic = docstring.name.startswith("__") and docstring.name.endswith("__")
-    may_be_unit = is_magic or docstring.kind in ("property", "attribute")
-    remarks: list[tuple[Rule, words.Remark | None]] = [
-        ("opening", words.opening(docstring.text)),
-        ("brevity", words.brevity(docstring.text, may_be_unit=may_be_unit)),
-        *(("turn", turn) for turn in words.turns(docstring.text)),
+def faults(modules: Iterable[Module]) -> list[Fault]:
+    """Report the banned turns in every docstring of the modules, each at its own line of the file."""
+    return [
+        Fault(module.path, docstring.line + turn.line, docstring.about(turn.text))
+        for module in modules
+        for docstring in docstrings(module)
+        for turn in words.turns(docstring.text)
     ]
-    for rule, remark in remarks:
-        if remark is not None:
-            text = f"{docstring.kind} {docstring.name}: {remark.text}" if docstring.kind != "module" else remark.text
-            yield Break(rule, Fault(path, docstring.line + remark.line, text))

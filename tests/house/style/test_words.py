@@ -1,95 +1,8 @@
-"""The style's rules, on made-up texts."""
+"""The banned turns, in made-up texts."""
 
 import pytest
 
-from tests.house.style.words import OPENINGS, brevity, opening, turns
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "What the round still needs.",
-        "Who is there.",
-        "Of a run: its rounds.",
-        "To a rank.",
-        "Those that are late.",
-        "Whether it ended.",
-        "How many, at most.",
-        "It's over.",
-        "Nothing: it is away.",
-        "(As `Layer`.)",
-        '"When" it ends.',
-        "  Where the file lies.",
-        "if it ends.",
-        "None: no limit.",
-        "Is it over?",
-        "Whoever asks.",
-        "By client, the newest.",
-    ],
-)
-def test_an_opening_without_noun_or_verb_is_reported(text: str) -> None:
-    found = opening(text)
-    assert found is not None
-    assert found.line == 0
-    assert "begin with a noun phrase" in found.text
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "The admission of updates to one round.",
-        "Return the manifest of a version.",
-        "Folds a block into the sum.",
-        "Each rank's share.",
-        "All rounds of a run.",
-        "No caller gets more than this.",
-        "One client's training.",
-        "On-disk layout of a version.",
-        "At-most-once delivery of an effect.",
-        "I/O of the journal.",
-        "`of` and `by`: two options.",
-        "Whatsit of a round.",
-        "IT systems.",
-        "as_json of a value.",
-        "(B, T) tokens.",
-        "Bytes of an update.",
-        "[s] of a step.",
-        "",
-    ],
-)
-def test_a_noun_phrase_or_a_verb_is_let_through(text: str) -> None:
-    assert opening(text) is None
-
-
-def test_the_words_that_the_style_names_are_all_there() -> None:
-    named = (
-        "what who whoever how of to those that where whether so when if as it they everyone everybody everything nobody"
-        " nothing somebody anybody with for from in on at by"
-    )
-    assert set(named.split()) <= set(OPENINGS)
-    assert {"a", "an", "the", "each", "all", "every", "no", "one", "both", "let", "see"}.isdisjoint(OPENINGS)
-
-
-@pytest.mark.parametrize("text", ["The run.", "Zero.", " Measure. ", "\nThe rank.\n", "Bytes."])
-def test_a_line_of_two_words_is_reported(text: str) -> None:
-    found = brevity(text)
-    assert found is not None
-    assert "fewer than 3 words" in found.text
-
-
-@pytest.mark.parametrize(
-    "text", ["A round's deadline.", "The run.\n\nIts members and their updates.", "Size [bytes] of it."]
-)
-def test_a_longer_text_is_let_through(text: str) -> None:
-    assert brevity(text) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "is_fine"),
-    [("Bytes.", True), ("Length [bytes].", True), ("In s.", True), ("The length.", False), ("Its bytesize.", False)],
-)
-def test_a_property_may_restate_its_name_with_a_unit(text: str, is_fine: bool) -> None:
-    assert (brevity(text, may_be_unit=True) is None) == is_fine
+from tests.house.style.words import turns
 
 
 @pytest.mark.parametrize(
@@ -111,6 +24,10 @@ def test_a_property_may_restate_its_name_with_a_unit(text: str, is_fine: bool) -
         ("A mistake that somebody makes.", "somebody"),
         ("A file for anybody.", "anybody"),
         ("The turn of those who wait.", "those who"),
+        ("An algorithm of one's own.", "of one's own"),
+        ("A rule of a user's own.", "of a user's own"),
+        ("A fault that a person mends.", "mends"),
+        ("A process that ends in order.", "ends in order"),
     ],
 )
 def test_a_banned_turn_is_reported(text: str, turn: str) -> None:
@@ -126,6 +43,8 @@ def test_a_banned_turn_is_reported(text: str, turn: str) -> None:
         "The option `nobody` and ``so many`` of it.",
         "A value that is, to be exact, one.",
         "A busybody.",
+        "The site's own policy, amended.",
+        "A client that ends in orderly time.",
         "Also many.",
     ],
 )

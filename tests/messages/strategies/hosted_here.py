@@ -5,16 +5,16 @@ The wire, the journal and the processes are left out; `python -m tests.messages.
 
 import threading
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Piece
-from atoll.parallel.programs.flower_grid import as_program
-from atoll.parallel.programs.grid import Grid
-from atoll.parallel.task.content import from_tensors, to_tensors
-from atoll.parallel.task.given import OPTION
-from atoll.parallel.task.randomness import seeded
-from atoll.parallel.worker.flower_bench import ClientBench
+from atoll.flower.bench import ClientBench
+from atoll.flower.hosted.grid import as_program
 from atoll.protocol.vocabulary import Digest
 from atoll.server.programs.contents import Contents
+from atoll.task.content import from_tensors, to_tensors
+from atoll.task.given import OPTION
+from atoll.task.programs.grid import Grid
+from atoll.task.randomness import seeded
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Piece
 
 
 class LinkHere:

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from atoll.parallel.task.randomness import seeded
+from atoll.task.randomness import seeded
 
 FAILED, AWAY = 2, 5
 

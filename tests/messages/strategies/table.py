@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.parallel.task.flower_app import node_id, read_app, with_app
+from atoll.flower.app import node_id, read_app
+from atoll.task.apps import with_app
 from tests.messages.strategies import reference
 
 FOLDER = Path(__file__).parent / "app"

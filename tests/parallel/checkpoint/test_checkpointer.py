@@ -14,12 +14,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD
 
-from atoll.aggregation.file_digest import SUMS, read_sums, sha256_of_file, sums_text
+from atoll.ground.file_digest import SUMS, read_sums, sha256_of_file, sums_text
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
 from atoll.parallel.checkpoint.store import read_about
 from atoll.parallel.engine.forked import RankFailed, run_ranks
 from tests.parallel.checkpoint.runs import Tiny, build, everything, load_and_step, step
+from tests.parallel.ranks import call_on_ranks
 
 
 def save(folder: Path, layout: str, number: int, **options: Any) -> None:
@@ -61,7 +62,7 @@ def load_other(folder: Path) -> tuple[str, bool]:
 
 def test_a_checkpoint_of_another_model_is_refused_on_every_rank_with_all_differences(tmp_path: Path) -> None:
     save(tmp_path, "plain", 1)
-    results = run_ranks(load_other, 2, tmp_path)
+    results = call_on_ranks(load_other, 2, tmp_path)
     assert results[0] == results[1]
     message, is_untouched = results[0]
     assert is_untouched
@@ -137,14 +138,14 @@ def load_and_draw(folder: Path, seed: int) -> tuple[bool, list[float]]:
 
 
 def test_every_rank_goes_on_with_its_own_random_numbers(tmp_path: Path) -> None:
-    before = run_ranks(save_and_draw, 2, tmp_path)
+    before = call_on_ranks(save_and_draw, 2, tmp_path)
     assert before[0] != before[1]
-    assert run_ranks(load_and_draw, 2, tmp_path, 0) == [(True, numbers) for numbers in before]
+    assert call_on_ranks(load_and_draw, 2, tmp_path, 0) == [(True, numbers) for numbers in before]
 
 
 def test_other_ranks_get_random_numbers_of_their_own_that_the_seed_decides(tmp_path: Path) -> None:
-    before = run_ranks(save_and_draw, 2, tmp_path)
-    first, again, other = (run_ranks(load_and_draw, 3, tmp_path, seed) for seed in (0, 0, 1))
+    before = call_on_ranks(save_and_draw, 2, tmp_path)
+    first, again, other = (call_on_ranks(load_and_draw, 3, tmp_path, seed) for seed in (0, 0, 1))
     assert first == again
     assert {is_same for is_same, _ in first} == {False}
     assert len({tuple(numbers) for numbers in [*before, *(n for _, n in first), *(n for _, n in other)]}) == 8
@@ -177,7 +178,7 @@ def save_until_full(folder: Path, asynchronous: bool) -> tuple[list[str], str]:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_full_disk_leaves_the_older_ones_intact_and_is_said_on_every_rank(tmp_path: Path, asynchronous: bool) -> None:
-    for errors, latest in run_ranks(save_until_full, 2, tmp_path, asynchronous):
+    for errors, latest in call_on_ranks(save_until_full, 2, tmp_path, asynchronous):
         (error,) = errors
         assert "no checkpoint was written: rank 1: " in error
         assert f"the latest is still {tmp_path}/step-00000001" in error
@@ -210,7 +211,7 @@ def save_and_change(folder: Path) -> None:
 
 
 def test_the_trainer_may_change_its_own_state_while_it_is_being_written(tmp_path: Path) -> None:
-    run_ranks(save_and_change, 1, tmp_path)
+    call_on_ranks(save_and_change, 1, tmp_path)
     assert read_about(tmp_path / "step-00000001")["extra"] == {"loader": {"seen": [1]}}
 
 
@@ -269,11 +270,11 @@ def test_a_kill_in_the_middle_leaves_the_one_before(tmp_path: Path, asynchronous
             run_ranks(die_while_saving, 1, tmp_path / str(number), 0, number, asynchronous)
         path = (tmp_path / str(number) / "latest").read_text("utf-8")
         steps = int(path.removeprefix("step-"))
-        run_ranks(load_and_step, 1, tmp_path / str(number), "plain", steps)
+        call_on_ranks(load_and_step, 1, tmp_path / str(number), "plain", steps)
         assert steps == 1 or number == total
 
 
 def test_the_death_of_another_rank_leaves_the_one_before_and_is_known_at_once(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="rank 1: died with exit code -9"):
         run_ranks(die_while_saving, 2, tmp_path, 1, 1, True, timeout_s=20.0)
-    run_ranks(load_and_step, 1, tmp_path, "plain", 1)
+    call_on_ranks(load_and_step, 1, tmp_path, "plain", 1)

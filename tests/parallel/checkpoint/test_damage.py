@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.aggregation.file_digest import SUMS, read_sums
+from atoll.ground.file_digest import SUMS, read_sums
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.errors import CheckpointBroken
 from atoll.parallel.checkpoint.export import export_checkpoint
 from atoll.parallel.checkpoint.store import damage
-from atoll.parallel.engine.forked import run_ranks
 from tests.parallel.checkpoint.runs import build, everything, load_and_step, save_after, step
+from tests.parallel.ranks import call_on_ranks
 
 FILES = [".metadata", "__0_0.distcp", "atoll.json", SUMS]
 
@@ -159,12 +159,12 @@ def load_damaged(folder: Path) -> tuple[str, bool]:
 
 @pytest.mark.real
 def test_damage_in_the_file_of_any_rank_is_known_to_all_ranks(tmp_path: Path) -> None:
-    run_ranks(save_two, 2, tmp_path)
+    call_on_ranks(save_two, 2, tmp_path)
     for name in ("__0_0.distcp", "__1_0.distcp"):
         path = tmp_path / "step-00000002" / name
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 16]))
-        messages = run_ranks(load_damaged, 2, tmp_path)
+        messages = call_on_ranks(load_damaged, 2, tmp_path)
         assert messages[0] == messages[1]
         assert f"{path} is damaged" in messages[0][0]
         assert f"the newest sound checkpoint is {tmp_path}/step-00000001" in messages[0][0]
@@ -174,9 +174,9 @@ def test_damage_in_the_file_of_any_rank_is_known_to_all_ranks(tmp_path: Path) ->
 
 @pytest.mark.real
 def test_digests_of_a_save_beside_the_training_are_those_of_the_files(tmp_path: Path) -> None:
-    run_ranks(save_after, 2, tmp_path, "fsdp", 3, True)
+    call_on_ranks(save_after, 2, tmp_path, "fsdp", 3, True)
     path = tmp_path / "step-00000003"
     assert set(read_sums(path)) == {".metadata", "__0_0.distcp", "__1_0.distcp", "atoll.json"}
     assert damage(path) == []
     assert damage(path, 0, 3) == damage(path, 2, 3) == []
-    run_ranks(load_and_step, 1, tmp_path, "plain", 3)
+    call_on_ranks(load_and_step, 1, tmp_path, "plain", 3)

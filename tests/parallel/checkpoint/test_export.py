@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from atoll.aggregation.tensors.safetensors_file import read, read_buffers
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
 from atoll.parallel.checkpoint.export import export_checkpoint, export_model, import_model
-from atoll.parallel.engine.forked import run_ranks
-from atoll.parallel.local_training.parameters import buffers_of, parameters_of
+from atoll.tensors.safetensors_file import read, read_buffers
+from atoll.training.local.parameters import buffers_of, parameters_of
 from tests.parallel.checkpoint.runs import TIED, TIED_NAMES, Tiny, build, everything, save_after, step
+from tests.parallel.ranks import call_on_ranks
 
 LAYOUTS = [("plain", 1, True), ("fsdp", 2, False), ("tp", 2, False), ("stages", 4, True)]
 """The numbers of ranks, each with and without a tied weight."""
@@ -45,7 +45,7 @@ def export_after(folder: Path, out: Path, layout: str, is_tied: bool) -> None:
 def test_an_export_is_what_one_process_would_have_trained(
     tmp_path: Path, layout: str, num_ranks: int, is_tied: bool
 ) -> None:
-    run_ranks(export_after, num_ranks, tmp_path, tmp_path / "live", layout, is_tied)
+    call_on_ranks(export_after, num_ranks, tmp_path, tmp_path / "live", layout, is_tied)
     export_checkpoint(tmp_path / "step-00000002", tmp_path / "saved")
     assert (tmp_path / "live").read_bytes() == (tmp_path / "saved").read_bytes()
     model = trained(is_tied)
@@ -69,7 +69,7 @@ def test_an_export_can_be_put_into_any_layout(tmp_path: Path, layout: str, num_r
     tensors = {name: tensor for name, tensor in model.state_dict().items() if not (is_tied and name in TIED)}
     save_file(tensors, tmp_path / "model")
     found: dict[str, Any] = {}
-    for of_rank in run_ranks(import_into, num_ranks, tmp_path / "model", layout, is_tied):
+    for of_rank in call_on_ranks(import_into, num_ranks, tmp_path / "model", layout, is_tied):
         found |= of_rank
     assert found.keys() == model.state_dict().keys()
     assert all(np.array_equal(found[name], tensor.numpy()) for name, tensor in model.state_dict().items())
@@ -109,7 +109,7 @@ def import_other(folder: Path) -> str:
 
 def test_a_file_of_another_model_is_refused_on_every_rank(tmp_path: Path) -> None:
     save_file({**Tiny().state_dict(), "more": torch.zeros(1)}, tmp_path / "model")
-    first, second = run_ranks(import_other, 2, tmp_path)
+    first, second = call_on_ranks(import_other, 2, tmp_path)
     assert first == second
     for difference in (
         "down.weight is F32 (8, 16) in the file, here F32 (9, 16)",
@@ -133,12 +133,12 @@ def export_to_nowhere(folder: Path) -> str:
 
 
 def test_where_no_file_can_be_written_every_rank_says_so(tmp_path: Path) -> None:
-    for message in run_ranks(export_to_nowhere, 2, tmp_path):
+    for message in call_on_ranks(export_to_nowhere, 2, tmp_path):
         assert "missing/model: [Errno 2] No such file or directory" in message
 
 
 def test_a_checkpoint_says_of_itself_what_an_operator_may_ask(tmp_path: Path) -> None:
-    run_ranks(save_after, 2, tmp_path, "fsdp", 2)
+    call_on_ranks(save_after, 2, tmp_path, "fsdp", 2)
     about = json.loads((tmp_path / "step-00000002" / "atoll.json").read_text("utf-8"))
     model = about.pop("model")
     assert len(bytes.fromhex(model)) == 32

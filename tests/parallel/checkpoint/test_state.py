@@ -13,8 +13,8 @@ from torch.optim import SGD, Optimizer
 from atoll.parallel.checkpoint.checkpointer import Checkpointer, Restored
 from atoll.parallel.checkpoint.errors import CheckpointFailed
 from atoll.parallel.checkpoint.state import LocalState, first_names, local_state, state_to_save
-from atoll.parallel.engine.forked import run_ranks
 from tests.parallel.checkpoint.runs import Tiny, build, like
+from tests.parallel.ranks import call_on_ranks
 
 
 def keys(model: nn.Module) -> set[str]:
@@ -151,9 +151,9 @@ def load_beside(folder: Path, layout: str) -> tuple[dict[str, Any], bool, dict[s
 @pytest.mark.real
 def test_slots_go_where_the_parameters_go_and_what_is_a_rank_s_own_stays(tmp_path: Path) -> None:
     slot = {name: torch.randn(p.shape).round(decimals=3) for name, p in Tiny().named_parameters()}
-    run_ranks(save_beside, 2, tmp_path, {name: value.numpy() for name, value in slot.items()})
+    call_on_ranks(save_beside, 2, tmp_path, {name: value.numpy() for name, value in slot.items()})
     expected = {f"momentum/{name}": value.tolist() for name, value in slot.items()}
-    for rank, found in enumerate(run_ranks(load_beside, 2, tmp_path, "fsdp")):
+    for rank, found in enumerate(call_on_ranks(load_beside, 2, tmp_path, "fsdp")):
         assert found == (expected, True, {"residual/up.weight": [float(rank)] * (2 + rank)})
     assert load_beside(tmp_path, "plain") == (expected, False, {})
 
@@ -175,6 +175,6 @@ def replicas(folder: Path, loads: bool) -> float:
 
 @pytest.mark.real
 def test_copies_that_train_alone_keep_their_own_momentum(tmp_path: Path) -> None:
-    assert run_ranks(replicas, 2, tmp_path, False) == [3.0, 4.0]
-    assert run_ranks(replicas, 2, tmp_path, True) == [3.0, 4.0]
-    assert run_ranks(replicas, 1, tmp_path, True) == [3.0]
+    assert call_on_ranks(replicas, 2, tmp_path, False) == [3.0, 4.0]
+    assert call_on_ranks(replicas, 2, tmp_path, True) == [3.0, 4.0]
+    assert call_on_ranks(replicas, 1, tmp_path, True) == [3.0]

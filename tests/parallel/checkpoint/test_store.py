@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.aggregation.file_digest import SUMS, read_sums, sums_text
+from atoll.ground.file_digest import SUMS, read_sums, sums_text
 from atoll.parallel.checkpoint.errors import CheckpointBroken
 from atoll.parallel.checkpoint.store import Store, read_about, reading, steps_to_keep
 from atoll.parallel.engine.forked import FROZEN, PRELOAD

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from functools import cache
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 
 @cache
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
     """All 1,797 images (n, 64) in [0, 1], in a fixed random order, and what they show."""
+    from sklearn.datasets import load_digits
+
     data = load_digits()
     order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
     return torch.from_numpy(data.data / 16).float()[order], torch.from_numpy(data.target)[order]

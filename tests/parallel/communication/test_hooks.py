@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from atoll.parallel.communication import hooks
 from atoll.parallel.communication.compression import bytes_per_rank
-from atoll.parallel.engine.forked import run_ranks
 from tests.parallel.communication.learners import batches, loss_on_all, make_net
+from tests.parallel.ranks import call_on_ranks
 
 Array = np.ndarray[Any, Any]
 ALL = ["none", "fp16", "bf16", "int8", "onebit", "powersgd:2"]
@@ -50,7 +50,7 @@ def of_each(function: Callable[..., Any], compressions: list[str], *args: Any) -
 
 def test_casts_give_the_mean_to_their_rounding() -> None:
     bounds = {"none": 1e-6, "fp16": 2.0**-10, "bf16": 2.0**-7}
-    found, others = run_ranks(of_each, 2, reduced_gradients, list(bounds), 2)
+    found, others = call_on_ranks(of_each, 2, reduced_gradients, list(bounds), 2)
     for compression, bound in bounds.items():
         for step in range(2):
             inputs = [drawn_gradients(rank, 2)[step].astype(np.float64) for rank in range(2)]
@@ -60,7 +60,7 @@ def test_casts_give_the_mean_to_their_rounding() -> None:
 
 
 def test_int8_is_within_a_level_of_the_mean_on_three_ranks() -> None:
-    found = run_ranks(reduced_gradients, 3, "int8", 1)
+    found = call_on_ranks(reduced_gradients, 3, "int8", 1)
     inputs = np.array([drawn_gradients(rank, 1)[0] for rank in range(3)], np.float64)
     largest = np.abs(inputs).max()  # of any block: half a level on the way there, another on the way back
     assert np.abs(found[0][0] - inputs.mean(axis=0)).max() <= 2 * largest / 254 * 1.001
@@ -84,7 +84,7 @@ def fed_back(compression: str, steps: int, restart_after: int) -> tuple[Array, A
 def test_what_is_left_out_is_carried_over_and_nothing_is_lost() -> None:
     """Summed over the steps: applied + mean of the residuals = mean of the gradients, also across a restart."""
     steps = 9
-    found, others = run_ranks(of_each, 2, fed_back, ["onebit", "powersgd:2"], steps, 5)
+    found, others = call_on_ranks(of_each, 2, fed_back, ["onebit", "powersgd:2"], steps, 5)
     wanted = np.mean([np.sum(drawn_gradients(rank, steps), axis=0, dtype=np.float64) for rank in range(2)], axis=0)
     for (applied, left), (others_applied, others_left) in zip(found.values(), others.values(), strict=True):
         np.testing.assert_array_equal(applied, others_applied)
@@ -95,7 +95,7 @@ def test_what_is_left_out_is_carried_over_and_nothing_is_lost() -> None:
 def test_many_small_buckets_never_mix() -> None:
     """A bucket's second collective must not meet another bucket's: each bucket's mean is its own."""
     steps = 12
-    results = run_ranks(of_each, 4, reduced_gradients, ["int8", "onebit", "powersgd:1"], steps, 0.0005)
+    results = call_on_ranks(of_each, 4, reduced_gradients, ["int8", "onebit", "powersgd:1"], steps, 0.0005)
     for step in range(steps):
         wanted = np.mean([drawn_gradients(rank, steps)[step] for rank in range(4)], axis=0)
         np.testing.assert_allclose(results[0]["int8"][step], wanted, atol=2 * 5 / 254)
@@ -134,7 +134,7 @@ def bytes_handed_over(compression: str) -> float:
 
 def test_bytes_are_those_that_are_handed_to_the_collectives() -> None:
     shapes = [parameter.shape for parameter in make_net().parameters()]
-    for found in run_ranks(of_each, 3, bytes_handed_over, ALL[1:]):
+    for found in call_on_ranks(of_each, 3, bytes_handed_over, ALL[1:]):
         assert found == pytest.approx({name: bytes_per_rank(name, 4_810, 3, shapes) for name in ALL[1:]})
 
 
@@ -147,7 +147,7 @@ def overflow(compression: str) -> tuple[bool, bool]:
 
 
 def test_an_overflow_is_seen_by_all_and_not_carried_over() -> None:
-    for found in run_ranks(of_each, 2, overflow, ["fp16", "int8", "onebit"]):
+    for found in call_on_ranks(of_each, 2, overflow, ["fp16", "int8", "onebit"]):
         assert found == dict.fromkeys(["fp16", "int8", "onebit"], (False, True))
 
 
@@ -169,7 +169,7 @@ def loss_after(compression: str, steps: int) -> float:
 
 
 def test_digits_are_learned_as_well_with_every_compression() -> None:
-    losses, others = run_ranks(of_each, 2, loss_after, ALL, 150)
+    losses, others = call_on_ranks(of_each, 2, loss_after, ALL, 150)
     assert losses == others
     assert loss_on_all(make_net()) > 2.2
     assert losses["none"] < 0.25

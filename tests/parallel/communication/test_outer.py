@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 from atoll.parallel.communication import means
 from atoll.parallel.communication.outer import Outer, make_outer
 from atoll.parallel.communication.outer_config import OuterConfig, parse_outer
-from atoll.parallel.engine.forked import run_ranks
 from tests.parallel.communication.learners import Quadratic, batches, loss_on_all, make_net
+from tests.parallel.ranks import call_on_ranks
 from tests.waiting import BOUND_S
 
 SGD = {"lr": 0.05}
@@ -80,7 +80,7 @@ RUNS: dict[str, tuple[str, int, Mapping[str, float]]] = {
 @pytest.fixture(scope="module")
 def paths() -> dict[str, np.ndarray[Any, Any]]:
     """Return the path of each run (2 replicas, steps + 2)."""
-    results = run_ranks(walks, 2, list(RUNS.values()))
+    results = call_on_ranks(walks, 2, list(RUNS.values()))
     return {name: np.array([result[i] for result in results]) for i, name in enumerate(RUNS)}
 
 
@@ -205,7 +205,7 @@ def test_diloco_has_the_outer_steps_of_the_paper_also_across_a_restart() -> None
     deltas = [[0.1, -0.2, 0.05], [-0.05, 0.1, 0.2], [0.02, 0.02, -0.1]]
     wanted = {0: [1.133, -2.266, 0.5665], 2: [1.17248, -2.26516, 0.866765]}
     tolerances = {"diloco:1": 1e-12, "diloco:1,wire=fp16": 2e-3, "diloco:1,wire=bf16": 2e-2}
-    for of_rank in run_ranks(of_each, 2, outer_rounds, list(tolerances), deltas, 1):
+    for of_rank in call_on_ranks(of_each, 2, outer_rounds, list(tolerances), deltas, 1):
         for found, tolerance in zip(of_rank, tolerances.values(), strict=True):
             assert found[0] == pytest.approx(wanted[0], abs=tolerance)
             assert found[2] == pytest.approx(wanted[2], abs=tolerance)
@@ -250,7 +250,7 @@ def test_diloco_keeps_each_replica_s_adam_to_itself() -> None:
                 anchor.sub_(0.7 * (uphill + 0.9 * velocity))
                 for end in ends:
                     end.copy_(anchor)
-    for found in run_ranks(trained_nets, 2, "diloco:4", 10):
+    for found in call_on_ranks(trained_nets, 2, "diloco:4", 10):
         for array, anchor in zip(found, anchors, strict=True):
             np.testing.assert_allclose(array, anchor.numpy(), atol=2e-6)
 
@@ -288,8 +288,8 @@ def sharded_replicas(text: str, steps: int) -> tuple[list[np.ndarray[Any, Any]],
 def test_sharded_replicas_average_their_shards_and_never_a_whole_tensor() -> None:
     """FSDP inside, the method across: equal to replicas of one rank each."""
     texts = ["diloco:2", "delayed:2"]
-    wanted = run_ranks(of_each, 2, trained_nets, texts, 5)[0]
-    for found in run_ranks(of_each, 4, sharded_replicas, texts, 5):
+    wanted = call_on_ranks(of_each, 2, trained_nets, texts, 5)[0]
+    for found in call_on_ranks(of_each, 4, sharded_replicas, texts, 5):
         for (whole, largest, shards), one in zip(found, wanted, strict=True):
             assert largest == shards < 4 * 4_810
             assert all(np.allclose(array, other, rtol=0, atol=2e-6) for array, other in zip(whole, one, strict=True))
@@ -312,7 +312,7 @@ def ahead(text: str) -> float:
 
 def test_nobody_waits_for_a_mean_before_it_is_due() -> None:
     """The two ranks would wait for each other if the mean of step 0 were awaited in step 0."""
-    assert run_ranks(ahead, 2, "delayed:1", timeout_s=BOUND_S) == [1.5, 1.5]
+    assert call_on_ranks(ahead, 2, "delayed:1", timeout_s=BOUND_S) == [1.5, 1.5]
 
 
 def what_is_refused(texts: list[str]) -> list[str]:
@@ -334,7 +334,7 @@ def what_is_refused(texts: list[str]) -> list[str]:
 
 
 def test_replicas_that_differ_are_not_saved_nor_momentum_of_others_loaded() -> None:
-    *apart, foreign = run_ranks(what_is_refused, 1, ["local_sgd:2", "diloco:2", "delayed:2"])[0]
+    *apart, foreign = call_on_ranks(what_is_refused, 1, ["local_sgd:2", "diloco:2", "delayed:2"])[0]
     assert all("flush before saving" in words for words in apart)
     assert "not of these parameters: ['momentum/v', 'momentum/w']" in foreign
 
@@ -391,7 +391,7 @@ def digits_after(text: str, steps: int, lr: float) -> float:
 def test_the_correction_is_what_makes_late_means_harmless() -> None:
     """D = 20 on digits; in the paper ResNet-18 on CIFAR-10 has 88.7 % with the correction and 84.2 % without."""
     texts = ["delayed:0", "delayed:20", "delayed:20,correction=false", "local_sgd:16"]
-    synchronous, late, uncorrected, seldom = run_ranks(of_each, 2, digits_after, texts, 150, 0.3)[0]
+    synchronous, late, uncorrected, seldom = call_on_ranks(of_each, 2, digits_after, texts, 150, 0.3)[0]
     assert synchronous < 0.25
     assert late < synchronous + 0.02
     assert seldom < synchronous + 0.02

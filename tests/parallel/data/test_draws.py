@@ -9,7 +9,7 @@ import torch
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.data.order import Order
 from examples.datasets.iterable import IterableLoader, StreamOrder
-from tests.parallel.drawing import Noisy, expected, stream
+from tests.training.drawing import Noisy, expected, stream
 
 WAYS = [{}, {"prefetch": 2}, {"num_workers": 1}, {"num_workers": 2, "prefetch": 2}]
 

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.data.order import Order
-from atoll.parallel.engine.forked import run_ranks
+from tests.parallel.ranks import call_on_ranks
 
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS, LR = 9, 4, 2, 0.5
 
@@ -80,7 +80,7 @@ def step(net: torch.nn.Module, loss: torch.Tensor, *, is_shared: bool) -> None:
 def test_ranks_with_uneven_data_take_the_steps_of_one_process(num_ranks: int) -> None:
     order = Order(num_examples=NUM_EXAMPLES, batch_size=BATCH_SIZE, num_ranks=num_ranks, shuffle=False)
     losses, weights = alone()
-    results: list[Any] = run_ranks(together, num_ranks, order)
+    results: list[Any] = call_on_ranks(together, num_ranks, order)
     assert sum(counts.count(0) for _, _, counts in results) == EPOCHS * (num_ranks - 1)
     for found, parameters, _ in results:
         assert found == pytest.approx(losses, rel=1e-12)
@@ -89,7 +89,7 @@ def test_ranks_with_uneven_data_take_the_steps_of_one_process(num_ranks: int) ->
 
 def test_uneven_parts_end_together() -> None:
     order = Order(num_examples=NUM_EXAMPLES, batch_size=BATCH_SIZE, num_ranks=3, sampling="partition", seed=4)
-    results: list[Any] = run_ranks(together, 3, order)
+    results: list[Any] = call_on_ranks(together, 3, order)
     assert {len(losses) for losses, _, _ in results} == {EPOCHS * 3}
     tokens = int((data()[1] != -100).sum())
     assert sum(sum(counts) for _, _, counts in results) == EPOCHS * tokens

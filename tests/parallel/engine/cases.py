@@ -12,7 +12,6 @@ from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blueprint import Blueprint
 from atoll.parallel.engine.buffers import average_buffers
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
@@ -22,6 +21,7 @@ from tests.parallel.engine import odd_models, reference
 from tests.parallel.engine.reference import Trace
 from tests.parallel.models.cnn import CNN
 from tests.parallel.models.mlp import MLP
+from tests.parallel.ranks import call_on_ranks
 
 VOCAB, SEQUENCE = 64, 16
 
@@ -300,7 +300,7 @@ def check(case: Case, *, optimizer: str | None = None) -> dict[str, float]:
     expected = reference.plain_training(
         case.model(), case.loss(), case.batches(), optimizer or case.optimizer, clip_norm=case.clip_norm
     )
-    traces = run_ranks(train_by_name, case.ranks, case.name, timeout_s=300) if case.ranks > 1 else [alone(case)]
+    traces = call_on_ranks(train_by_name, case.ranks, case.name, timeout_s=300) if case.ranks > 1 else [alone(case)]
     return compare(case, traces, expected)
 
 
@@ -333,7 +333,7 @@ def compare(case: Case, traces: list[Trace], expected: Trace) -> dict[str, float
 def alone(case: Case) -> Trace:
     if not case.plan.is_sharded:
         return train(case)
-    [trace] = run_ranks(train_by_name, 1, case.name)
+    [trace] = call_on_ranks(train_by_name, 1, case.name)
     assert isinstance(trace, Trace)
     return trace
 

@@ -6,8 +6,6 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-import transformers
-from peft import LoraConfig, get_peft_model
 from torch import nn
 
 WORDS = 32
@@ -15,6 +13,8 @@ WORDS = 32
 
 def of_family(family: str, vocab: int = WORDS, **options: Any) -> Any:
     """A decoder of the kind of Llama."""
+    import transformers
+
     settings = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
     settings |= {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2, "use_cache": False} | options
     torch.manual_seed(0)
@@ -24,6 +24,8 @@ def of_family(family: str, vocab: int = WORDS, **options: Any) -> Any:
 
 def of_kind(kind: str, *, drops: bool = False, **options: Any) -> Any:
     """A model by the name of its class, as `KINDS` has it, without dropout if it may not drop."""
+    import transformers
+
     family, settings = KINDS[kind]
     words = {"vocab_size": WORDS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     config = getattr(transformers, f"{family}Config")(
@@ -41,6 +43,8 @@ def of_kind(kind: str, *, drops: bool = False, **options: Any) -> Any:
 
 
 def lora(model: Any, *targets: str, **options: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
     wrapped = get_peft_model(model, LoraConfig(**{"r": 3, "target_modules": list(targets) or "all-linear"} | options))
     for name, parameter in wrapped.named_parameters():
         if ".lora_B." in name:

@@ -9,6 +9,8 @@ from atoll.parallel.engine.forked import RankFailed, run_ranks
 from atoll.parallel.engine.plan import Plan
 from tests.parallel.engine import routed
 from tests.parallel.engine.cases import plan
+from tests.parallel.ranks import call_on_ranks
+from tests.turns import table
 
 PLANS: dict[str, dict[str, Any]] = {
     "ddp 2": {"dp_replicate": 2},
@@ -28,15 +30,14 @@ PLANS: dict[str, dict[str, Any]] = {
 def check(model: str, plan: Plan, optimizer: str = "sgd", *, tolerance: float = 5e-6) -> None:
     """Compare all losses, norms and parameters with the plain loop's."""
     right = routed.expected(model, optimizer, 0.7)
-    for trace in run_ranks(routed.train, plan.mesh.size, model, plan, optimizer, 0.7):
+    for trace in call_on_ranks(routed.train, plan.mesh.size, model, plan, optimizer, 0.7):
         assert trace.losses == pytest.approx(right.losses, abs=tolerance)
         assert trace.norms == pytest.approx(right.norms, rel=20 * tolerance)
         for name, value in trace.parameters.items():
             assert (value - right.parameters[name]).abs().max().item() <= tolerance, name
 
 
-@pytest.mark.parametrize("model", ["experts", "layers", "backwards"])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(("name", "model"), table(PLANS, ["experts", "layers", "backwards"], days=3))
 def test_ranks_that_call_different_modules_train_as_one_process(name: str, model: str) -> None:
     check(model, plan(**PLANS[name]))
 
@@ -47,8 +48,7 @@ def test_a_parameter_that_no_rank_has_used_is_left_alone(name: str) -> None:
     check("experts", plan(**PLANS[name]), "adamw")
 
 
-@pytest.mark.parametrize("model", ["again", "turns"])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(("name", "model"), table(PLANS, ["again", "turns"], days=2))
 def test_layers_that_ranks_call_more_or_less_often_train_as_in_one_process(name: str, model: str) -> None:
     check(model, plan(**PLANS[name]))
 

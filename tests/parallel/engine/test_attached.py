@@ -9,13 +9,14 @@ from torch import nn
 
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.forked import RankFailed
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
 from atoll.parallel.models.decoder import Decoder
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import SEQUENCE, VOCAB, decoder, mine, plan
+from tests.parallel.ranks import call_on_ranks
 
 CLOSE = 2e-6
 
@@ -131,14 +132,14 @@ def tensors_on_a_rank(names: list[str]) -> dict[str, float]:
 @pytest.mark.real
 @pytest.mark.parametrize("make", [hooked, sharing])
 def test_hooks_see_the_gradient_of_the_whole_batch_on_every_plan(make: Callable[[], nn.Module]) -> None:
-    for distances in run_ranks(on_a_rank, 2, list(PLANS), make, timeout_s=300):
+    for distances in call_on_ranks(on_a_rank, 2, list(PLANS), make, timeout_s=300):
         assert all(distance < CLOSE for distance in distances.values()), distances
 
 
 @pytest.mark.real
 @pytest.mark.parametrize(("ranks", "names"), [(2, ["tp"]), (4, ["pp x tp", "fsdp x tp"])])
 def test_hooks_see_whole_tensors_under_tensor_parallelism(ranks: int, names: list[str]) -> None:
-    for distances in run_ranks(tensors_on_a_rank, ranks, names, timeout_s=300):
+    for distances in call_on_ranks(tensors_on_a_rank, ranks, names, timeout_s=300):
         assert all(distance < CLOSE for distance in distances.values()), distances
 
 
@@ -163,4 +164,4 @@ def with_noise() -> None:
 @pytest.mark.real
 def test_a_hook_that_draws_is_refused_on_ranks() -> None:
     with pytest.raises(RankFailed, match=r"1\.weight.*: a hook draws random numbers, and each rank draws others"):
-        run_ranks(with_noise, 2)
+        call_on_ranks(with_noise, 2)

@@ -6,10 +6,10 @@ from torch import nn
 
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.batchnorm import Real, convert
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.plan import Plan
 from tests.parallel.engine.cases import Case, alone, cnn_with_norms, plan, train
 from tests.parallel.engine.reference import Trace
+from tests.parallel.ranks import call_on_ranks
 
 CASES = {
     case.name: case
@@ -29,7 +29,7 @@ def on_ranks() -> dict[str, Trace]:
 
 @pytest.fixture(scope="module")
 def traces() -> list[dict[str, Trace]]:
-    return run_ranks(on_ranks, 2)
+    return call_on_ranks(on_ranks, 2)
 
 
 @pytest.mark.parametrize("name", CASES)

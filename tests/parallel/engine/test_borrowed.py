@@ -10,10 +10,12 @@ from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blueprint import blocks
 from atoll.parallel.engine.borrowed import NotGathered, borrowed_blocks, pass_of_shards
-from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.forked import RankFailed
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from tests.parallel.engine.cases import mine, plan
+from tests.parallel.ranks import call_on_ranks
+from tests.turns import table
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
 
@@ -143,11 +145,10 @@ def test_blocks_whose_weights_are_used_outside_of_their_call_are_found(name: str
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("plan_name", PLANS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "plan_name"), table(MODELS, PLANS, days=3))
 def test_borrowed_weights_train_sharded_as_in_one_process(name: str, plan_name: str) -> None:
     layout = plan(**PLANS[plan_name])
-    for losses in run_ranks(trained, layout.mesh.size, name, layout, MODELS[name][1]):
+    for losses in call_on_ranks(trained, layout.mesh.size, name, layout, MODELS[name][1]):
         assert losses == pytest.approx(expected(name), abs=1e-6)
 
 
@@ -155,7 +156,7 @@ def test_borrowed_weights_train_sharded_as_in_one_process(name: str, plan_name: 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_use_that_no_trial_pass_has_seen_is_refused_with_the_way_out(stage: int) -> None:
     with pytest.raises(RankFailed, match=r"a parameter outside of the call of its block.* train with dp_replicate"):
-        run_ranks(trained, 2, "uncalled", plan(dp_shard=2, zero=stage), [])
+        call_on_ranks(trained, 2, "uncalled", plan(dp_shard=2, zero=stage), [])
 
 
 def failing(error: Exception, cause: Exception | None = None) -> None:

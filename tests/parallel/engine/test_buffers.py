@@ -8,8 +8,8 @@ from torch import nn
 
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.buffers import average_buffers
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
+from tests.parallel.ranks import call_on_ranks
 
 EQUAL = [*(n / 7 for n in range(1, 200)), 1e-45, 3e38, math.inf, -math.inf]
 """The mean of three equal floats is another one for some of them, and the sum of large ones is infinite."""
@@ -33,7 +33,7 @@ def averaged(mesh: Mesh) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [Mesh(dp_replicate=3), Mesh(dp_shard=3)], ids=str)
 def test_equal_floats_stay_and_others_become_their_mean(mesh: Mesh) -> None:
-    found = run_ranks(averaged, 3, mesh)
+    found = call_on_ranks(averaged, 3, mesh)
     for buffers in found:
         assert buffers["equal"].tolist() == torch.tensor(EQUAL).tolist()
         assert buffers["halves"].tolist() == (torch.arange(1, 200) / 7).bfloat16().tolist()

@@ -8,12 +8,12 @@ from collections import Counter
 import pytest
 import torch
 
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import mine, small
 from tests.parallel.engine.test_step import engine_of
+from tests.parallel.ranks import call_on_ranks
 
 GROUPS = 3
 """Two blocks, each sharded by itself, and the rest."""
@@ -48,6 +48,6 @@ def test_what_can_wait_for_the_last_micro_batch_waits(
     mesh: Mesh, zero: int | None, expected: tuple[int, int, int]
 ) -> None:
     plan = Plan(mesh=mesh, zero=zero, accumulate=MICROBATCHES)
-    for counted in run_ranks(collectives, 2, plan):
+    for counted in call_on_ranks(collectives, 2, plan):
         assert (counted[GATHER], counted[SCATTER], counted[REDUCE]) == expected
         assert counted.keys() <= {GATHER, SCATTER, REDUCE}

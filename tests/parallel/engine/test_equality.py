@@ -3,6 +3,7 @@
 import pytest
 
 from tests.parallel.engine.cases import CASES, Case, check
+from tests.turns import in_turn
 
 HERE = (
     "single",
@@ -47,7 +48,13 @@ HERE = (
 )
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in HERE], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        in_turn(case, number=number, days=2, id=case.name)
+        for number, case in enumerate(case for case in CASES if case.name in HERE)
+    ],
+)
 def test_losses_norms_and_parameters_are_those_of_a_plain_loop(case: Case) -> None:
     check(case)
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.parallel.adapters.pipeline_stages import INPUTS, first_output
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.blueprint import cut, stage
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.huggingface.pipeline_stages import INPUTS, first_output
 from tests.parallel.engine.families import KINDS, WORDS, Logits, Padded, of_family, of_kind
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -8,11 +8,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
-from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.forked import RankFailed
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.trainer.config import TrainConfig
+from atoll.task.errors import TaskBroken
+from tests.parallel.ranks import call_on_ranks
 from tests.parallel.trainer.tasks import losses
 from tests.parallel.trainer.training import run
 
@@ -73,8 +74,8 @@ def test_one_process_follows_it_and_a_sharded_one_refuses(tmp_path: Path) -> Non
 
 @pytest.mark.real
 def test_copies_follow_it_and_shards_refuse(tmp_path: Path) -> None:
-    run_ranks(on_ranks, 2, tmp_path / "copies", Plan(mesh=Mesh(dp_replicate=2)))
+    call_on_ranks(on_ranks, 2, tmp_path / "copies", Plan(mesh=Mesh(dp_replicate=2)))
     assert [*losses(tmp_path / "copies").values()] == pytest.approx(plain(), rel=1e-6)
     for zero in (1, 3):
         with pytest.raises(RankFailed, match=REFUSED):
-            run_ranks(on_ranks, 2, tmp_path / f"{zero}", Plan(mesh=Mesh(dp_shard=2), zero=zero))
+            call_on_ranks(on_ranks, 2, tmp_path / f"{zero}", Plan(mesh=Mesh(dp_shard=2), zero=zero))

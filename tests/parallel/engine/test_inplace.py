@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.forked import RankFailed
 from atoll.parallel.engine.inplace import Written, written_in_forward
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import mine, plan
 from tests.parallel.engine.test_step import engine_of
+from tests.parallel.ranks import call_on_ranks
 
 Change = Callable[[nn.Module, torch.Tensor], None]
 
@@ -122,11 +123,11 @@ def flushed(change: Change) -> dict[str, torch.Tensor]:
 @pytest.mark.real
 def test_under_ddp_a_change_by_a_ranks_own_examples_is_named_before_a_checkpoint() -> None:
     with pytest.raises(RankFailed, match=r"layer\.weight: the ranks' copies differ.*parametriz"):
-        run_ranks(flushed, 2, follow)
+        call_on_ranks(flushed, 2, follow)
 
 
 @pytest.mark.real
 def test_under_ddp_a_change_that_is_the_same_everywhere_trains() -> None:
-    first, second = run_ranks(flushed, 2, clamp_data)
+    first, second = call_on_ranks(flushed, 2, clamp_data)
     for name, value in first.items():
         assert torch.equal(value, second[name])

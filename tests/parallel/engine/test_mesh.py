@@ -3,6 +3,7 @@ import pytest
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.forked import RankFailed, run_ranks
 from atoll.parallel.engine.mesh import AXES, Mesh, parse_mesh
+from tests.parallel.ranks import call_on_ranks
 from tests.waiting import BOUND_S
 
 
@@ -62,10 +63,10 @@ def part_of_the_batch() -> int:
 
 @pytest.mark.real
 def test_the_parts_of_a_batch_lie_in_the_order_of_the_ranks() -> None:
-    assert run_ranks(part_of_the_batch, 4) == [0, 1, 2, 3]
+    assert call_on_ranks(part_of_the_batch, 4) == [0, 1, 2, 3]
 
 
 @pytest.mark.real
 def test_ranks_of_another_number_than_the_mesh_s_do_not_hang() -> None:
     with pytest.raises(RankFailed, match="8 ranks, but there are 2"):
-        run_ranks(place, 2, timeout_s=BOUND_S)
+        call_on_ranks(place, 2, timeout_s=BOUND_S)

@@ -5,12 +5,12 @@ from torch import nn
 
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.pipeline import FORMS_MAX
 from atoll.parallel.engine.plan import Plan
 from tests.parallel.engine.cases import mine, plan
 from tests.parallel.engine.reference import make_optimizer
+from tests.parallel.ranks import call_on_ranks
 
 
 class Mean(nn.Module):
@@ -42,5 +42,5 @@ def losses_of(plan: Plan) -> list[float]:
 
 def test_each_batch_has_its_own_length() -> None:
     expected = losses_of(plan())
-    for found in run_ranks(losses_of, 2, plan(pp=2)):
+    for found in call_on_ranks(losses_of, 2, plan(pp=2)):
         torch.testing.assert_close(found, expected, rtol=0, atol=5e-6)

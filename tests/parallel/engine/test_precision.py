@@ -10,11 +10,11 @@ from torch import nn
 from atoll.parallel.data.batch import Batch
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from tests.parallel.engine.cases import cnn_with_norms, mine, plan, tied
 from tests.parallel.engine.reference import image_batches, make_optimizer, token_batches, token_loss
+from tests.parallel.ranks import call_on_ranks
 
 STEPS = 3
 SECONDS = 1.7e9
@@ -145,7 +145,7 @@ def traces() -> dict[str, list[list[float]]]:
     """The losses of each rank by the name of the case."""
     found: dict[str, list[list[float]]] = {}
     for number in (2, 4):
-        for of_rank in run_ranks(on_meshes, number):
+        for of_rank in call_on_ranks(on_meshes, number):
             for name, losses in of_rank.items():
                 found.setdefault(name, []).append(losses)
     return found
@@ -173,6 +173,6 @@ def dtypes_in_a_pass(zero: int) -> tuple[list[torch.dtype], set[torch.dtype]]:
 
 
 def test_a_forward_pass_reads_inputs_and_small_parameters_in_their_own_dtype() -> None:
-    for dtypes, gradients in run_ranks(dtypes_in_a_pass, 2, 3):
+    for dtypes, gradients in call_on_ranks(dtypes_in_a_pass, 2, 3):
         assert dtypes == [torch.float32] * 4
         assert gradients == {torch.float32}

@@ -12,7 +12,7 @@ from torch import nn
 from atoll.parallel.data.batch import Batch, count_units
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.forked import RankFailed
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
@@ -20,6 +20,7 @@ from atoll.parallel.engine.sharding import whole
 from atoll.parallel.engine.step import Engine
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import cnn_with_norms, mine, mlp, small
+from tests.parallel.ranks import call_on_ranks
 from tests.waiting import BOUND_S
 
 
@@ -65,7 +66,7 @@ def evaluated(plan: Plan, last: int) -> tuple[float, int]:
 def test_an_evaluation_sees_every_example_once(plan: Plan) -> None:
     last = 7 if plan.mesh.pp == 1 else 16
     [expected] = [evaluated(Plan(), last)]
-    assert run_ranks(evaluated, 2, plan, last) == [expected] * 2
+    assert call_on_ranks(evaluated, 2, plan, last) == [expected] * 2
 
 
 def noise_sample(plan: Plan) -> tuple[float, float, float, float]:
@@ -99,13 +100,13 @@ def test_the_noise_sample_has_the_norms_of_two_plain_gradients(plan: Plan) -> No
         return sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
 
     expected = (8 * 16, square(first), 16 * 16, square(torch.arange(16)))
-    [found, *_] = run_ranks(noise_sample, plan.mesh.size, plan) if plan.mesh.size > 1 else [noise_sample(plan)]
+    [found, *_] = call_on_ranks(noise_sample, plan.mesh.size, plan) if plan.mesh.size > 1 else [noise_sample(plan)]
     assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_pipeline_has_no_noise_sample_and_says_so() -> None:
     with pytest.raises(RankFailed, match="a pipeline cannot measure noise"):
-        run_ranks(noise_sample, 2, Plan(mesh=Mesh(pp=2)))
+        call_on_ranks(noise_sample, 2, Plan(mesh=Mesh(pp=2)))
 
 
 def after_steps(plan: Plan, optimizer: str, steps: int) -> dict[str, torch.Tensor]:
@@ -121,7 +122,7 @@ def test_local_sgd_that_meets_in_each_step_is_data_parallel_sgd(dp_shard: int, r
     """The mean of the copies after one plain step is the step along the mean gradient."""
     plan = Plan(mesh=Mesh(dp_replicate=2, dp_shard=dp_shard), outer="local_sgd:1")
     expected = reference.plain_training(mlp(), nn.functional.cross_entropy, reference.image_batches()[:1], "sgd")
-    for parameters in run_ranks(after_steps, ranks, plan, "sgd", 1):
+    for parameters in call_on_ranks(after_steps, ranks, plan, "sgd", 1):
         for name, value in parameters.items():
             torch.testing.assert_close(value, expected.parameters[name], atol=1e-6, rtol=0)
 
@@ -129,7 +130,7 @@ def test_local_sgd_that_meets_in_each_step_is_data_parallel_sgd(dp_shard: int, r
 def test_copies_that_meet_rarely_differ_from_the_plain_loop_and_not_from_each_other() -> None:
     plan = Plan(mesh=Mesh(dp_replicate=2), outer="local_sgd:2")
     expected = reference.plain_training(mlp(), nn.functional.cross_entropy, reference.image_batches(), "sgd")
-    first, second = run_ranks(after_steps, 2, plan, "sgd", 3)
+    first, second = call_on_ranks(after_steps, 2, plan, "sgd", 3)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert max(float((first[name] - expected.parameters[name]).abs().max()) for name in first) > 1e-4
 
@@ -145,7 +146,7 @@ def test_the_loss_of_several_copies_weighs_them_by_their_units(rows: int) -> Non
     """The second copy has no share of a batch of one example."""
     expected = first_loss(Plan(), rows)
     plan = Plan(mesh=Mesh(dp_replicate=2), outer="local_sgd:2")
-    assert run_ranks(first_loss, 2, plan, rows) == pytest.approx([expected] * 2, rel=1e-6)
+    assert call_on_ranks(first_loss, 2, plan, rows) == pytest.approx([expected] * 2, rel=1e-6)
 
 
 def compressed_losses(compression: str) -> list[float]:
@@ -155,7 +156,7 @@ def compressed_losses(compression: str) -> list[float]:
 
 
 def test_compressed_gradients_train_through_the_plan() -> None:
-    plain, compressed = run_ranks(compressed_losses, 2, "none")[0], run_ranks(compressed_losses, 2, "onebit")[0]
+    plain, compressed = call_on_ranks(compressed_losses, 2, "none")[0], call_on_ranks(compressed_losses, 2, "onebit")[0]
     assert compressed != plain
     assert compressed[-1] < 0.5 * compressed[0]
 
@@ -204,7 +205,7 @@ def fails_on_one_rank(rank: int) -> None:
 
 def test_a_rank_that_fails_is_heard_and_brings_the_others_down() -> None:
     with pytest.raises(RankFailed, match="this loss is not for everybody"):
-        run_ranks(fails_on_one_rank, 2, 1, timeout_s=BOUND_S)
+        call_on_ranks(fails_on_one_rank, 2, 1, timeout_s=BOUND_S)
 
 
 def test_a_gradient_that_is_no_number_is_seen_in_the_norm() -> None:
@@ -224,7 +225,7 @@ def one_step(
 @pytest.mark.parametrize("plan", [Plan(mesh=Mesh(tp=2)), Plan(mesh=Mesh(tp=2, pp=2))], ids=["tp", "pp x tp"])
 def test_a_sequence_that_tp_does_not_divide_is_refused_on_every_rank(plan: Plan) -> None:
     with pytest.raises(RankFailed, match=r"tp=2 must divide the length of the sequence \(sequence_parallel\), got 15"):
-        run_ranks(one_step, plan.mesh.size, small, plan, reference.token_batches(64, 15), reference.token_loss)
+        call_on_ranks(one_step, plan.mesh.size, small, plan, reference.token_batches(64, 15), reference.token_loss)
 
 
 def step_with_a_dict() -> None:
@@ -235,7 +236,7 @@ def step_with_a_dict() -> None:
 
 def test_a_pipeline_that_is_not_given_one_tensor_says_so() -> None:
     with pytest.raises(RankFailed, match=r"a pipeline's inputs must be one tensor, got dict"):
-        run_ranks(step_with_a_dict, 2)
+        call_on_ranks(step_with_a_dict, 2)
 
 
 def loss_of_each(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -246,14 +247,14 @@ def test_a_loss_that_is_no_single_number_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a single number, the mean over the batch; got shape \(16,\)"):
         one_step(mlp, Plan(), reference.image_batches(), loss_of_each)
     with pytest.raises(RankFailed, match=r"a single number, the mean over the batch; got shape"):
-        run_ranks(one_step, 2, mlp, Plan(mesh=Mesh(pp=2)), reference.image_batches(), loss_of_each)
+        call_on_ranks(one_step, 2, mlp, Plan(mesh=Mesh(pp=2)), reference.image_batches(), loss_of_each)
 
 
 @pytest.mark.parametrize("zero", [0, 3])
 def test_the_loss_of_a_bf16_model_has_the_digits_of_float32(zero: int) -> None:
     """A loss of about 2 comes in steps of 1/64 in bfloat16."""
     plan = Plan(precision="bf16", zero=zero)
-    [loss] = run_ranks(one_step, 1, mlp, plan, reference.image_batches())
+    [loss] = call_on_ranks(one_step, 1, mlp, plan, reference.image_batches())
     assert loss != float(torch.tensor(loss).bfloat16())
 
 

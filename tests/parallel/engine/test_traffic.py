@@ -12,7 +12,6 @@ from torch import nn
 
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import AXES, Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
@@ -20,6 +19,7 @@ from atoll.parallel.models.decoder import Decoder, DecoderConfig
 from atoll.parallel.planner.counting import Watch
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import mine
+from tests.parallel.ranks import call_on_ranks
 
 CONFIG = DecoderConfig(vocab=64, dim=64, layers=4, heads=4, ffn=128, sequence=16)
 LAYERS = 4
@@ -86,7 +86,7 @@ def test_zero_sends_what_its_stage_says(zero: int, micro_batches: int, gathers: 
     """ZeRO 1 and 2: M gathered and M scattered, twice the parameters as an all-reduce has; ZeRO 3: three times."""
     size = num_bytes(model())
     plan = Plan(mesh=Mesh(dp_shard=2), zero=zero, accumulate=micro_batches)
-    for calls, _ in run_ranks(measured, 2, plan):
+    for calls, _ in call_on_ranks(measured, 2, plan):
         assert calls == {
             ("dp_shard", "all_gather"): (gathers * GROUPS, gathers * size),
             ("dp_shard", "reduce_scatter"): (scatters * GROUPS, scatters * size),
@@ -95,13 +95,13 @@ def test_zero_sends_what_its_stage_says(zero: int, micro_batches: int, gathers: 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_ddp_sends_its_gradients_once(micro_batches: int) -> None:
-    for calls, _ in run_ranks(measured, 2, Plan(mesh=Mesh(dp_replicate=2), accumulate=micro_batches)):
+    for calls, _ in call_on_ranks(measured, 2, Plan(mesh=Mesh(dp_replicate=2), accumulate=micro_batches)):
         assert calls["dp_replicate", "all_reduce"][1] == num_bytes(model())
 
 
 def test_hsdp_adds_up_shards_across_copies() -> None:
     size = num_bytes(model())
-    for calls, _ in run_ranks(measured, 4, Plan(mesh=Mesh(dp_replicate=2, dp_shard=2))):
+    for calls, _ in call_on_ranks(measured, 4, Plan(mesh=Mesh(dp_replicate=2, dp_shard=2))):
         assert calls["dp_shard", "all_gather"] == (2 * GROUPS, 2 * size)
         assert calls["dp_shard", "reduce_scatter"] == (GROUPS, size)
         assert calls["dp_replicate", "all_reduce"] == (GROUPS, size // 2)
@@ -109,13 +109,13 @@ def test_hsdp_adds_up_shards_across_copies() -> None:
 
 def test_tensor_parallelism_adds_up_twice_in_each_block_and_direction() -> None:
     """The embedding adds one more; the head's logits are gathered, the gradient of its input is summed."""
-    for calls, _ in run_ranks(measured, 2, Plan(mesh=Mesh(tp=2), sequence_parallel=False)):
+    for calls, _ in call_on_ranks(measured, 2, Plan(mesh=Mesh(tp=2), sequence_parallel=False)):
         assert calls["tp", "all_reduce"][0] == 4 * LAYERS + 2
         assert calls["tp", "all_gather"][0] == 1
 
 
 def test_sequence_parallelism_has_the_halves_of_those() -> None:
-    for calls, _ in run_ranks(measured, 2, Plan(mesh=Mesh(tp=2))):
+    for calls, _ in call_on_ranks(measured, 2, Plan(mesh=Mesh(tp=2))):
         assert calls["tp", "reduce_scatter"][0] == 4 * LAYERS + 2
         assert calls["tp", "all_gather"][0] == 4 * LAYERS + 3  # and the logits
 
@@ -127,10 +127,10 @@ def test_what_lies_on_a_rank_between_two_passes(zero: int, parameters: float, gr
     """The memory in M: the shards, with ZeRO 1 and 2 also the whole; gradients, whole or shards; Adam's two moments."""
     size = num_bytes(model())
     plan = Plan(mesh=Mesh(dp_shard=2), zero=zero, accumulate=2)
-    for _, alive in run_ranks(measured, 2, plan):
+    for _, alive in call_on_ranks(measured, 2, plan):
         assert alive == [pytest.approx((parameters + gradients + 2 / 2) * size, rel=0.05)]
 
 
 def test_nothing_travels_where_one_rank_trains() -> None:
-    [(calls, _)] = run_ranks(measured, 1, Plan())
+    [(calls, _)] = call_on_ranks(measured, 1, Plan())
     assert calls == {}

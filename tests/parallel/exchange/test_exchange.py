@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import pieces_in_order
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blank import blank, give_memory
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
@@ -22,9 +19,12 @@ from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.exchange.load import load_shares
 from atoll.parallel.exchange.shares import Share, owned, shares_of
 from atoll.parallel.exchange.write import write_part
-from atoll.parallel.local_training.parameters import parameters_of
-from atoll.parallel.task.errors import NotFinite, TaskMismatch
+from atoll.task.errors import NotFinite, TaskMismatch
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import pieces_in_order
+from atoll.training.local.parameters import parameters_of
 from tests.parallel.exchange.layouts import LAYOUTS, plain
+from tests.parallel.ranks import call_on_ranks
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -93,7 +93,7 @@ def test_each_box_is_owned_once_and_goes_to_and_from_files_exactly(name: str, tm
     whole = parameters_of(make())
     for number in (1, 2):
         safetensors_file.write(tmp_path / str(number), version(number, whole), durable=False)
-    results = run_ranks(on_a_rank, prod(degrees.values()), name, str(tmp_path))
+    results = call_on_ranks(on_a_rank, prod(degrees.values()), name, str(tmp_path))
     assert [faults for _, faults in results] == [[]] * len(results)
     times = {name: np.zeros(array.shape, int) for name, array in whole.items()}
     update = {name: np.zeros(array.shape) for name, array in whole.items()}
@@ -164,7 +164,7 @@ class Counted(torch.nn.Module):
 
 
 def test_integers_and_half_floats_have_the_differences_of_one_process(tmp_path: Path) -> None:
-    from atoll.parallel.local_training.parameters import load_parameters, update_of
+    from atoll.training.local.parameters import load_parameters, update_of
 
     model = Counted()
     start = parameters_of(model) | {"weight": np.array([1.001, 2.001], np.float32)}
@@ -187,9 +187,9 @@ def test_integers_and_half_floats_have_the_differences_of_one_process(tmp_path: 
 
 
 def test_a_codec_encodes_each_box_and_leaves_buffers_plain(tmp_path: Path) -> None:
-    from atoll.aggregation.codecs.chunks import decode_range
-    from atoll.aggregation.codecs.names import parse_codec
     from atoll.parallel.exchange.write import Encoding
+    from atoll.tensors.codecs.chunks import decode_range
+    from atoll.tensors.codecs.names import parse_codec
 
     whole = version(1, parameters_of(plain()))
     safetensors_file.write(tmp_path / "1", whole, durable=False)

@@ -7,15 +7,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from atoll.aggregation.codecs.chunks import decode_range
-from atoll.aggregation.codecs.names import parse_codec
-from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Piece, Tensor
-from atoll.aggregation.tensors.safetensors_file import read_metadata
-from atoll.aggregation.updates.encoded_writer import REPLACES, Feedback, write_encoded
 from atoll.parallel.exchange.feedback import BoxFeedback, make_residual
 from atoll.parallel.exchange.shares import Share
 from atoll.parallel.exchange.write import Encoding, write_part
+from atoll.tensors import safetensors_file
+from atoll.tensors.codecs.chunks import decode_range
+from atoll.tensors.codecs.names import parse_codec
+from atoll.tensors.layout import Piece, Tensor
+from atoll.tensors.safetensors_file import read_metadata
+from atoll.tensors.updates.encoded_writer import REPLACES, Feedback, write_encoded
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -14,7 +14,6 @@ from torch import nn
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blank import give_memory
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
@@ -22,8 +21,9 @@ from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.exchange import initial
 from atoll.parallel.exchange.initial import NotRepeatable, blank_of, fill
 from atoll.parallel.exchange.shares import shares_of
-from atoll.parallel.local_training.parameters import parameters_of
+from atoll.training.local.parameters import parameters_of
 from tests.parallel.exchange.layouts import LAYOUTS
+from tests.parallel.ranks import call_on_ranks
 
 
 class FilledAgain(nn.Module):
@@ -313,4 +313,4 @@ def on_a_rank(name: str) -> list[str]:
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["shards", "copies of shards of tensor", "tied, stages of shards", "norms, shards"])
 def test_the_shards_of_a_mesh_have_the_values_of_a_plain_construction(name: str) -> None:
-    assert run_ranks(on_a_rank, prod(LAYOUTS[name][1].values()), name) == [[]] * prod(LAYOUTS[name][1].values())
+    assert call_on_ranks(on_a_rank, prod(LAYOUTS[name][1].values()), name) == [[]] * prod(LAYOUTS[name][1].values())

@@ -34,10 +34,7 @@ def main() -> None:
             wrong[found[-200:]] += 1
             print(f"WRONG {case}\n      {found[-1500:]}", flush=True)
 
-    try:
-        each()
-    finally:
-        tally.pool.end()
+    each()
     for sentence, number in tally.refusals.most_common():
         print(f"{number:5} {sentence}")
     print(f"{tally}, {sum(wrong.values())} wrong, {time.monotonic() - began:.0f} s")

@@ -1,22 +1,28 @@
 """The verdict on a case: equal to the plain loop, or refused before the first step."""
 
 import math
+import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.parallel import ranks
 from tests.parallel.generated.answer import Answer
-from tests.parallel.generated.ranks import Pool
 from tests.parallel.generated.strategies import Case
-from tests.parallel.generated.training import expected_of
+from tests.parallel.generated.training import expected_of, train_case
 
 DIGITS = {"float64": 1e-9, "float32": 1e-4}
 """Largest difference of a loss and of a tensor, of values above 1 relative to them."""
 
 OF_FILE = 2e-7
 """Least tolerance of a tensor, which is exported as float32."""
+
+PATIENCE_S = 120.0
+"""Longest wait for a case; GRACE_S for the other ranks once one has failed or refused: a stage waits for its peers."""
+GRACE_S = 3.0
 
 
 def verdict(case: Case, answers: list[Answer]) -> str:
@@ -53,17 +59,32 @@ def difference(found: Any, expected: Any) -> float:
     return math.inf if math.isnan(worst) else float(worst)
 
 
+def answers_of(case: Case) -> list[Answer]:
+    """Train a case on the ranks; return the answer of each. One that waits for a rank that has ended says so."""
+    with tempfile.TemporaryDirectory(prefix="atoll-generated-") as folder:
+        outcomes = ranks.SHARED.call(
+            train_case,
+            case.ranks,
+            case,
+            Path(folder),
+            timeout_s=PATIENCE_S,
+            in_group=False,
+            grace_s=GRACE_S,
+            is_last=lambda answer: answer.word != "done",
+        )
+    return [each.value if each.is_good else Answer("failed", each.value) for each in outcomes]
+
+
 @dataclass
 class Tally:
     """The verdicts on many cases."""
 
-    pool: Pool = field(default_factory=Pool)
     words: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
 
     def judge(self, case: Case) -> str:
         """Train a case, and count the verdict on it."""
-        found = verdict(case, self.pool.train(case))
+        found = verdict(case, answers_of(case))
         word = found.partition(":")[0] if found.startswith(("equal", "refused")) else "WRONG"
         self.words[word] += 1
         if word == "refused":

@@ -1,5 +1,6 @@
 """The training of a case by Atoll on this rank, and by the plain loop."""
 
+import logging
 import time
 from functools import partial
 from pathlib import Path
@@ -12,14 +13,14 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
-from atoll.cli.training.process import REFUSED
+from atoll.operations.training.process import REFUSED
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import Job
 from atoll.parallel.trainer.logs import Event
 from atoll.parallel.trainer.run import Surroundings, train
-from atoll.parallel.world import World, process_group
+from atoll.parallel.world import World, process_group, read_world
 from tests.parallel.generated import plain
 from tests.parallel.generated.answer import Answer
 from tests.parallel.generated.models import CLASSES, DTYPES, FEATURES, LENGTH, WORDS, Description, build
@@ -97,8 +98,10 @@ def config_of(case: Case, steps: int) -> TrainConfig:
     )
 
 
-def train_case(case: Case, rank: int, folder: Path) -> Answer:
+def train_case(case: Case, folder: Path) -> Answer:
     """Train a case as this rank."""
+    rank = read_world().rank
+    logging.disable(logging.WARNING)
     inputs, targets = data_of(case)
     task = Task(
         model=partial(model_of, case.model),

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.parallel.crew.needs import needs_of_ranks
 from atoll.parallel.engine.plan import given_plan, possible_plans
+from atoll.parallel.mesh_client.needs import needs_of_ranks
 from atoll.parallel.planner.choice import choose, need_of
 from atoll.parallel.planner.rank_memory import Machine, machine_of, memory_of_host
-from tests.parallel.crew import tasks
+from tests.parallel.mesh_client import tasks
 
 WIDTH, DEPTH = 64, 8
 PARAMETERS = DEPTH * WIDTH * WIDTH

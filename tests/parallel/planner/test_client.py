@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.aggregation.codecs.chunks import encoded_bytes
-from atoll.aggregation.codecs.names import parse_codec
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.planner.candidate import Candidate
 from atoll.parallel.planner.client import needs_of
 from atoll.parallel.planner.shape import MODELS, ModelShape
+from atoll.tensors.codecs.chunks import encoded_bytes
+from atoll.tensors.codecs.names import parse_codec
 
 LAYOUTS = [
     Mesh(),

@@ -14,12 +14,13 @@ from torch.utils.data import TensorDataset
 
 from atoll import Base, Local, Task
 from atoll.parallel.checkpoint.reading import Saved
-from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.forked import RankFailed
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import JobRefused
 from atoll.parallel.trainer.run import Result
 from atoll.parallel.trainer.saver import RunDiffers
+from tests.parallel.ranks import call_on_ranks
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import mesh, model, run
 
@@ -94,12 +95,12 @@ def test_the_training_is_that_of_a_model_with_the_bases_values_and_only_what_is_
 
 @pytest.mark.parametrize("degrees", [{"dp_shard": 2}, {"dp_replicate": 2}, {"pp": 2}], ids=str)
 def test_on_a_mesh_it_is_that_of_one_process(base: Path, alone: Path, tmp_path: Path, degrees: dict[str, int]) -> None:
-    run_ranks(on_ranks, 2, tmp_path, base, mesh(**degrees))
+    call_on_ranks(on_ranks, 2, tmp_path, base, mesh(**degrees))
     same_losses(tmp_path, alone)
 
 
 def test_it_goes_on_from_one_mesh_to_another_and_not_with_another_base(base: Path, alone: Path, tmp_path: Path) -> None:
-    run_ranks(on_ranks, 2, tmp_path, base, mesh(dp_shard=2), 4)
+    call_on_ranks(on_ranks, 2, tmp_path, base, mesh(dp_shard=2), 4)
     with pytest.raises(RunDiffers, match="base"):
         run(tmp_path, task=task_of(write_base(tmp_path / "other", 2)))
     run(tmp_path, task=task_of(base))
@@ -113,7 +114,7 @@ def test_a_base_that_does_not_fit_is_refused_before_any_process_group(base: Path
     with pytest.raises(JobRefused, match=r"it lacks 2\.weight; it has, and the model lacks, 0\.more"):
         run(tmp_path / "one", task=task_of(odd))
     with pytest.raises(RankFailed, match=r"it lacks 2\.weight; it has, and the model lacks, 0\.more"):
-        run_ranks(on_ranks, 2, tmp_path / "two", odd, mesh(dp_shard=2))
+        call_on_ranks(on_ranks, 2, tmp_path / "two", odd, mesh(dp_shard=2))
 
 
 def test_a_model_with_nothing_to_train_is_refused(base: Path, tmp_path: Path) -> None:
@@ -171,7 +172,7 @@ def test_lora_on_a_llama_on_two_ranks_is_that_of_one_process(tmp_path: Path) -> 
     torch.manual_seed(7)
     llama().save_pretrained(tmp_path / "base", max_shard_size="40KB")
     lora_on_ranks(tmp_path / "alone", tmp_path / "base", Plan())
-    run_ranks(lora_on_ranks, 2, tmp_path / "two", tmp_path / "base", mesh(dp_shard=2), timeout_s=300)
+    call_on_ranks(lora_on_ranks, 2, tmp_path / "two", tmp_path / "base", mesh(dp_shard=2), timeout_s=300)
     one, two = model(tmp_path / "alone"), model(tmp_path / "two")
     assert one.keys() == two.keys()
     assert all(".lora_" in name for name in one)

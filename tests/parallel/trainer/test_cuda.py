@@ -9,9 +9,9 @@ import torch
 
 from atoll.parallel.checkpoint.randomness import generator_state, restore_generators
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.task.randomness import generators_kept, seed_everything
 from atoll.parallel.trainer.logs import read_log
-from tests.parallel.crew import tasks as decoders
+from atoll.task.randomness import generators_kept, seed_everything
+from tests.parallel.mesh_client import tasks as decoders
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import CONFIG, model, run
 

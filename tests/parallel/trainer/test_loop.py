@@ -12,16 +12,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Local
-from atoll.aggregation.tensors.safetensors_file import BUFFERS, read_metadata
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointMismatch
 from atoll.parallel.engine.blueprint import Blueprint
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.local_training.batches import fetcher
-from atoll.parallel.local_training.parameters import state_of
-from atoll.parallel.local_training.training import evaluate, seed_everything
-from atoll.parallel.task import metrics
-from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.trainer import forward
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import data_of_sites, pooled
@@ -30,6 +24,12 @@ from atoll.parallel.trainer.forward import check_forward
 from atoll.parallel.trainer.job import Job, JobRefused
 from atoll.parallel.trainer.logs import read_log
 from atoll.parallel.trainer.saver import RunDiffers
+from atoll.task import metrics
+from atoll.task.errors import NotFinite, TaskBroken
+from atoll.tensors.safetensors_file import BUFFERS, read_metadata
+from atoll.training.local.batches import fetcher
+from atoll.training.local.parameters import state_of
+from atoll.training.local.training import evaluate, seed_everything
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import CONFIG, mesh, model, run
 

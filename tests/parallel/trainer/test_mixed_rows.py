@@ -11,8 +11,8 @@ from torch.utils.data import Dataset, TensorDataset
 from atoll import Task
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.task.collated import Collated
 from atoll.parallel.trainer.mixed_rows import mixes_rows
+from atoll.task.collated import Collated
 
 GENERATOR = torch.Generator().manual_seed(1)
 INPUTS, CLASSES = torch.randn(24, 6, generator=GENERATOR), torch.arange(24) % 3

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from atoll.parallel.checkpoint.store import Store, damage
-from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.forked import RankFailed
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.trainer import run as trainer_run
 from atoll.parallel.trainer.logs import read_log
 from atoll.parallel.trainer.run import Result
+from atoll.task.errors import NotFinite
+from tests.parallel.ranks import call_on_ranks
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import CONFIG, mesh, model, on_ranks, run
 
@@ -37,7 +38,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
 def test_two_ranks_see_what_one_sees_also_where_the_data_is_uneven(alone: tuple[Path, Result], tmp_path: Path) -> None:
     """52 examples in batches of 8, 13 and 9 to be evaluated: of these no rank has as many as the other."""
     folder, expected = alone
-    results = run_ranks(on_ranks, 2, tmp_path, mesh(dp_replicate=2))
+    results = call_on_ranks(on_ranks, 2, tmp_path, mesh(dp_replicate=2))
     assert results[0] == replace(results[1], seconds=results[0].seconds)
     assert tasks.losses(tmp_path) == pytest.approx(tasks.losses(folder), abs=1e-5)
     assert results[0].metrics.keys() == expected.metrics.keys()
@@ -57,7 +58,7 @@ def break_on_ranks(folder: Path) -> str:
 
 
 def test_a_checkpoint_that_was_being_written_is_complete_before_it_is_called_kept(tmp_path: Path) -> None:
-    for message in run_ranks(break_on_ranks, 2, tmp_path):
+    for message in call_on_ranks(break_on_ranks, 2, tmp_path):
         assert "in step 12 (learning rate 0.2); the checkpoint of step 11 is kept" in message
     store = Store(tmp_path / "checkpoints")
     assert store.latest() == store.path(11)
@@ -71,12 +72,12 @@ def test_a_training_that_is_told_to_stop_on_one_rank_goes_on_under_every_other_m
 ) -> None:
     """The first batch under the pipeline is the short last one of an epoch, and the next ones are longer."""
     folder, expected = alone
-    stopped = run_ranks(on_ranks, 2, tmp_path, mesh(dp_shard=2), 4, 1)
+    stopped = call_on_ranks(on_ranks, 2, tmp_path, mesh(dp_shard=2), 4, 1)
     assert {result.why for result in stopped} == {"interrupted"}
     assert len({result.steps for result in stopped}) == 1
     assert stopped[0].steps == 4
     run(tmp_path, stop_after=6)
-    run_ranks(on_ranks, 2, tmp_path, mesh(pp=2), 20, 0)
+    call_on_ranks(on_ranks, 2, tmp_path, mesh(pp=2), 20, 0)
     end = run(tmp_path)
     assert (end.why, end.steps) == ("finished", LAST)
     assert tasks.losses(tmp_path) == pytest.approx(tasks.losses(folder), abs=1e-5)
@@ -92,9 +93,9 @@ def test_a_training_with_a_scalar_and_a_transposed_weight_goes_on_under_every_ot
     """Under shards the scalar is a replica, with the shape and the checkpoint of a plain one."""
     one, other = tmp_path / "one", tmp_path / "other"
     run(one, task=tasks.odd)
-    run_ranks(odd_on_ranks, 2, other, mesh(dp_shard=2), 4)
+    call_on_ranks(odd_on_ranks, 2, other, mesh(dp_shard=2), 4)
     run(other, task=tasks.odd, stop_after=8)
-    run_ranks(odd_on_ranks, 4, other, mesh(dp_replicate=2, dp_shard=2))
+    call_on_ranks(odd_on_ranks, 4, other, mesh(dp_replicate=2, dp_shard=2))
     assert tasks.losses(other) == pytest.approx(tasks.losses(one), abs=1e-5)
     same_model(other, one)
 
@@ -106,7 +107,7 @@ def clamped_on_ranks(folder: Path, plan: Plan) -> None:
 @pytest.mark.parametrize("plan", [mesh(dp_shard=2), mesh(pp=2)], ids=["zero-3", "pp"])
 def test_a_weight_that_forward_clamps_is_refused_before_the_first_step(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match=r"JobRefused: 0\.layer\.weight: forward changes them in place.*parametriz"):
-        run_ranks(clamped_on_ranks, 2, tmp_path, plan)
+        call_on_ranks(clamped_on_ranks, 2, tmp_path, plan)
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -118,7 +119,7 @@ def too_large_on_ranks(folder: Path, name: str, plan: Plan) -> None:
 @pytest.mark.parametrize("name", ["infinite", "too_large"])
 def test_a_first_value_that_no_file_holds_is_refused_with_the_way_out(name: str, plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match=r"JobRefused: 0\.scale starts with NaN, infinite values .* persistent=False"):
-        run_ranks(too_large_on_ranks, 2, tmp_path, name, plan)
+        call_on_ranks(too_large_on_ranks, 2, tmp_path, name, plan)
 
 
 def seed_of_a_rank(folder: Path, plan: Plan) -> int:
@@ -127,7 +128,7 @@ def seed_of_a_rank(folder: Path, plan: Plan) -> int:
 
 
 def test_ranks_draw_numbers_of_their_own_along_dp_and_pp(tmp_path: Path) -> None:
-    seeds = run_ranks(seed_of_a_rank, 4, tmp_path / "both", mesh(pp=2, dp_shard=2))
+    seeds = call_on_ranks(seed_of_a_rank, 4, tmp_path / "both", mesh(pp=2, dp_shard=2))
     assert len(set(seeds)) == 4
 
 
@@ -147,7 +148,7 @@ def masks_of_a_rank(folder: Path, plan: Plan, stop_after: int) -> dict[int, set[
 
 def check_masks(folder: Path, plan: Plan, stop_after: int) -> None:
     """Masks have 32 numbers: two equal ones by chance are one in four thousand millions."""
-    found = run_ranks(masks_of_a_rank, plan.mesh.size, folder, plan, stop_after)
+    found = call_on_ranks(masks_of_a_rank, plan.mesh.size, folder, plan, stop_after)
     of_layers = [set().union(*(masks.get(layer, ()) for masks in found)) for layer in range(5)]
     assert all(of_layers)
     assert sum(map(len, of_layers)) == len(set().union(*of_layers))

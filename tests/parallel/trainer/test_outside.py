@@ -17,12 +17,12 @@ from torch.nn import functional
 from torch.utils.data import ConcatDataset, TensorDataset
 
 from atoll import Local, Metric, Task
-from atoll.aggregation.noise.generator import SecretGenerator
+from atoll.ground.noise.generator import SecretGenerator
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.local_training.as_built import AsBuilt
-from atoll.parallel.task.metrics import of_batch
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.outside import Outside, functions_of
+from atoll.task.metrics import of_batch
+from atoll.training.local.as_built import AsBuilt
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import model as model_of
 from tests.parallel.trainer.training import run

@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import JobRefused
 from atoll.parallel.trainer.run import Result
-from tests.parallel import weighted
+from atoll.task.errors import TaskBroken
+from tests.parallel.ranks import call_on_ranks
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import model, run
+from tests.training import weighted
+from tests.turns import table
 
 CONFIG = TrainConfig(batch_size=8, log_every=1, epochs=2)
 
@@ -50,10 +51,9 @@ def test_accumulation_is_the_plain_loop_in_float64(kind: str, accumulate: int, t
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("kind", weighted.KINDS)
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(("kind", "plan"), table(weighted.KINDS, PLANS, days=3))
 def test_ranks_and_stages_are_the_plain_loop_in_float64(kind: str, plan: str, tmp_path: Path) -> None:
-    results = run_ranks(trained, 2, tmp_path, kind, PLANS[plan])
+    results = call_on_ranks(trained, 2, tmp_path, kind, PLANS[plan])
     check(tmp_path, kind, results[0])
 
 
@@ -77,7 +77,7 @@ def test_a_wrong_guess_is_said_once_where_none_is_divided(tmp_path: Path, caplog
 
 @pytest.mark.real
 def test_a_wrong_guess_is_refused_on_ranks(tmp_path: Path) -> None:
-    found = run_ranks(trained, 2, tmp_path, "padding", PLANS["dp 2"], False)
+    found = call_on_ranks(trained, 2, tmp_path, "padding", PLANS["dp 2"], False)
     assert all("the loss divides by something else" in str(each) for each in found)
 
 

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.wire.stream import Stream, StreamBroken
 
 
@@ -20,7 +20,7 @@ def test_a_first_write_returns_when_the_channel_is_closed_before_the_call_has_be
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))  # bound and not listening: a call waits for the connection
             channel = grpc.aio.insecure_channel(f"127.0.0.1:{nobody.getsockname()[1]}")
-            stream = Stream(rpc.CoordinatorStub(channel).Upload)
+            stream = Stream(rpc.Stub(channel, "Coordinator").Upload)
             writing = asyncio.ensure_future(stream.write(pb.UploadRequest()))
             for _ in range(ticks):
                 await asyncio.sleep(0)
@@ -59,7 +59,7 @@ def test_a_refusal_that_crosses_a_write_is_told_as_it_was_given():
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = rpc.CoordinatorStub(channel)
+            stub = rpc.Stub(channel, "Coordinator")
             ends = {await refused(stub, wait / 100_000) for wait in range(200)}
         await server.stop(0)
         assert ends == {(grpc.StatusCode.PERMISSION_DENIED, "not for you")}

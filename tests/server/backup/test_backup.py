@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from atoll.cli.faults import EXIT_AWAY
+from atoll.operations.faults import EXIT_AWAY
 from atoll.protocol.identity.certificates import Issuer
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.names import COORDINATOR

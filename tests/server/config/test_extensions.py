@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.protocol.plugins import AS_RECORDED
+from atoll.plugins.kind import AS_RECORDED
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.config.aggregation import AggregationConfig
-from atoll.server.config.extensions import RULE_EXTENSION, SAMPLER_EXTENSION
+from atoll.server.config.extensions import CUSTOM_RULE, CUSTOM_SAMPLER
 from atoll.server.config.kinds import COHORT_SAMPLERS, RULES
 from atoll.server.config.run import RunConfig, RunFile
 from atoll.server.config.run_changes import changed
-from tests.protocol.packages import RULE, SAMPLER, install
+from tests.plugins.packages import RULE, SAMPLER, install
 
 RUN = "task = 'm:t'\naggregation.rule = 'loudest'\ncohort.sampler = 'last'\n"
 
@@ -63,5 +63,5 @@ def test_an_option_of_a_built_in_rule_is_none_of_a_package_s() -> None:
 
 
 def test_the_built_in_names_are_those_of_the_tables() -> None:
-    assert set(RULE_EXTENSION.built_in) == set(RULES.variants)
-    assert set(SAMPLER_EXTENSION.built_in) == set(COHORT_SAMPLERS.variants)
+    assert set(CUSTOM_RULE.built_in) == set(RULES.variants)
+    assert set(CUSTOM_SAMPLER.built_in) == set(COHORT_SAMPLERS.variants)

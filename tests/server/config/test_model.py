@@ -2,12 +2,12 @@
 
 import pytest
 
-from atoll.parallel.worker.bench import Measures
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.config.model import faults_of_metrics
 from atoll.server.config.run import RunConfig
 from atoll.server.config.run_changes import are_equal, changed, changes_of, differing_keys, with_number_of_versions
 from atoll.server.rounds.run_rules import EarlyStop, WatchedMetric
+from atoll.training.worker.bench import Measures
 
 EVERY = "evaluation.clients_every=1"
 

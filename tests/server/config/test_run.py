@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from atoll.aggregation.codecs.names import FAMILIES, parse_codec
 from atoll.aggregation.optimizers import OPTIMIZERS
 from atoll.aggregation.rules.coordinate import Median, TrimmedMean
 from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
@@ -26,6 +25,7 @@ from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import SAMPLERS, power_of_choice
+from atoll.tensors.codecs.names import FAMILIES, parse_codec
 
 EXAMPLE = """
 name = "digits-1"
@@ -340,8 +340,8 @@ def test_a_rule_of_one_s_own_is_an_object_with_reduce(tmp_path: Path) -> None:
     )
     assert AggregationConfig(rule=f"{path}:least").build().reduce(np.array([[2.0], [1.0]])) == 1.0
     for attribute, fault in (
-        ("none", "is a int; allowed: an object"),
-        ("Least", "is a type"),
+        ("none", "is of the type int; allowed: an object"),
+        ("Least", "is the class Least"),
         ("gone", "there is no gone"),
     ):
         with pytest.raises(ConfigError, match=fault):

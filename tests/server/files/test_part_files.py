@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.layout import Piece, Tensor
-from atoll.aggregation.updates.reader import UpdateReader
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import RunStore
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
+from atoll.tensors.layout import Piece, Tensor
+from atoll.tensors.updates.reader import UpdateReader
 from tests.server.files.test_run_store import Crash, crash_at
 
 VALUES = np.array([[1.0, -2.0], [0.5, 3.0], [0.0, -4.0]], np.float32)

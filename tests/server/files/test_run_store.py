@@ -7,10 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensors.layout import Piece, Tensor
-from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted
-from atoll.aggregation.updates.reader import UpdateReader
-from atoll.protocol.durable import DiskFull, naming_full_disk, write_atomically
+from atoll.ground.durable import DiskFull, naming_full_disk, write_atomically
 from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files import incoming
@@ -19,6 +16,9 @@ from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.files.incoming import SMALL_BYTES
 from atoll.server.files.run_store import RunStore
 from atoll.server.journal.codec import decode_meta
+from atoll.tensors.layout import Piece, Tensor
+from atoll.tensors.safetensors_file import TensorFileCorrupted
+from atoll.tensors.updates.reader import UpdateReader
 
 VALUES = np.array([1.0, -2.0, 2.0], np.float32)
 SHA = __import__("hashlib").sha256(VALUES.tobytes()).hexdigest()

@@ -14,7 +14,6 @@ import pytest
 
 from atoll.aggregation.fold.means import Weighted, totals_of
 from atoll.aggregation.fold.streaming import fold
-from atoll.aggregation.tensors import safetensors_file
 from atoll.protocol.manifest import UpdateManifest, VersionManifest
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
@@ -25,6 +24,7 @@ from atoll.server.folding.reducer import step_of
 from atoll.server.journal.codec import StoredUpdateMeta
 from atoll.server.rounds.events import Aggregate, Contribution
 from atoll.server.rounds.policy import Mode
+from atoll.tensors import safetensors_file
 from tests.aggregation.models import store
 
 MAGNITUDES = {"a": 1e-3, "b": 1.0, "c": 1e30}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from atoll.protocol.json_values import plain
 from atoll.protocol.vocabulary import TERMINAL, RunId
-from atoll.server.following.follower import Follower
+from atoll.server.following.follower import RoundFollower
 from atoll.server.following.items import Began, Happened, OpenRound, document_of
 from atoll.server.journal.codec import decode_event, decode_ledger, encode_event, encode_ledger, encode_record
 from atoll.server.rounds import events as ev
@@ -74,7 +74,7 @@ def test_the_machine_of_a_follower_is_that_of_the_run_wherever_it_begins_and_end
     states, records, lines = direct(seed)
     begin, ledger = data.draw(st.sampled_from(beginnings(seed)))
     end = data.draw(st.integers(begin, len(entries)))
-    follower = Follower(RUN, rules, decode_ledger(ledger, where="here"), begin)
+    follower = RoundFollower(RUN, rules, decode_ledger(ledger, where="here"), begin)
     for item in feed(follower, entries[begin:end]):
         found = {record["round_id"]: without_sentences(record) for record in item.records}
         assert found == {key: json.loads(record) for key, record in records[item.seq - 1].items()}
@@ -96,7 +96,7 @@ def without_sentences(record):
 
 
 def test_a_follower_takes_each_entry_once_and_in_order():
-    follower = Follower(RUN, RULES, Ledger(), 0)
+    follower = RoundFollower(RUN, RULES, Ledger(), 0)
     follower.receive(1, 0.0, ev.RunStarted("m0"))
     for seq in (1, 3):
         with pytest.raises(AssertionError):
@@ -105,7 +105,7 @@ def test_a_follower_takes_each_entry_once_and_in_order():
 
 def test_the_items_tell_the_run_its_rounds_and_the_lines_of_the_log():
     entries = list(some_history())
-    follower = Follower(RUN, RULES, Ledger(), 0)
+    follower = RoundFollower(RUN, RULES, Ledger(), 0)
     began = follower.began()
     assert isinstance(began, Began)
     assert (began.seq, began.run.state, began.run.rounds, began.run.next_round) == (0, "queued", 9, 1)
@@ -123,7 +123,7 @@ def test_the_items_tell_the_run_its_rounds_and_the_lines_of_the_log():
 
 
 def test_an_open_round_is_told_once_for_each_change_and_with_its_wait():
-    follower = Follower(RUN, RULES, Ledger(), 0)
+    follower = RoundFollower(RUN, RULES, Ledger(), 0)
     for item in feed(follower, list(some_history())[:6]):
         assert isinstance(item, Happened)
     shown = next(follower.open_rounds(), None)
@@ -136,7 +136,7 @@ def test_an_open_round_is_told_once_for_each_change_and_with_its_wait():
 
 
 def test_no_sums_of_metrics_are_in_a_document():
-    follower = Follower(RUN, RULES, Ledger(), 0)
+    follower = RoundFollower(RUN, RULES, Ledger(), 0)
     documents = [document_of(item) for item in feed(follower, some_history())]
     texts = json.dumps(plain(documents), allow_nan=False)
     assert "accuracy" not in texts

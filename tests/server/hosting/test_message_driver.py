@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from atoll.aggregation.tensors.layout import Piece
-from atoll.protocol.durable import DiskFull
+from atoll.ground.durable import DiskFull
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RoundId, RunId
 from atoll.server.clock import MonotoneClock
 from atoll.server.config.run import RunConfig
 from atoll.server.exchanges.events import Event, ExchangeAsked, Message, ProgramEnded, ProgramStarted, RepliesPulled
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.files.run_store import RunStore
-from atoll.server.hosting import journaled_driver, message_driver, message_retention
+from atoll.server.hosting import journaled_driver, message_driver, retention
 from atoll.server.hosting.message_driver import MessageDriver
 from atoll.server.hosting.run_parts import SharedParts
 from atoll.server.journal.journal import Batch, Journal, RunRow
@@ -29,6 +28,7 @@ from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.programs.contents import Contents
 from atoll.server.rounds.events import ClientFailed, ClientJoined, RunStarted
 from atoll.server.views.message_views import wait_of_program, what_a_program_waits_for
+from atoll.tensors.layout import Piece
 from tests.wire.test_round import live
 
 NORTH, NOBODY = ClientId("north"), ClientId("nobody")
@@ -197,7 +197,7 @@ async def test_the_rows_of_replies_go_before_their_files_and_their_records_last(
     def prune(run_id: RunId, stay: Stay) -> None:
         done.extend(["rows"] * (stay.live is not None) + ["records"] * (stay.rounds is not None))
 
-    monkeypatch.setattr(message_retention, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(retention, "INTERVAL_S", 0.01)
     async with hosted(tmp_path) as run:
         monkeypatch.setattr(run.journal, "prune", prune)
         monkeypatch.setattr(run.driver.store, "collect_garbage", lambda *_, **__: done.append("files"))

@@ -11,9 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from atoll.ground.durable import DiskFull
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.durable import DiskFull
+from atoll.protocol import services as rpc
 from atoll.protocol.identity import enrolling
 from atoll.protocol.identity.certificates import consent, make_request, new_key, server_name
 from atoll.protocol.identity.credential import Credential
@@ -72,7 +72,7 @@ async def house(path: Path, lifetime_s: float = 1000.0) -> AsyncIterator[House]:
         keeper = await certificates.keeper(path / "identity", COORDINATOR)
         admission = Admission(register.revocations.is_revoked, lambda client, run: True)
         members = grpc.aio.server(interceptors=[Guard(admission)])
-        rpc.add_MembershipServicer_to_server(MembershipService(enrolments), members)
+        rpc.add_servicer(MembershipService(enrolments), members, "Membership")
         address = MutualListener(keeper).bind(members, "127.0.0.1:0")
         guards, admin_address = (Guard(admission), CallAudit(audit)), "127.0.0.1:1"
         port = EnrolmentPort(enrolments, keeper, *guards, "127.0.0.1:0", address=address, admin_address=admin_address)
@@ -186,7 +186,7 @@ async def test_tries_from_one_address_are_limited(tmp_path: Path) -> None:
         credentials = grpc.ssl_channel_credentials(at.keeper.current.ca_pem)
         options = [("grpc.ssl_target_name_override", server_name(COORDINATOR))]
         async with grpc.aio.secure_channel(at.port.address, credentials, options) as channel:
-            stub, request = rpc.EnrolmentStub(channel), make_request(new_key())
+            stub, request = rpc.Stub(channel, "Enrolment"), make_request(new_key())
             codes = []
             for _ in range(25):
                 with pytest.raises(grpc.aio.AioRpcError) as refused:

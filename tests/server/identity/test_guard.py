@@ -11,16 +11,16 @@ from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.aggregation.tensors.layout import Piece
+from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.names import Role, is_name
 from atoll.protocol.manifest import UpdateManifest, parse_update
-from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.wire.stream import first_status
 from atoll.server.identity import guard as guard_module
 from atoll.server.identity.claims import client_of
 from atoll.server.identity.guard import Denied, Guard
 from atoll.server.identity.rules import RULES, Touches
+from atoll.tensors.layout import Piece
 from tests.client.fake_coordinator import live
 from tests.server.identity.secure import Member, listening, member
 from tests.waiting import BOUND_S

@@ -7,8 +7,8 @@ from typing import NoReturn
 import grpc
 import pytest
 
+from atoll.ground.durable import DiskFull
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.durable import DiskFull
 from atoll.server.identity.authority import Authority
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.membership_services import MembersAdmin

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, select
 
-from atoll.protocol.durable import DiskFull
+from atoll.ground.durable import DiskFull
 from atoll.protocol.identity.certificates import Issuer, Leaf, new_key, read_leaf, to_pem
 from atoll.protocol.identity.names import Identity, Role
 from atoll.server.identity.register import (

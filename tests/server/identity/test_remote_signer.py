@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.protocol.identity.certificates import CertificateError, consent, make_request, new_key, read_leaf, vouched
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.protocol.identity.proxy import HttpProxy
@@ -32,7 +32,7 @@ NORTH, ANN = Identity(Role.CLIENT, "north"), Identity(Role.OWNER, "ann")
 async def listening(authority: Authority, signer: RemoteSigner) -> AsyncIterator[str]:
     mine = authority.credential(COORDINATOR)
     server = grpc.aio.server(interceptors=[Guard(Admission(lambda *_: False, lambda *_: True))])
-    rpc.add_SigningServicer_to_server(SigningService(signer), server)
+    rpc.add_servicer(SigningService(signer), server, "Signing")
     secret = grpc.ssl_server_credentials([(mine.key_pem, mine.certificate_pem)], mine.ca_pem, True)
     address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', secret)}"
     await server.start()

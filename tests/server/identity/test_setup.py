@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.faults import CommandError
-from atoll.cli.runs import admin
+from atoll.operations import admin
+from atoll.operations.faults import CommandError
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.settings import ConfigError

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol.vocabulary import Fate
 from atoll.server.files import incoming
+from atoll.tensors.safetensors_file import read
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from atoll.protocol.durable import DiskFull
+from atoll.ground.durable import DiskFull
 from atoll.protocol.vocabulary import Phase, RunState
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted

@@ -9,7 +9,7 @@ import threading
 import pytest
 from sqlalchemy import inspect, select
 
-from atoll.protocol.durable import DiskFull
+from atoll.ground.durable import DiskFull
 from atoll.protocol.vocabulary import RunState
 from atoll.server.errors import DatabaseAway, StateInUse, StateUnusable, StoreCorrupted
 from atoll.server.journal import schema

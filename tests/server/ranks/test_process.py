@@ -5,13 +5,13 @@ import asyncio
 import grpc
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import services as rpc
 from atoll.server.ranks.process import _Orders
 
 AT_ONCE = 50
 
 
-class Listening(rpc.AggregationServicer):
+class Listening:
     """A coordinator that collects everything that a rank sends."""
 
     def __init__(self):
@@ -28,12 +28,12 @@ class Listening(rpc.AggregationServicer):
 
 async def say_at_once():
     server, listening = grpc.aio.server(), Listening()
-    rpc.add_AggregationServicer_to_server(listening, server)
+    rpc.add_servicer(listening, server, "Aggregation")
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            orders = _Orders(None, rpc.AggregationStub(channel).Serve())
+            orders = _Orders(None, rpc.Stub(channel, "Aggregation").Serve())
             failures = [pb.RankMessage(fold_failed=pb.FoldFailed(attempt=number)) for number in range(AT_ONCE)]
             await asyncio.gather(*map(orders._send, failures))
             async with asyncio.timeout(5):

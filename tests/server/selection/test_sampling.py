@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.config.extensions import load_sampler
+from atoll.server.config.extensions import CUSTOM_SAMPLER
 from atoll.server.rounds.events import Candidate
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import (
@@ -292,13 +292,14 @@ def test_an_answer_that_is_no_cohort_is_refused(answer: Sequence[object], messag
         draw(own(answer), seed=0, round_id=RoundId(1), count=2, candidates=candidates(1, 1, 1))
 
 
-def test_a_sampler_that_raises_is_named_with_its_cause() -> None:
+@pytest.mark.parametrize("error", [KeyError("site"), SystemExit("site")])
+def test_a_sampler_that_raises_is_named_with_its_cause(error: BaseException) -> None:
     def broken(candidates: Sequence[Candidate], count: int, rng: random.Random) -> Sequence[ClientId]:
-        raise KeyError("site")
+        raise error
 
-    with pytest.raises(SamplerError, match="the sampler raised KeyError: 'site'") as refusal:
+    with pytest.raises(SamplerError, match=rf"the sampler raised {type(error).__name__}: '?site'?") as refusal:
         draw(broken, seed=0, round_id=RoundId(1), count=2, candidates=candidates(1))
-    assert isinstance(refusal.value.__cause__, KeyError)
+    assert refusal.value.__cause__ is error
 
 
 def test_nobody_to_draw_from_is_an_error() -> None:
@@ -314,10 +315,10 @@ def test_a_user_s_own_sampler_sees_sorted_candidates_and_the_round_s_randomness(
         "    return [c.client_id for c in sorted(candidates, key=lambda c: -c.num_examples)][:count]\n"
         "three = 3\n"
     )
-    sampler = load_sampler(f"{tmp_path}/mine.py:largest")
+    sampler = CUSTOM_SAMPLER.load(f"{tmp_path}/mine.py:largest")
     cohort = draw(sampler, seed=0, round_id=RoundId(1), count=2, candidates=candidates(1, 9, 4)[::-1])
     assert cohort == ("c1", "c2")
-    with pytest.raises(ConfigError, match="three: is a int; allowed: a function of"):
-        load_sampler(f"{tmp_path}/mine.py:three")
+    with pytest.raises(ConfigError, match="three: is of the type int; allowed: a function of"):
+        CUSTOM_SAMPLER.load(f"{tmp_path}/mine.py:three")
     with pytest.raises(ConfigError, match="there is no smallest"):
-        load_sampler(f"{tmp_path}/mine.py:smallest")
+        CUSTOM_SAMPLER.load(f"{tmp_path}/mine.py:smallest")

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.parallel.statistics.parts import Histogram, Moments, Numbers, Place, SiteStatistics, count
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.statistics import collection, results
 from atoll.server.statistics.collection import SILENT, Collection
 from atoll.server.statistics.merging import IN_SUMS_ALONE, Shown, document, shown
+from atoll.training.statistics.parts import Histogram, Moments, Numbers, Place, SiteStatistics, count
 
 ALL: Place = ("train", "examples", "")
 AGE: Place = ("train", "features", "age")

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from atoll.parallel.local_training.batches import fetcher
-from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.attacks.backdoor import success, triggered, triggered_task
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.attacks.poison import Flip, Stamp, poisoned
+from atoll.task.task import Task
+from atoll.training.local.batches import fetcher
 
 IMAGES = torch.rand(12, 1, 4, 4, generator=torch.Generator().manual_seed(0)) / 2
 DIGITS = torch.arange(12) % 4

@@ -5,12 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.stats import norm
 
-from atoll.parallel.task.arrays import Arrays
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.attacks.updates import little_is_enough_z, moments
+from atoll.task.arrays import Arrays
+from tests.later import later
+
+stats = later("scipy.stats")
 
 HONEST = {
     "a": {"w": np.array([1.0, 2.0], np.float32), "n": np.array(3)},
@@ -97,7 +99,7 @@ def test_noise_depends_on_seed_round_and_client_and_on_nothing_else() -> None:
 @pytest.mark.parametrize(("n", "m", "z"), [(20, 4, 0.1573), (50, 12, 0.3360), (50, 24, 1.4261)])
 def test_z_is_that_of_the_formula(n: int, m: int, z: float) -> None:
     s = int(n / 2 + 1) - m
-    assert little_is_enough_z(n, m) == pytest.approx(norm.ppf((n - m - s) / (n - m)), abs=1e-9)
+    assert little_is_enough_z(n, m) == pytest.approx(stats.norm.ppf((n - m - s) / (n - m)), abs=1e-9)
     assert little_is_enough_z(n, m) == pytest.approx(z, abs=1e-4)
 
 

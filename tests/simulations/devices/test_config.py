@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from scipy import stats
 
 from atoll.protocol.settings import STRICT, ConfigError, describe, effective, load_text
 from atoll.simulations.devices.config import DeviceConfig
 from atoll.simulations.devices.fleet import Device, Fleet
+from tests.later import later
+
+stats = later("scipy.stats")
 
 NAMES = [f"client-{index}" for index in range(2000)]
 

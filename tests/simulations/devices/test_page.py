@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.files import load_run
+from atoll.operations.load import load_run
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.simulations.devices.config import DeviceConfig
 from atoll.simulations.federation.config import SimulationFile

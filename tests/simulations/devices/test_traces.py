@@ -4,11 +4,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from scipy import stats
 
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.devices.config import DeviceConfig
 from atoll.simulations.devices.fleet import Device, Fleet
+from tests.later import later
+
+stats = later("scipy.stats")
 
 HEADER = "client,examples_per_s,down_mbps,up_mbps,latency_ms\n"
 

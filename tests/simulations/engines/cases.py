@@ -12,11 +12,11 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from atoll import Local, Task
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.worker.bench import Outcome, Received
-from atoll.parallel.worker.model_bench import ModelBench
 from atoll.simulations.engines.benches import CountedDeadline
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
+from atoll.task.arrays import Arrays
+from atoll.training.worker.bench import Outcome, Received
+from atoll.training.worker.model_bench import ModelBench
 from tests.parallel.models.cnn import CNN
 from tests.parallel.models.mlp import MLP
 

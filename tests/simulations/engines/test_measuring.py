@@ -11,16 +11,16 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from atoll.parallel.task.array_task import Instructions
-from atoll.parallel.task.array_task import Trained as ArrayTrained
-from atoll.parallel.task.metrics import Statistics
-from atoll.parallel.worker.bench import Received
-from atoll.parallel.worker.model_bench import ModelBench
 from atoll.simulations.engines.batched.together import Together, together_if_possible
 from atoll.simulations.engines.engine import ClientFailed, Engine, Job, Training
 from atoll.simulations.engines.measuring import OneModel, windows_of
 from atoll.simulations.engines.processes.processes import Processes
 from atoll.simulations.engines.sequential import Sequential
+from atoll.task.array_task import Instructions
+from atoll.task.array_task import Trained as ArrayTrained
+from atoll.task.metrics import Statistics
+from atoll.training.worker.bench import Received
+from atoll.training.worker.model_bench import ModelBench
 from tests.simulations.engines.batched.test_hooks import Personal, training_of
 from tests.simulations.engines.cases import (
     BATCHABLE,

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from atoll import Local, Task
-from atoll.parallel.task.array_task import Instructions
-from atoll.parallel.task.array_task import Trained as ArrayTrained
-from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
 from atoll.simulations.engines.sequential import Sequential
+from atoll.task.array_task import Instructions
+from atoll.task.array_task import Trained as ArrayTrained
+from atoll.task.errors import TaskBroken, TaskMismatch
 from tests.simulations.engines.cases import (
     BATCHABLE,
     OTHERS,

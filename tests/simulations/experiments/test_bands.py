@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.experiments import plots
@@ -17,7 +15,10 @@ from atoll.simulations.experiments.bands import AXES, Curve, Repeats, band_of, e
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.report import RunReport, read_run
 from atoll.simulations.experiments.table import Objective, as_csv, chosen, compared, rows
+from tests.later import later
 from tests.simulations.experiments.runs import line, write_run
+
+pd = later("pandas")
 
 METRIC = "server/accuracy"
 
@@ -135,6 +136,8 @@ def test_a_column_that_has_no_meaning_is_refused(column: str, fault: str) -> Non
 
 def test_a_plot_has_the_mean_of_the_seeds_and_a_band_of_one_deviation(tmp_path: Path) -> None:
     runs = tuple(a_run(tmp_path, str(k), [0.1 * k, 0.2 * k, 0.3 * k]) for k in (1, 2, 4))
+    from matplotlib.figure import Figure
+
     axes = Figure().subplots()
     plots.metric_per_round(axes, [Repeats("lr 0.1", runs), runs[0]], METRIC)
     values = np.array([run.curve(METRIC)[1] for run in runs])
@@ -152,6 +155,8 @@ def test_seeds_that_were_measured_at_different_times_give_steps_up_to_the_end_of
         a_run(tmp_path, "a", [0.1, 0.2, 0.3], virtual_s=10.0),
         a_run(tmp_path, "b", [0.3, 0.4], virtual_s=14.0),
     )
+    from matplotlib.figure import Figure
+
     axes = Figure().subplots()
     plots.metric_per_time(axes, [Repeats("x", runs)], METRIC)
     (drawn,) = axes.lines

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.task import Task
 from atoll.simulations.experiments.compare import (
     Point,
     Pooled,
@@ -22,6 +20,8 @@ from atoll.simulations.experiments.compare import (
     write,
 )
 from atoll.simulations.experiments.report import RunReport, read_run
+from atoll.task.local import Local
+from atoll.task.task import Task
 from tests.simulations.experiments.runs import line, write_run
 
 

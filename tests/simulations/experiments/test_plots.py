@@ -3,7 +3,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from atoll.simulations.experiments import plots
 from atoll.simulations.experiments.report import RunReport, read_run
@@ -18,6 +17,8 @@ def run(folder: Path, name: str, **changes: Any) -> RunReport:
 
 
 def drawn(draw: Any, reports: list[RunReport]) -> Any:
+    from matplotlib.figure import Figure
+
     axes = Figure().subplots()
     draw(axes, reports, "server/accuracy")
     return axes

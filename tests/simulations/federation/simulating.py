@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.cli.files import load_run, load_user_task
+from atoll.operations.load import load_run, load_user_task
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.run import opened
+from atoll.tensors import safetensors_file
 
 TASK = str(Path(__file__).with_name("line_task.py")) + ":task"
 

@@ -9,7 +9,7 @@ import pytest
 import atoll
 from tests.federation.processes import ATOLL
 
-APP = str(Path(__file__).parents[2] / "parallel" / "flower" / "apps" / "every_strategy")
+APP = str(Path(__file__).parents[2] / "flower" / "apps" / "every_strategy")
 GIVEN = ("--set", "program.native=true", "--set", "rounds=2", "--set", 'task.out="final.npz"')
 
 pytestmark = pytest.mark.real

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.parallel.crew import tasks
+from tests.parallel.mesh_client import tasks
 from tests.simulations.federation.simulating import TASK, model, simulate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make test-cuda")

@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from atoll.cli.files import load_user_task
-from atoll.parallel.task.array_task import Trained
-from atoll.parallel.task.errors import TaskBroken
+from atoll.operations.load import load_user_task
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Version
 from atoll.server.files.run_store import RunStore
@@ -19,6 +17,8 @@ from atoll.simulations.federation.evaluations import Evaluations
 from atoll.simulations.federation.run import opened
 from atoll.simulations.federation.seal import unseal
 from atoll.simulations.federation.site import Site
+from atoll.task.array_task import Trained
+from atoll.task.errors import TaskBroken
 from tests.simulations.federation import line_task as lines_task
 from tests.simulations.federation.simulating import lines, model, settings, simulate, without_real_time
 
@@ -136,7 +136,7 @@ def test_the_same_seed_gives_the_same_rounds_and_another_seed_others(tmp_path):
 def test_an_interrupted_run_goes_on_to_the_outcome_of_an_undisturbed_one(tmp_path, method):
     few = ("round.cohort_size=2", "rounds=6", *method)
     whole, told = simulate(tmp_path / "whole", *few)
-    from atoll.cli.files import load_user_task
+    from atoll.operations.load import load_user_task
     from atoll.simulations.federation.run import opened
 
     folder, file = tmp_path / "parts", settings(*few)
@@ -384,7 +384,7 @@ def test_an_asynchronous_run_commits_after_each_buffer_of_updates(tmp_path):
 def test_scaffold_keeps_the_mean_of_the_control_variates_in_the_model(tmp_path):
     """Karimireddy et al. 2020: c is the mean of all c_i at any time."""
     simulate(tmp_path, "aggregation.algorithm=scaffold", "aggregation.num_clients=4", "round.cohort_size=2", "rounds=6")
-    from atoll.aggregation.tensors import safetensors_file
+    from atoll.tensors import safetensors_file
 
     version = model(tmp_path, 6)
     newest = {}

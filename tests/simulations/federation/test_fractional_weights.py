@@ -9,9 +9,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import atoll
-from atoll.parallel.task.array_task import Trained
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.task import Task
+from atoll.task.array_task import Trained
+from atoll.task.local import Local
+from atoll.task.task import Task
 
 ROWS = {"large": (8, 0), "small": (2, 1)}
 

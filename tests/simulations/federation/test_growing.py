@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from atoll.parallel.task.errors import TaskBroken
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.engines.engine import ClientFailed
+from atoll.task.errors import TaskBroken
 from tests.simulations.federation.simulating import TASK as LINES
 from tests.simulations.federation.simulating import model, settings, simulate
 

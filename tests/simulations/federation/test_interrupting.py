@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from torch.utils.data import TensorDataset
 
-from atoll.aggregation.file_digest import read_sums
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.cli.files import load_user_task
+from atoll.ground.file_digest import read_sums
+from atoll.operations.load import load_user_task
 from atoll.protocol.settings import ConfigError
 from atoll.server.errors import StoreCorrupted
 from atoll.simulations.federation import models, report, snapshots
@@ -19,6 +18,7 @@ from atoll.simulations.federation.run import opened
 from atoll.simulations.federation.seal import unseal
 from atoll.simulations.federation.snapshots import SnapshotFile
 from atoll.simulations.federation.updates import Updates
+from atoll.tensors.layout import Tensor
 from tests.simulations.federation.simulating import TASK, lines, settings, simulate, without_real_time
 
 SLOW = ("devices.examples_per_s={low=1,high=30}", "round.deadline=600.0", "rounds=9")

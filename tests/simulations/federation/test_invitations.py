@@ -58,7 +58,7 @@ def test_fedasync_with_too_small_a_staleness_accounts_for_every_invitation(tmp_p
 
 @pytest.mark.slow
 def test_an_interrupted_asynchronous_run_goes_on_with_its_account(tmp_path):
-    from atoll.cli.files import load_user_task
+    from atoll.operations.load import load_user_task
     from atoll.simulations.federation.run import opened
     from tests.simulations.federation.simulating import lines as lines_of
     from tests.simulations.federation.simulating import settings

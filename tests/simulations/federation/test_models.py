@@ -5,7 +5,7 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from atoll.cli.files import load_user_task
+from atoll.operations.load import load_user_task
 from atoll.protocol.vocabulary import Version
 from atoll.simulations.federation import snapshots
 from atoll.simulations.federation.run import opened

@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from atoll import Metric
-from atoll.cli.files import load_user_task
-from atoll.parallel.task.task import Task
+from atoll.operations.load import load_user_task
 from atoll.simulations.federation.run import opened
+from atoll.task.task import Task
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import settings
 

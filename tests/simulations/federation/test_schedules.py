@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.cli.files import load_user_task
+from atoll.operations.load import load_user_task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.federation.run import opened
 from tests.simulations.federation import line_task, scheduled_task

@@ -7,12 +7,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
-from atoll.parallel.local_training.parameters import initial_parameters
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.run import RunConfig
 from atoll.simulations.engines.engine import Job, Training
 from atoll.simulations.federation.config import SimulationConfig
 from atoll.simulations.federation.training_engine import check_evaluations, engine_of, training_of
+from atoll.training.local.parameters import initial_parameters
 
 
 @pytest.mark.parametrize("threads", [1, 2])

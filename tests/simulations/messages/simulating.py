@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from atoll.cli.files import load_user_task
+from atoll.operations.load import load_user_task
 from atoll.protocol.settings import load_text, quoted
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.messages.run import opened

@@ -4,9 +4,9 @@ import hashlib
 
 import numpy as np
 
-from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.task.content import Content, to_tensors
 from atoll.simulations.messages.answering import Benches, Question
+from atoll.task.content import Content, to_tensors
+from atoll.tensors import safetensors_file
 
 
 class Sharing:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from atoll.cli.files import load_user_task
+from atoll.operations.load import load_user_task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.messages import answering
 from atoll.simulations.messages.run import opened, setting_of

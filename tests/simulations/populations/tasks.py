@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -48,6 +47,8 @@ class Listed(Dataset[Any]):
 @cache
 def digits() -> tuple[TensorDataset, TensorDataset]:
     """scikit-learn's digits: 1,437 to train and 360 to test on, shuffled once."""
+    from sklearn.datasets import load_digits
+
     bunch = load_digits()
     order = np.random.default_rng(0).permutation(1797)
     images, targets = torch.from_numpy(bunch.data / 16).float()[order], torch.from_numpy(bunch.target)[order]

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from atoll.simulations.populations import partitions
 from atoll.simulations.populations.partitions import Impossible, stream
+from tests.later import later
+
+stats = later("scipy.stats")
 
 MANY = np.repeat(np.arange(10), 6000)
 """Labels of about the number of MNIST's."""

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from atoll.parallel.local_training.batches import fetcher
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.pool import NoLabels, Pool, labels_of
 from atoll.simulations.populations.population import populate
+from atoll.training.local.batches import fetcher
 from tests.simulations.populations.tasks import Listed, digits_task, labelled
 
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset
 
-from atoll.parallel.local_training.batches import fetcher
-from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.population import Population, names, populate
 from atoll.simulations.populations.report import report
+from atoll.task.task import Task
+from atoll.training.local.batches import fetcher
 from tests.simulations.populations.tasks import Listed, digits_task, labelled, places, task_of
 
 KINDS: dict[str, dict[str, Any]] = {

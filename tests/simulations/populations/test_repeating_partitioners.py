@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from atoll.simulations.populations.flower_partitioners import partitioned
+from atoll.simulations.populations.partitioners import partitioned
 from atoll.simulations.populations.partitions import Impossible
 
 

@@ -7,20 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy import stats
-from scipy.spatial.distance import cityblock
 from torch.utils.data import TensorDataset
 
-from atoll.parallel.task.task import Task
 from atoll.simulations.populations import plot as drawing
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.plot import NoPlots, plot
 from atoll.simulations.populations.population import populate
 from atoll.simulations.populations.report import Report, report
+from atoll.task.task import Task
 from examples.datasets.folder import data_folder
 from examples.datasets.idx import read_idx
+from tests.later import later
 from tests.public_data import needs_data
 from tests.simulations.populations.tasks import digits, digits_task, labelled, task_of
+
+stats, distance = later("scipy.stats"), later("scipy.spatial.distance")
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -58,7 +59,7 @@ def test_entropy_and_distance_are_those_of_scipy() -> None:
     own = [[(row.labels or {}).get(str(d), 0) for d in range(10)] for row in report.clients]
     assert summary.entropy_pooled == pytest.approx(stats.entropy(pooled, base=2))
     assert summary.entropy_mean == pytest.approx(np.mean([stats.entropy(row, base=2) for row in own]))
-    distances = [cityblock(np.array(row) / sum(row), pooled / pooled.sum()) / 2 for row in own]
+    distances = [distance.cityblock(np.array(row) / sum(row), pooled / pooled.sum()) / 2 for row in own]
     assert summary.total_variation_mean == pytest.approx(np.mean(distances))
 
 

@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack
 import grpc
 import pytest
 
-from atoll.parallel.statistics.parts import Histogram, SiteStatistics, count
+from atoll.ground.strict_json import read_object
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.site_statistics import encode
-from atoll.protocol.strict_json import read_object
 from atoll.server.statistics.collection import SILENT
+from atoll.training.statistics.parts import Histogram, SiteStatistics, count
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import live
 from tests.wire.test_runs import toml

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from atoll.parallel.task.array_task import Trained
+from atoll.task.array_task import Trained
 
 SITES = ("a", "b", "c", "d", "e")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from atoll import Local
-from atoll.parallel.task.task import load_task
+from atoll.task.task import load_task
 
 digits = load_task(str(Path(__file__).parents[3] / "examples" / "digits.py") + ":task")
 

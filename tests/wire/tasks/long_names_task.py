@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from atoll.parallel.task.array_task import Trained
+from atoll.task.array_task import Trained
 
 NAMES = [f"{index:04d}." + "n" * 1000 for index in range(3000)]
 

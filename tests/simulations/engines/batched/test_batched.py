@@ -14,10 +14,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
-from atoll.aggregation.tensors.layout import Tensor
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.metrics import Metric, sound
-from atoll.parallel.task.randomness import seed_everything
 from atoll.simulations.engines.batched.batched import Batched, BatchTrainer
 from atoll.simulations.engines.batched.chain import Chain
 from atoll.simulations.engines.batched.nets import Net
@@ -26,6 +22,10 @@ from atoll.simulations.engines.engine import ClientFailed, Job, Training
 from atoll.simulations.engines.loop import orders
 from atoll.simulations.engines.rows import Columns
 from atoll.simulations.engines.sequential import Sequential
+from atoll.task.arrays import Arrays
+from atoll.task.metrics import Metric, sound
+from atoll.task.randomness import seed_everything
+from atoll.tensors.layout import Tensor
 from tests.simulations.engines.cases import (
     BATCHABLE,
     SIZES,

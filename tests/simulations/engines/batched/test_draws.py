@@ -1,18 +1,20 @@
 """Orders drawn for many clients at once, against torch's draws for each client alone."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.aggregation.numba_support import COMPILED_FROM, has_compiler
-from atoll.parallel.task.randomness import seed_everything
 from atoll.simulations.engines.batched import draws
+from atoll.task.randomness import seed_everything
+from atoll.tensors.numba_support import COMPILED_FROM, has_compiler
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="needs numba: make setup installs it")
 
-LOOP = draws.compiled() if has_compiler() else None
+compiled = cache(draws.compiled)
 
 CLIENTS = st.lists(
     st.tuples(
@@ -38,8 +40,8 @@ def drawn(place, clients, cut):
 @needs_compiler
 @given(clients=CLIENTS, cut=st.integers(0, 5))
 def test_the_loop_draws_what_torch_draws(clients, cut):
-    assert LOOP is not draws.place_by_torch
-    assert np.array_equal(drawn(LOOP, clients, cut), drawn(draws.place_by_torch, clients, cut))
+    assert compiled() is not draws.place_by_torch
+    assert np.array_equal(drawn(compiled(), clients, cut), drawn(draws.place_by_torch, clients, cut))
 
 
 @given(seed=st.integers(0, 2**63 - 1), count=st.integers(1, 700))

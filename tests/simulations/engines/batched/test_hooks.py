@@ -10,8 +10,6 @@ import torch
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax, softmax
 
 from atoll import Algorithm
-from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.randomness import seed_everything
 from atoll.simulations.engines.batched.batched import Batched
 from atoll.simulations.engines.batched.hooks import HookRefused, Hooks
 from atoll.simulations.engines.batched.stack import CannotBatch
@@ -19,6 +17,8 @@ from atoll.simulations.engines.choice import Resources, choose
 from atoll.simulations.engines.engine import Job, Trained, Training
 from atoll.simulations.engines.loop import orders
 from atoll.simulations.engines.sequential import Sequential
+from atoll.task.arrays import Arrays
+from atoll.task.randomness import seed_everything
 from tests.simulations.engines.cases import (
     SIZES,
     WORDS,

@@ -15,11 +15,11 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
-from atoll.parallel.task.arrays import Arrays
 from atoll.simulations.engines.batched.batched import Batched, BatchTrainer
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.engine import ClientFailed, Job, Training
 from atoll.simulations.engines.sequential import Sequential
+from atoll.task.arrays import Arrays
 from tests.simulations.engines.batched.test_batched import check, seeded
 from tests.simulations.engines.cases import (
     SIZES,

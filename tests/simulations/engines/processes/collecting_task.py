@@ -8,9 +8,9 @@ import grpc
 import torch
 
 from atoll import Task
-from atoll.parallel.worker.model_bench import ModelBench
 from atoll.simulations.engines.engine import Job, Training
 from atoll.simulations.engines.processes.processes import Processes
+from atoll.training.worker.model_bench import ModelBench
 from tests.simulations.federation import line_task
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from atoll import Algorithm
-from atoll.parallel.task.reference import load_module
+from atoll.plugins.reference import load_module
 from atoll.simulations.engines.batched.batched import Batched
 from atoll.simulations.engines.engine import ClientFailed, Job, Trained, Training
 from atoll.simulations.engines.processes.processes import Processes, WorkerDied

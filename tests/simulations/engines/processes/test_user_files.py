@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.parallel.task import children
-from atoll.parallel.task.reference import load_module
+from atoll.plugins.reference import folder_of_notes, load_module
 from atoll.simulations.engines.processes.user_files import let_import, sources
 
 FILES = {
@@ -51,7 +50,7 @@ def test_only_modules_that_the_task_imported_can_be_imported_elsewhere(folder, m
     assert not any(name.startswith(("atoll", "torch", "numpy", "pytest")) for name in found)
 
     forget()
-    sys.path[:] = [place for place in sys.path if place not in (str(folder), str(children.own_folder()))]
+    sys.path[:] = [place for place in sys.path if place not in (str(folder), str(folder_of_notes()))]
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("near_the_task")
     let_import({name: found[name] for name in ours})

@@ -1,4 +1,0 @@
-"""The tensors of a model in files: layout, pieces, ownership by rank, the safetensors format.
-
-Imports: `folders`.
-"""

@@ -1,4 +1,0 @@
-"""The updates of a round as files: block reader, encoded writer, inspection, statistics per tensor.
-
-Imports: `tensors`, `codecs`, `numba_support`.
-"""

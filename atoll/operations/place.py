@@ -1,0 +1,83 @@
+"""The coordinator that a command goes to: the one of a state directory here, the joined one, or one that is named."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.operations.faults import CommandError
+from atoll.protocol.identity.names import PLACE
+
+STATE = Path("atoll-state")
+"""The default state directory of a coordinator, as in `coordinator.state`."""
+
+IDENTITY_VARIABLE = "ATOLL_IDENTITY"
+"""The environment variable that names the folder of a person's credential."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A coordinator that a program names.
+
+    Args:
+        folder: the folder of the credential; None: this person's.
+        address: the coordinator's address; empty: the one that is stored beside the credential.
+    """
+
+    folder: Path | None = None
+    address: str = ""
+
+
+_named: ContextVar[Named | None] = ContextVar("named", default=None)
+
+
+@contextmanager
+def asking(named: Named | None) -> Iterator[None]:
+    """Ask the named coordinator in this block, whatever state directory there is; None: as a command does."""
+    token = _named.set(named)
+    try:
+        yield
+    finally:
+        _named.reset(token)
+
+
+def named_here() -> Named | None:
+    """Return the coordinator that a program has named; None: it has named none."""
+    return _named.get()
+
+
+def credential_folder() -> Path:
+    """Return the folder of the credential: the named one, or this person's."""
+    named = _named.get()
+    return identity_folder() if named is None or named.folder is None else named.folder
+
+
+def is_elsewhere(state: Path) -> bool:
+    """Return whether a command goes to a joined coordinator: a program names it, or there is no such directory here."""
+    if named_here() is not None:
+        return True
+    if state.exists():
+        return False
+    try:
+        return (credential_folder() / PLACE).exists()
+    except CommandError:  # without a home directory, nobody has joined from here
+        return False
+
+
+def identity_folder() -> Path:
+    """Return the folder of this person's credential, on a machine without a coordinator.
+
+    Raises:
+        CommandError: the user has no home directory, as a uid without an entry in passwd, and names no folder.
+    """
+    if folder := os.environ.get(IDENTITY_VARIABLE):
+        return Path(folder)
+    try:
+        return Path.home() / ".config" / "atoll" / "identity"
+    except RuntimeError as error:
+        raise CommandError(
+            f"uid {os.getuid()} has no home directory: set {IDENTITY_VARIABLE}=DIR to the folder of your certificate, "
+            "or HOME"
+        ) from error

@@ -1,0 +1,62 @@
+"""The start of a run, its change, and statistics before it, at a running coordinator."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.operations.place import is_elsewhere
+
+if TYPE_CHECKING:
+    from atoll.protocol.atoll_pb2 import RunReply
+
+
+def start_run(what: str, state: Path | None, overrides: Sequence[str]) -> "RunReply":
+    """Start a run on a running coordinator.
+
+    Args:
+        what: the run's TOML, or a task.
+        state: the coordinator's state directory; None: that of the TOML, or the default.
+        overrides: settings of the run, `key=value`.
+
+    Raises:
+        ConfigError: all mistakes in the settings.
+        CommandError: no answer, or a refusal.
+    """
+    from atoll.operations import admin
+
+    return admin.start(*_planned(what, state, overrides))
+
+
+def resume_run(run: str, state: Path, overrides: Sequence[str], *, rounds: int | None = None) -> "RunReply":
+    """Continue a paused run, or reopen an ended one, with changed settings; errors as `start_run`."""
+    from atoll.operations import admin
+    from atoll.operations.load import overriding
+
+    return admin.resume(state, run, overriding(overrides, rounds=rounds))
+
+
+def collect(what: str, state: Path | None, overrides: Sequence[str], deadline: float) -> tuple[Path, int]:
+    """Ask the connected sites for statistics; return the state directory, and the number of the result.
+
+    Args:
+        what: the TOML of the planned run, or a task.
+        state: as in `start_run`, as are the errors.
+        overrides: settings of the run, `key=value`.
+        deadline: seconds in which sites may answer.
+    """
+    from atoll.operations import admin
+
+    where, toml = _planned(what, state, overrides)
+    return where, admin.collect_statistics(where, toml, deadline)
+
+
+def _planned(what: str, state: Path | None, overrides: Sequence[str]) -> tuple[Path, str]:
+    """Return the state directory of a run that its coordinator will get, and its effective settings."""
+    from atoll.operations.load import all_faults, load_run, note_unused_settings, state_of
+    from atoll.protocol.settings import effective
+    from atoll.server.config.run_changes import settings_of_the_host
+
+    with all_faults(settings_of_the_host(overrides)):
+        file = load_run(what, overrides, is_elsewhere=lambda file: is_elsewhere(state_of(file, what, state)))
+    note_unused_settings(file, what, used=("state",), why="the coordinator is running already, with its own settings")
+    return state_of(file, what, state), effective(file.run)

@@ -1,0 +1,1 @@
+"""A centralized training: the job that its request names, its folder, and the processes that train."""

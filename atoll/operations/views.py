@@ -1,0 +1,76 @@
+"""Views of a coordinator's state, read from its state directory or asked of a coordinator on another machine.
+
+A state directory is opened read-only, while its coordinator runs or after that process has died.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.ground.process.loading import loading
+from atoll.operations.faults import CommandError
+from atoll.operations.place import is_elsewhere
+from atoll.operations.reporter import waiting_for
+from atoll.protocol.secrets import without_password
+
+if TYPE_CHECKING:
+    from atoll.server.views.history import History
+
+
+def read_view(view: str, state: Path, database: str = "", *, run: str = "", number: int = 0) -> Any:
+    """Return a view of `server.views`, from the state directory or, where there is none, from the joined coordinator.
+
+    Args:
+        view: the name of the view.
+        state: the coordinator's state directory.
+        database: URL of the PostgreSQL database to read instead of the one that the state directory names.
+        run: id or name of a run; empty: the newest run.
+        number: the number of a round; 0: the newest round.
+
+    Raises:
+        CommandError: no such run or round, or no answer; the message says which ones exist.
+        OSError: the state directory is missing, damaged, or of a newer version of Atoll.
+    """
+    if not database and is_elsewhere(state):
+        from atoll.operations import admin
+
+        return admin.read_view(state, view, run, number)
+    with loading():
+        from atoll.server.views import views
+
+    with open_history(state, database) as history, reading(state, database):
+        return views.look(history, views.View(view), run, number)
+
+
+@contextmanager
+def reading(state: Path, database: str = "") -> Iterator[None]:
+    """Print, when the block takes long, that a state directory's database is being read."""
+    where = f"the database {without_password(database)}" if database else f"the database of {state}"
+    with waiting_for(where, "it is read, and a long journal takes seconds"):
+        yield
+
+
+@contextmanager
+def open_history(state: Path, database: str = "") -> "Iterator[History]":
+    """Open the history of a state directory or a database; a run or round that it lacks is the operator's mistake.
+
+    Raises:
+        CommandError: a wrong URL, or no such run or round; the message says which ones exist.
+        OSError: the state directory is missing, damaged, or of a newer version of Atoll.
+    """
+    from atoll.server.config.database_url import check_url
+    from atoll.server.views.history import History
+
+    try:
+        url = check_url(database)
+    except ValueError as error:
+        raise CommandError(f"--database: got {without_password(database)!r}: {error}") from error
+    try:
+        with reading(state, url):
+            history = History(state, url)
+        yield history
+    except LookupError as error:
+        if type(error) is not LookupError:
+            raise  # a KeyError or an IndexError is a bug of Atoll's
+        raise CommandError(*str(error).splitlines()) from error

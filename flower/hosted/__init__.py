@@ -1,0 +1,1 @@
+"""A ServerApp's `main()` as a server program: Flower's grid over a run of messages."""

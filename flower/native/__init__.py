@@ -1,0 +1,1 @@
+"""Strategies of Flower as settings of a native run: rules, server optimizers, terms."""

@@ -1,0 +1,1 @@
+"""Secret noise: the key of each purpose, derived from a secret, and the generator of a key."""

@@ -1,0 +1,1 @@
+"""A process: garbage collection, forks, log streams on a full disk, exit functions."""

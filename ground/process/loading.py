@@ -1,0 +1,33 @@
+"""The import of modules without garbage collections, which would visit all of them again and again.
+
+The objects of an import live as long as the process: half a million for torch. Collections during the import find
+nothing and take a seventh of its time, and collections at the end of the process as much again.
+"""
+
+import atexit
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_is_command = False
+
+
+def keep_modules() -> None:
+    """Exclude the objects of `loading` from collections, in a process of Atoll's; its end collects nothing."""
+    global _is_command
+    _is_command = True
+    atexit.register(gc.freeze)  # registered first, it runs after all other functions
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Suspend garbage collection in the block, which imports modules."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if _is_command:
+            gc.freeze()
+        if was_on:
+            gc.enable()

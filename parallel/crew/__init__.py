@@ -1,4 +1,0 @@
-"""A mesh of ranks as one client: its local training, evaluation and statistics, with the numbers of one process.
-
-Imports: `trainer`, `exchange`, `launch`, `engine`, `worker`, and what they import.
-"""

@@ -1,4 +1,0 @@
-"""The agent's side of a crew: its launcher, its folder and its terms. Without torch.
-
-Imports: `launch`, `worker`, and what they import.
-"""

@@ -1,0 +1,1 @@
+"""Models of Hugging Face on a mesh: their tensor-parallel and pipeline plans."""

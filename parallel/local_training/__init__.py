@@ -1,4 +1,0 @@
-"""The local training of one client in one process: FedAvg, FedProx, FedNova, SCAFFOLD, local layers.
-
-Imports: `task`, and `aggregation/tensors`.
-"""

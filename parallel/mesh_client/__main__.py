@@ -1,0 +1,8 @@
+"""`python -m atoll.parallel.mesh_client FOLDER`: a rank, started by another launcher, of the crew with this folder."""
+
+import sys
+
+from atoll.parallel.mesh_client.main import main
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,4 +1,0 @@
-"""The task that a user writes (model, data, loss, metrics, local settings) and the way to load it.
-
-Imports: `aggregation/tensors`. No torch.
-"""

@@ -1,0 +1,18 @@
+"""The violation of an invariant, which `validate()` of a machine and of its parts raises. Pure.
+
+`validate()` reads the whole state and changes nothing. Tests call it after each event; no process of a user does.
+"""
+
+
+class Violation(AssertionError):
+    """A state that an invariant forbids: a mistake of ours, never one of a peer.
+
+    Args:
+        invariant: its number in docs/architecture.md.
+        what: the fault, with the values.
+        of: the round or exchange, in words; empty: the fault is of the run.
+    """
+
+    def __init__(self, invariant: int, what: str, of: str = "") -> None:
+        self.invariant = invariant
+        super().__init__(f"architecture, invariant {invariant}{of and f', {of}'}: {what}")

@@ -1,0 +1,1 @@
+"""The codecs of updates: names, kernels, quantization, sparsification, error feedback."""

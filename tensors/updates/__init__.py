@@ -1,0 +1,1 @@
+"""The updates of a round as files: block reader, encoded writer, inspection, statistics per tensor."""

@@ -1,0 +1,38 @@
+"""The check that a task's loss is one real number, wherever it is computed."""
+
+from typing import Any
+
+import torch
+
+from atoll.task.errors import TaskBroken
+
+
+def one_loss(found: Any, *, is_trained: bool = False) -> torch.Tensor:
+    """Return the result of a loss function as a tensor of no dimensions.
+
+    Args:
+        found: one real number, as a tensor of one element.
+        is_trained: require that it has a gradient.
+
+    Raises:
+        TaskBroken: it is something else.
+    """
+    if not isinstance(found, torch.Tensor):
+        _refuse(type(found).__name__)
+    if found.numel() != 1:
+        _refuse(f"shape {tuple(found.shape)}")
+    if not found.is_floating_point():
+        raise TaskBroken(f"the loss must be a float, got {found.dtype}: counts and complex numbers have no gradient")
+    if is_trained and not found.requires_grad:
+        raise TaskBroken(
+            "the loss has no gradient: it was detached, or computed without the model's trained parameters"
+        )
+    single: torch.Tensor = found.reshape(()) if found.dim() else found
+    return single
+
+
+def _refuse(kind: str) -> None:
+    raise TaskBroken(
+        f"the loss must be a single number, the mean over the batch, as a tensor, got {kind} (where it is a sum and a "
+        "weight, return their quotient, and the weight by Task(units=...))"
+    )

@@ -1,0 +1,1 @@
+"""Optimizers for large batches: layer-wise steps, learning-rate schedules, noise scale."""

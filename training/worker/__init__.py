@@ -1,0 +1,1 @@
+"""The process that runs a user's training and evaluation, apart from the process that holds the connection."""
