@@ -88,6 +88,8 @@ class Pool:
             is_last: whether a result means that other ranks may wait for this one in vain.
         """
         assert 1 <= num_ranks <= RANKS
+        if not all(process.is_alive() for process in self._processes):
+            self.close()  # another test has ended one
         if not self._processes:
             self._start()
         self._number += 1

@@ -1,5 +1,6 @@
 """The ranks that stay: one function leaves nothing to the next one."""
 
+import multiprocessing
 import os
 import random
 
@@ -83,5 +84,17 @@ def test_processes_with_many_threads_are_replaced(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr("tests.parallel.ranks.THREADS", 0)
         assert pool.call(process_and_sum, 1, 0.0)[0].value == one.value
         assert pool.call(process_and_sum, 1, 0.0)[0].value != one.value
+    finally:
+        pool.end()
+
+
+def test_processes_that_another_test_has_killed_are_replaced() -> None:
+    pool = Pool()
+    try:
+        [[pid, _], _] = [each.value for each in pool.call(process_and_sum, 2, 0.0)]
+        [process] = [each for each in multiprocessing.active_children() if each.pid == pid]
+        process.kill()
+        process.join()
+        assert pool.call(process_and_sum, 2, 0.0)[0].value[0] != pid
     finally:
         pool.end()

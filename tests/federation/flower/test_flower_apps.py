@@ -105,7 +105,7 @@ def test_an_app_runs_in_the_sites_own_environment_without_torch(tmp_path):
 def test_an_interpreter_is_checked_before_the_agent_dials(tmp_path, python, told):
     task = str(APPS / "every_strategy")
     command = [ATOLL, "agent", task, "--site", "a", "--insecure", "--set", f'python="{python}"', "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=APPS.parents[3])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=APPS.parents[2])
     assert done.returncode == 2
     assert told in " ".join(done.stderr.split())
 
