@@ -16,7 +16,7 @@ from atoll.parallel.data.batch import Batch, count_units, in_parts, map_tensors
 from atoll.parallel.data.order import Indices, Order
 from atoll.task.collated import collate_of
 from atoll.task.errors import TaskBroken
-from atoll.training.local.draws import Drew, Fetch, drawing, is_fixed, unseeded
+from atoll.training.data.draws import Drew, Fetch, drawing, is_fixed, unseeded
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from atoll.parallel.engine.microbatches import Micro, split
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
 from atoll.task.errors import TaskBroken
-from atoll.training.local.rows import Forms
+from atoll.training.data.rows import Forms
 
 Loss = Callable[[Any, Any], torch.Tensor]
 """(outputs, targets) -> mean loss over the batch's units."""

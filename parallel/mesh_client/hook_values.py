@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from atoll.parallel.mesh_client.hooks import settled
-from atoll.training.local.places import is_generator
+from atoll.training.model.places import is_generator
 
 Json = dict[str, Any]
 Tensors = Mapping[str, torch.Tensor]
