@@ -1,1 +1,1 @@
-"""The model of a task in one process: built, its tensors by name, its frozen part, and the state that it begins with."""
+"""The model of a task in one process: built, named by tensor, partly frozen, and restored as it was built."""
