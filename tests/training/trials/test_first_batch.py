@@ -151,7 +151,7 @@ ROWS = {
     "text": ([("a b", 1), ("c", 0)] * 4, r"inputs a tuple of 8 str .*: make tensors of the rows in task\.data"),
     "targets": (TensorDataset(INPUTS, CLASSES.float()), "the loss takes these targets as int64"),
     "no pairs": ([(torch.ones(5), 1, 2)] * 4, r"a row must be a pair \(inputs, targets\), got list of 3"),
-    "unread": (Failing(), r"its rows cannot be read: KeyError: 'column' \(.*test_trial\.py, line \d+\)"),
+    "unread": (Failing(), r"its rows cannot be read: KeyError: 'column' \(.*test_first_batch\.py, line \d+\)"),
 }
 
 
