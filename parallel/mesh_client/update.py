@@ -15,11 +15,11 @@ from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.exchange.feedback import BoxFeedback, make_residual
 from atoll.parallel.exchange.shares import Share
 from atoll.parallel.exchange.write import BLOCK_ELEMENTS, Box, Encoding, write_part
+from atoll.parallel.hooks import MeshClient
 from atoll.parallel.mesh_client.building import MeshModel
 from atoll.parallel.mesh_client.control import ControlBoxes
 from atoll.parallel.mesh_client.crash_points import reached
 from atoll.parallel.mesh_client.hook_files import own_boxes, shared_boxes
-from atoll.parallel.mesh_client.hooks import MeshClient
 from atoll.parallel.mesh_client.kept_optimizer import store_state
 from atoll.parallel.mesh_client.together import together
 from atoll.task.errors import NotFinite
@@ -55,7 +55,7 @@ class Files:
     """The request to train, as of `worker/main`."""
     ranks: Ranks
     client: MeshClient | None = None
-    """The client of the task's own algorithm."""
+    """The client of the task's algorithm."""
 
     @property
     def version(self) -> Path:
@@ -164,7 +164,7 @@ class Files:
         return [share for share in self.model.owned() if share.name not in left]
 
     def _state(self) -> list[Share]:
-        """Return the boxes of the state of the task's own algorithm that this rank stores."""
+        """Return the boxes of the state of the task's algorithm that this rank stores."""
         return [] if self.client is None else own_boxes(STATE, self.client.to_keep(), self.model.engine.axes)
 
     def _shared(self) -> list[Share]:
