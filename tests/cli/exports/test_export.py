@@ -133,7 +133,7 @@ def test_an_unfinished_run_is_followed_to_its_end(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("atoll.cli.exports.export.time.sleep", goes_on)
     result = invoke("export", "jsonl", run, "--follow")
-    assert result.stderr == f"{run}: no process runs this simulation: start it, and the export goes on\n"
+    assert result.stderr == f"{run}: no process runs this simulation: start it, and the export continues\n"
     assert result.stdout == f"run (finished): 4 rows written to {run}/jsonl/run.jsonl\n"
     assert points("jsonl", run / "jsonl", "run") == expected(run)
 
