@@ -157,7 +157,7 @@ def test_a_tracking_server_that_does_not_answer_is_one_sentence(
     result = invoke("export", "mlflow", write_run(tmp_path / "run", [line(1)]), "--to", "http://u:secret@127.0.0.1:9")
     assert result.exit_code == 75
     assert result.stderr.startswith("atoll: http://u@127.0.0.1:9: ")
-    assert result.stderr.endswith("; the same command goes on\n")
+    assert result.stderr.endswith("; the same command resumes it\n")
     assert "secret" not in result.stderr
 
 
