@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.ground.process.exit_code import ExitCode
 from atoll.protocol.notices.life import Life
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import ConfigError
@@ -35,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 FAREWELL_S = 2.0
 """Seconds that clients have to learn of the end of the runs and to leave, before the server closes."""
-
-EXIT_OK, EXIT_RUN_FAILED, EXIT_OPERATOR, EXIT_BUG = 0, 1, 2, 70
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ async def host(
                 begun = _start(coordinator, ports, gate, run, again=again, accept_losses=accepts.losses, on_open=stays)
                 starting = asyncio.ensure_future(begun)
                 if await _is_stopped(stop, starting):
-                    return EXIT_OK
+                    return ExitCode.OK
                 asked, ranks = starting.result()
                 life.tell(coordinator.recovered)
                 state.announce(ports.address, ports.admin_address, os.getpid(), insecure=config.insecure)
@@ -269,14 +268,14 @@ async def _ended_from_outside(coordinator: Coordinator, stop: asyncio.Event, *, 
         for wait in waits:
             wait.cancel()
     if coordinator.crashed.done():
-        return EXIT_BUG
-    return EXIT_OK if stop.is_set() else None
+        return ExitCode.BUG
+    return ExitCode.OK if stop.is_set() else None
 
 
 def _code_of_runs(coordinator: Coordinator, asked: RunId | None) -> int:
     concerned = [run_id for run_id, run in coordinator.runs.items() if run.ended.is_set() or run_id == asked]
     states = {coordinator.state_of(run_id) for run_id in concerned}
-    return EXIT_RUN_FAILED if states & {RunState.FAILED, RunState.STOPPED} else EXIT_OK
+    return ExitCode.FAILED if states & {RunState.FAILED, RunState.STOPPED} else ExitCode.OK
 
 
 async def _all_ended(coordinator: Coordinator) -> None:

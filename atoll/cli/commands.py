@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.command import Commands
+from atoll.cli.group import Commands
 from atoll.cli.experiments.compare import compare
 from atoll.cli.experiments.population import population
 from atoll.cli.experiments.simulate import simulate
@@ -23,7 +23,7 @@ from atoll.cli.serving.aggregator import aggregator
 from atoll.cli.serving.coordinator import coordinator
 from atoll.cli.serving.notify import notify
 from atoll.cli.settings import settings
-from atoll.cli.stopping import if_stopped
+from atoll.cli.command import if_stopped
 from atoll.cli.training.plan import plan
 from atoll.cli.training.train import train
 

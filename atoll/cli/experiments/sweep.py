@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
+from atoll.cli.command import if_stopped
 from atoll.cli.experiments.rows import Csv, Markdown, check_formats, draw, say_rows
 from atoll.cli.printing import as_json, note
 from atoll.cli.printing import table as say_table
 from atoll.cli.requested import requested
-from atoll.cli.stopping import INTERRUPTED, if_stopped
+from atoll.ground.process.exit_code import ExitCode
 from atoll.ground.process.loading import loading
+from atoll.operations.faults import Interrupted
 from atoll.operations.requests import SweepRequest
 from atoll.protocol.signals import handled_by
 
@@ -66,7 +68,7 @@ def sweep(
     if plot:
         draw(found.drawn, folder / "plots", found.objective)
     if "failed" in progress.states.values():
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _run(grid: "Grid", folder: Path, jobs: int, asked: "Asked") -> "Progress":
@@ -79,8 +81,7 @@ def _run(grid: "Grid", folder: Path, jobs: int, asked: "Asked") -> "Progress":
         with handled_by(_interrupt):
             return run_cells(grid, folder, jobs=jobs, watch=watching(grid, folder, asked, shown.see))
     except KeyboardInterrupt:
-        note("interrupted; the same command resumes it")
-        raise typer.Exit(INTERRUPTED) from None
+        raise Interrupted from None
     finally:
         shown.close()
         if_stopped("")

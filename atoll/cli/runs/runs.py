@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli import options
-from atoll.cli.command import Commands
+from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, best_text, clock, metrics_text, note, say, shortened, table
 from atoll.cli.runs.sites import show_sites
 from atoll.cli.runs.statistics import statistics

@@ -8,7 +8,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.printing import note, say_settings
-from atoll.cli.stopping import if_stopped
+from atoll.cli.command import if_stopped
 from atoll.task.apps import with_app
 
 if TYPE_CHECKING:

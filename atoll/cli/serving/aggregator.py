@@ -7,7 +7,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.printing import note, say_settings
-from atoll.cli.stopping import end_in_time, if_stopped
+from atoll.cli.command import current, if_stopped
 from atoll.operations.faults import CommandError
 
 Coordinator = Annotated[
@@ -108,8 +108,8 @@ def aggregator(
         note(f"atoll aggregator, rank {settings.rank} of {settings.ranks}, on {address}, state in {settings.state}")
 
     try:
-        serving = host_rank(settings, with_parent=with_parent, on_ready=ready, on_end=end_in_time)
+        serving = host_rank(settings, with_parent=with_parent, on_ready=ready, on_end=current().end_in_time)
         with writing_to("state", settings.state):
-            raise typer.Exit(asyncio.run(serving))
+            asyncio.run(serving)
     except OperatorError as error:
         raise CommandError(str(error)) from error

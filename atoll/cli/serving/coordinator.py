@@ -10,7 +10,7 @@ import typer
 from atoll import __version__
 from atoll.cli import options
 from atoll.cli.printing import note, say_settings
-from atoll.cli.stopping import end_in_time, if_stopped
+from atoll.cli.command import current, if_stopped
 from atoll.cli.waiting import waiting_for
 from atoll.ground.process.loading import loading
 from atoll.operations.faults import CommandError, without_frames
@@ -221,7 +221,7 @@ def _host(file: "HostFile | RunFile", accepted: dict[str, bool], *, again: bool,
                 accepts=Accepted(**accepted),
                 notify=file.notify,
                 on_ready=ready,
-                on_end=end_in_time,
+                on_end=current().end_in_time,
             )
             return asyncio.run(hosting)
     except OperatorError as error:
