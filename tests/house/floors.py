@@ -163,7 +163,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("operations/training",),
         ("operations/compare.py",),
         ("cli", "cli/command.py", "cli/log.py", "cli/sections.py", "interface"),
-        ("cli/printing.py",),
+        ("cli/printing.py", "cli/progress.py"),
         ("cli/completion.py", "cli/waiting.py"),
         ("cli/group.py", "cli/options.py"),
         ("cli/new.py", "cli/plugins.py", "cli/requested.py", "cli/settings.py"),

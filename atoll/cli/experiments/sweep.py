@@ -76,14 +76,15 @@ def _run(grid: "Grid", folder: Path, jobs: int, asked: "Asked") -> "Progress":
     from atoll.operations.sweep import watching
     from atoll.simulations.experiments.sweep import last_words, run_cells
 
-    shown = SweepProgress(sys.stderr, note, grid, lambda name: last_words(folder / name))
     try:
-        with handled_by(_interrupt):
+        with (
+            SweepProgress(sys.stderr, note, grid, lambda name: last_words(folder / name)) as shown,
+            handled_by(_interrupt),
+        ):
             return run_cells(grid, folder, jobs=jobs, watch=watching(grid, folder, asked, shown.see))
     except KeyboardInterrupt:
         raise Interrupted from None
     finally:
-        shown.close()
         if_stopped("")
 
 

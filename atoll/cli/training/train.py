@@ -54,7 +54,8 @@ def train_in_process(job: "Job", request: TrainRequest) -> "Result":
 
     keep_freed_blocks()
     try:
-        return train_here(job, request, progress(sys.stderr, note))
+        with progress(sys.stderr, note) as show:
+            return train_here(job, request, show)
     except CommandError:
         raise
     except Exception as error:
@@ -67,8 +68,8 @@ def _launch(_job: "Job", request: TrainRequest) -> "Result":
     from atoll.operations.training.launch import launch
 
     signals: list[int] = []
-    with handled_by(lambda number, _frame: signals.append(number)):
-        result = launch(request, progress(sys.stderr, note), lambda: len(signals))
+    with handled_by(lambda number, _frame: signals.append(number)), progress(sys.stderr, note) as show:
+        result = launch(request, show, lambda: len(signals))
     if result is None:
         complain(f"stopped by {signal.Signals(signals[0]).name} before it was saved; the same command goes on")
         raise typer.Exit(ExitCode.STOPPED)
