@@ -11,7 +11,7 @@ from atoll.cli.command import Command
 from atoll.cli.printing import complain, note
 from atoll.cli.waiting import waiting_for
 from atoll.ground.process.exit_code import ExitCode
-from atoll.operations.faults import CommandError, Interrupted, RunCrashed, code_of, faults_of
+from atoll.operations.faults import Interrupted, RunCrashed, code_of, faults_of
 from atoll.operations.reporter import Reporter, reporting_to
 from atoll.protocol.signals import interrupting
 
@@ -39,7 +39,7 @@ class Commands(TyperGroup):
         except BrokenPipeError as error:
             _discard_output()
             raise typer.Exit(ExitCode.PIPE) from error
-        except (CommandError, ValueError, OSError) as error:
+        except Exception as error:
             ctx.ensure_object(Command).check()
             if (faults := faults_of(error)) is None:
                 raise

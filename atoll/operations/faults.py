@@ -95,10 +95,13 @@ def code_of(error: Exception) -> int:
 def faults_of(error: Exception) -> Sequence[str] | None:
     """Return an operator's mistakes; None: the error is a bug, which keeps its traceback."""
     from atoll.protocol.settings import ConfigError
+    from atoll.server.errors import OperatorError
     from atoll.task.errors import TaskBroken, TaskNotFound
 
     if isinstance(error, CommandError | ConfigError):
         return error.faults
+    if isinstance(error, OperatorError):
+        return without_frames(str(error))
     if isinstance(error, OSError):
         return in_words(error).splitlines()
     if isinstance(error, TaskNotFound | TaskBroken):

@@ -8,7 +8,6 @@ import typer
 from atoll.cli import options
 from atoll.cli.printing import note, say_settings
 from atoll.cli.command import current, if_stopped
-from atoll.operations.faults import CommandError
 
 Coordinator = Annotated[
     str | None,
@@ -96,7 +95,6 @@ def aggregator(
     from atoll.operations.temporary import writing_to
     from atoll.protocol import service_manager
     from atoll.protocol.build import software
-    from atoll.server.errors import OperatorError
     from atoll.server.ranks.process import host_rank
 
     log.configure("rank", form=log_form)
@@ -107,9 +105,6 @@ def aggregator(
         service_manager.tell(service_manager.READY, f"rank {settings.rank} of {settings.ranks} on {address}")
         note(f"atoll aggregator, rank {settings.rank} of {settings.ranks}, on {address}, state in {settings.state}")
 
-    try:
-        serving = host_rank(settings, with_parent=with_parent, on_ready=ready, on_end=current().end_in_time)
-        with writing_to("state", settings.state):
-            asyncio.run(serving)
-    except OperatorError as error:
-        raise CommandError(str(error)) from error
+    serving = host_rank(settings, with_parent=with_parent, on_ready=ready, on_end=current().end_in_time)
+    with writing_to("state", settings.state):
+        asyncio.run(serving)
