@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -102,7 +101,8 @@ async def host(
             coordinator.clocks.accepted(accepted)
             coordinator.notices = _watch(coordinator, gate, notify).notices
             ports = await Ports.open(coordinator, gate)
-            stop, ranks = _stop_on_signals(), None
+            stop, ranks = asyncio.Event(), None
+            call_at_end(stop.set, "stopped by %s: the coordinator ends")
             try:
                 begun = _start(coordinator, ports, gate, run, again=again, accept_losses=accepts.losses, on_open=stays)
                 starting = asyncio.ensure_future(begun)
@@ -232,17 +232,6 @@ async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bo
     if told := coordinator.namesake_of(run_id):
         logger.warning("run %s is new: %s", run_id, told, extra={"run": run_id})
     return run_id
-
-
-def _stop_on_signals() -> asyncio.Event:
-    stop = asyncio.Event()
-
-    def end(number: signal.Signals) -> None:
-        logger.info("stopped by %s: the coordinator ends", number.name)
-        stop.set()
-
-    call_at_end(end)
-    return stop
 
 
 async def _until_over(coordinator: Coordinator, stop: asyncio.Event, asked: RunId | None, *, stay: bool) -> int:

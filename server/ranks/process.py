@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -115,12 +114,7 @@ async def _serve(
     on_end: Callable[[], None],
 ) -> None:
     stop = asyncio.Event()
-
-    def end(number: signal.Signals) -> None:
-        logger.info("stopped by %s: the rank ends", number.name)
-        stop.set()
-
-    call_at_end(end)
+    call_at_end(stop.set, "stopped by %s: the rank ends")
     server, bound = await _listen(rank, config, _listener(membership))
     address = reached_as(bound, config.public)
 

@@ -251,13 +251,11 @@ def serve(
         serving = asyncio.current_task()
         assert serving is not None
         service_manager.tell(service_manager.READY, f"dialling {coordinator}")
-        call_at_end(lambda _number: serving.cancel())
+        call_at_end(serving.cancel, "stopped by %s: the authority ends")
         await server.serve(coordinator)
 
-    try:
+    with suppress(asyncio.CancelledError):
         asyncio.run(until_stopped())
-    except asyncio.CancelledError:
-        note("the authority has ended")
 
 
 def _open(folder: Path, days: float = 30.0) -> "Authority":

@@ -31,14 +31,6 @@ What = Annotated[
         help="The run's TOML, or a task (`module:attribute` or `path/to/file.py:attribute`) to run with the defaults.",
     ),
 ]
-State = Annotated[
-    Path | None,
-    typer.Option(
-        "--state",
-        metavar="DIR",
-        help="The coordinator's state directory; by default `coordinator.state` of the TOML, or atoll-state.",
-    ),
-]
 Reason = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="The reason, which `atoll run show` and `atoll run list` print.")
 ]
@@ -65,7 +57,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Delete without asking for conf
 
 
 @app.command()
-def start(what: What, state: State = None, overrides: options.Set = [], json: options.Json = False) -> None:  # noqa: B006
+def start(what: What, state: options.StateOfRun = None, overrides: options.Set = [], json: options.Json = False) -> None:  # noqa: B006
     """Start a run on a running coordinator. It is queued while `max_runs` runs are active.
 
     The task's file must be on the coordinator's machine; if that is another machine, name the file by an absolute path.

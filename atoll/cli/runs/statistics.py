@@ -25,14 +25,6 @@ What = Annotated[
         show_default=False,
     ),
 ]
-State = Annotated[
-    Path | None,
-    typer.Option(
-        "--state",
-        metavar="DIR",
-        help="The coordinator's state directory; by default `coordinator.state` of the TOML, or atoll-state.",
-    ),
-]
 Deadline = Annotated[
     float,
     typer.Option(
@@ -55,7 +47,7 @@ Show = Annotated[
 
 def statistics(
     what: What = None,
-    state: State = None,
+    state: options.StateOfRun = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     deadline: Deadline = 300.0,
     show: Show = None,

@@ -35,14 +35,6 @@ Join = Annotated[
         "@FILE from a file.",
     ),
 ]
-Coordinator = Annotated[
-    str | None,
-    typer.Option(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="Address of the coordinator; by default the one from enrolment; short for coordinator.",
-    ),
-]
 State = Annotated[
     Path | None,
     typer.Option(
@@ -74,7 +66,7 @@ def agent(
     tasks: Tasks,
     site: Site = None,
     join: Join = None,
-    coordinator: Coordinator = None,
+    coordinator: options.Coordinator = None,
     insecure: options.Insecure = None,
     state: State = None,
     policy: Policy = None,

@@ -9,14 +9,6 @@ from atoll.cli import options
 from atoll.cli.printing import note, say_settings
 from atoll.cli.command import current, if_stopped
 
-Coordinator = Annotated[
-    str | None,
-    typer.Option(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="Address of the coordinator; by default the one from enrolment; short for coordinator.",
-    ),
-]
 Join = Annotated[
     str | None,
     typer.Option(
@@ -53,7 +45,7 @@ WithParent = Annotated[bool, typer.Option("--with-parent", hidden=True, help="En
 
 
 def aggregator(
-    coordinator: Coordinator = None,
+    coordinator: options.Coordinator = None,
     join: Join = None,
     insecure: options.Insecure = None,
     rank: Rank = None,
