@@ -1,5 +1,6 @@
 """`atoll sweep`: simulate every combination of a grid of settings, and compare the runs in a table and plots."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -79,18 +80,13 @@ def _run(grid: "Grid", folder: Path, jobs: int, asked: "Asked") -> "Progress":
     try:
         with (
             SweepProgress(sys.stderr, note, grid, lambda name: last_words(folder / name)) as shown,
-            handled_by(_interrupt),
+            handled_by(signal.default_int_handler),  # it raises what ends the running cells first
         ):
             return run_cells(grid, folder, jobs=jobs, watch=watching(grid, folder, asked, shown.see))
     except KeyboardInterrupt:
         raise Interrupted from None
     finally:
         if_stopped("")
-
-
-def _interrupt(_number: int, _frame: object) -> None:
-    """Raise what Ctrl-C raises, which ends the running cells first."""
-    raise KeyboardInterrupt
 
 
 def _say_cells(grid: "Grid", json: bool) -> None:
