@@ -19,7 +19,7 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print one line to standard error, which a pipe does not receive, as a line of this process's log if it has one."""
+    """Print one line to standard error, as a line of this process's log if it has one."""
     if has_log():
         logging.getLogger("atoll").info("%s", text)
     else:

@@ -40,9 +40,11 @@ class Progress:
             self._draw(done, total, "")
 
     def show(self, done: float, total: float, text: str, *, at: float, is_last: bool = False) -> None:
-        """Show that `done` of `total` is done.
+        """Show how much is done.
 
         Args:
+            done: the amount that is done.
+            total: the amount of all.
             text: follows the bar, or ends the line.
             at: now, in seconds, on the scale of `said_at`.
             is_last: print the line in any case.

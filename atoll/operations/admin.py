@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
@@ -59,8 +59,6 @@ POLL_S = 0.05
 
 _NOT_IN_TIME = ("timed out", "timeout", "endpoint closing", "shutting down endpoint", "deadline")
 """Words of gRPC about a connection that was begun and not completed in time."""
-
-Answer = TypeVar("Answer")
 
 _BY_HAND = "begin with `atoll authority request {0} --out FILE` (docs/identity.md)"
 
@@ -118,7 +116,7 @@ def has_ended(state: Path, patience_s: float) -> bool:
     return True
 
 
-def ask(state: Path, request: Callable[[rpc.Stub], Answer], *, patience_s: float = 0.0) -> Answer:
+def ask(state: Path, request: "Callable[[rpc.Stub], Any]", *, patience_s: float = 0.0) -> Any:
     """Return the answer of the coordinator that holds `state`, or of the joined one.
 
     Args:
@@ -215,7 +213,7 @@ def _is_due(keeper: Keeper) -> bool:
     return time.time() > keeper.current.renew_at(0.0)
 
 
-def _ask_elsewhere(state: Path, request: Callable[[rpc.Stub], Answer]) -> Answer:
+def _ask_elsewhere(state: Path, request: "Callable[[rpc.Stub], Any]") -> Any:
     dialer, place = elsewhere()
     if state != STATE and named_here() is None:
         note(f"there is no {state} here: asking the coordinator at {place.admin_address}")
@@ -232,10 +230,10 @@ def _ask_elsewhere(state: Path, request: Callable[[rpc.Stub], Answer]) -> Answer
 def _ask(
     dialer: Dialer,
     address: str,
-    request: Callable[[rpc.Stub], Answer],
+    request: "Callable[[rpc.Stub], Any]",
     *,
     is_alive: Callable[[], bool] = lambda: True,
-) -> Answer:
+) -> Any:
     """Return the answer of the server at an address, which has `CONNECT_S` to take a connection.
 
     A process that is stopped, or starved by a busy machine, lets connections time out: they are tried again. A refused
@@ -286,7 +284,8 @@ def refusal_of(error: Any, address: str, waited: float, dialer: Dialer) -> Comma
 def start(state: Path, config_toml: str) -> pb.RunReply:
     """Start a run with these settings."""
     request = pb.StartRunRequest(config_toml=config_toml)
-    return ask(state, lambda admin: admin.StartRun(request, timeout=TIMEOUT_S))
+    reply: pb.RunReply = ask(state, lambda admin: admin.StartRun(request, timeout=TIMEOUT_S))
+    return reply
 
 
 def collect_statistics(state: Path, config_toml: str, deadline_s: float) -> int:
@@ -300,25 +299,29 @@ def collect_statistics(state: Path, config_toml: str, deadline_s: float) -> int:
 def stop(state: Path, run_id: str, reason: str) -> pb.RunReply:
     """Stop a run, for a reason that its record keeps."""
     request = pb.StopRunRequest(run_id=run_id, reason=reason)
-    return ask(state, lambda admin: admin.StopRun(request, timeout=TIMEOUT_S))
+    reply: pb.RunReply = ask(state, lambda admin: admin.StopRun(request, timeout=TIMEOUT_S))
+    return reply
 
 
 def pause(state: Path, run_id: str, reason: str) -> pb.RunReply:
     """Pause a run before its next round."""
     request = pb.PauseRunRequest(run_id=run_id, reason=reason)
-    return ask(state, lambda admin: admin.PauseRun(request, timeout=TIMEOUT_S))
+    reply: pb.RunReply = ask(state, lambda admin: admin.PauseRun(request, timeout=TIMEOUT_S))
+    return reply
 
 
 def delete(state: Path, run_id: str) -> pb.RunReply:
     """Delete a run with all its versions."""
     request = pb.DeleteRunRequest(run_id=run_id)
-    return ask(state, lambda admin: admin.DeleteRun(request, timeout=TIMEOUT_S))
+    reply: pb.RunReply = ask(state, lambda admin: admin.DeleteRun(request, timeout=TIMEOUT_S))
+    return reply
 
 
 def resume(state: Path, run_id: str, overrides: Sequence[str] = ()) -> pb.RunReply:
     """Continue a paused run, or reopen an ended one, with changed settings (`key=value`) if there are some."""
     request = pb.ResumeRunRequest(run_id=run_id, overrides=overrides)
-    return ask(state, lambda admin: admin.ResumeRun(request, timeout=TIMEOUT_S))
+    reply: pb.RunReply = ask(state, lambda admin: admin.ResumeRun(request, timeout=TIMEOUT_S))
+    return reply
 
 
 def invite(state: Path, role: Role, name: str, lifetime_s: float) -> pb.InviteReply:
@@ -329,7 +332,8 @@ def invite(state: Path, role: Role, name: str, lifetime_s: float) -> pb.InviteRe
     """
     check_member(role, name)
     request = pb.InviteRequest(role=role, name=name, lifetime_s=lifetime_s)
-    return ask(state, lambda admin: admin.Invite(request, timeout=TIMEOUT_S), patience_s=STARTING_S)
+    reply: pb.InviteReply = ask(state, lambda admin: admin.Invite(request, timeout=TIMEOUT_S), patience_s=STARTING_S)
+    return reply
 
 
 def revoke(state: Path, role: Role, name: str) -> None:
@@ -358,12 +362,14 @@ def check_member(role: Role, name: str) -> None:
 def members(state: Path) -> pb.ListMembersReply:
     """List the names that were invited or have a certificate."""
     request = pb.ListMembersRequest()
-    return ask(state, lambda admin: admin.ListMembers(request, timeout=MEMBERS_TIMEOUT_S))
+    reply: pb.ListMembersReply = ask(state, lambda admin: admin.ListMembers(request, timeout=MEMBERS_TIMEOUT_S))
+    return reply
 
 
 def ranks(state: Path) -> pb.ListRanksReply:
     """List the aggregation ranks with their addresses and traffic."""
-    return ask(state, lambda admin: admin.ListRanks(pb.ListRanksRequest(), timeout=TIMEOUT_S))
+    reply: pb.ListRanksReply = ask(state, lambda admin: admin.ListRanks(pb.ListRanksRequest(), timeout=TIMEOUT_S))
+    return reply
 
 
 def read_view(state: Path, view: str, run: str, number: int) -> Any:

@@ -12,7 +12,7 @@ from atoll.ground.process.exit_code import ExitCode
 class CommandError(Exception):
     """An operator's mistakes, one line each, with the value, what is allowed and the way out."""
 
-    code = ExitCode.OPERATOR
+    code: int = ExitCode.OPERATOR
 
     def __init__(self, *faults: str, code: int | None = None) -> None:
         super().__init__("\n".join(faults))

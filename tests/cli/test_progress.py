@@ -31,10 +31,15 @@ def test_lines_come_now_and_then_and_the_last_one_always() -> None:
 def test_the_bar_of_a_training_that_fails_goes_away_and_gives_the_cursor_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
-    with pytest.raises(RuntimeError), progress(terminal, lambda _: None) as report:
-        report({"event": "begin", "step": 3, "steps": 12, "train": {}})
-        assert SHOW_CURSOR not in terminal.getvalue()
-        raise RuntimeError
+
+    def fail() -> None:
+        with progress(terminal, lambda _: None) as report:
+            report({"event": "begin", "step": 3, "steps": 12, "train": {}})
+            assert SHOW_CURSOR not in terminal.getvalue()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert "3/12" in terminal.getvalue()
     assert "resuming from step 3" in terminal.getvalue()
     assert SHOW_CURSOR in terminal.getvalue()

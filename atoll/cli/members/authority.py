@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
+from atoll.cli.command import if_stopped
 from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, clock, note, say, shortened
-from atoll.cli.command import if_stopped
 from atoll.operations.faults import CommandError
 from atoll.protocol.identity.names import Role
 

@@ -1,6 +1,5 @@
 """`atoll run ...`: start, stop, pause, resume and delete runs; list and show them; statistics before a run."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,7 +56,12 @@ Yes = Annotated[bool, typer.Option("--yes", help="Delete without asking for conf
 
 
 @app.command()
-def start(what: What, state: options.StateOfRun = None, overrides: options.Set = [], json: options.Json = False) -> None:  # noqa: B006
+def start(
+    what: What,
+    state: options.StateOfRun = None,
+    overrides: options.Set = [],  # noqa: B006
+    json: options.Json = False,
+) -> None:
     """Start a run on a running coordinator. It is queued while `max_runs` runs are active.
 
     The task's file must be on the coordinator's machine; if that is another machine, name the file by an absolute path.

@@ -1,7 +1,6 @@
 """`atoll run statistics`: statistics of the sites' data before a training, merged exactly."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.printing import note, say_settings
 from atoll.cli.command import if_stopped
+from atoll.cli.printing import note, say_settings
 from atoll.task.apps import with_app
 
 if TYPE_CHECKING:

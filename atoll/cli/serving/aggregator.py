@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.printing import note, say_settings
 from atoll.cli.command import current, if_stopped
+from atoll.cli.printing import note, say_settings
 
 Join = Annotated[
     str | None,

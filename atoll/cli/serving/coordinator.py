@@ -9,8 +9,8 @@ import typer
 
 from atoll import __version__
 from atoll.cli import options
-from atoll.cli.printing import note, say_settings
 from atoll.cli.command import current, if_stopped
+from atoll.cli.printing import note, say_settings
 from atoll.cli.waiting import waiting_for
 from atoll.ground.process.loading import loading
 from atoll.operations.faults import CommandError

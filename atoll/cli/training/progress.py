@@ -10,6 +10,7 @@ from atoll.cli.progress import Progress
 from atoll.ground.printable import printable_size
 from atoll.parallel.trainer.logs import Event, Report
 
+
 @contextmanager
 def progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[Report]:
     """Yield a function that shows the events of a training.
