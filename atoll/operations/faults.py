@@ -41,7 +41,7 @@ class Interrupted(CommandError):
 
 
 class TaskFailed(CommandError):
-    """The failure of the task's own code, its model, data, loss or metric, wherever it ran."""
+    """The failure of the task's code, its model, data, loss or metric, wherever it ran."""
 
 
 _FRAME = re.compile(r'  File "(.+)", line (\d+)')
