@@ -86,7 +86,7 @@ def _stop_request() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def failures_of(request: TrainRequest) -> Iterator[None]:
-    """Raise an expected error of a training in sentences; a bug, or the loss of another rank, stays as it is.
+    """Raise an expected error of a training in sentences; a bug, or the loss of another rank, stays unchanged.
 
     Raises:
         CommandError: the training is refused, or has failed.
