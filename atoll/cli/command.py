@@ -16,8 +16,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
-from atoll.ground.process.exit_code import ExitCode
-from atoll.protocol.signals import ENDING, Stopped, end_by_default, ending, leave_closed_terminal, survive_hang_up
+from atoll.protocol.signals import (
+    ENDING,
+    ExitCode,
+    Stopped,
+    end_by_default,
+    ending,
+    leave_closed_terminal,
+    survive_hang_up,
+)
 
 SERVICES = (["coordinator"], ["agent"], ["aggregator"], ["authority", "serve"])
 """The commands that run until a signal comes."""

@@ -13,10 +13,10 @@ from atoll.cli.printing import as_json, best_text, note, say, say_settings, seco
 from atoll.cli.requested import requested
 from atoll.cli.runs.sites import say_sites
 from atoll.ground.printable import count_of, printable_size
-from atoll.ground.process.exit_code import ExitCode
 from atoll.ground.process.loading import loading
 from atoll.operations.faults import CommandError
 from atoll.operations.requests import SimulateRequest
+from atoll.protocol.signals import ExitCode
 
 if TYPE_CHECKING:
     from atoll.simulations.federation.config import SimulationFile

@@ -12,11 +12,10 @@ from atoll.cli.command import if_stopped
 from atoll.cli.printing import as_json, complain, note, say, seconds
 from atoll.cli.requested import requested
 from atoll.ground.printable import count_of
-from atoll.ground.process.exit_code import ExitCode
 from atoll.ground.process.loading import loading
 from atoll.operations.faults import CommandError
 from atoll.operations.requests import TrainRequest
-from atoll.protocol.signals import handled_by
+from atoll.protocol.signals import ExitCode, handled_by
 
 if TYPE_CHECKING:
     from atoll.parallel.trainer.job import Job
