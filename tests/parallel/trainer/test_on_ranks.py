@@ -106,7 +106,7 @@ def clamped_on_ranks(folder: Path, plan: Plan) -> None:
 
 @pytest.mark.parametrize("plan", [mesh(dp_shard=2), mesh(pp=2)], ids=["zero-3", "pp"])
 def test_a_weight_that_forward_clamps_is_refused_before_the_first_step(plan: Plan, tmp_path: Path) -> None:
-    with pytest.raises(RankFailed, match=r"JobRefused: 0\.layer\.weight: forward changes them in place.*parametriz"):
+    with pytest.raises(RankFailed, match=r"TaskBroken: 0\.layer\.weight: forward changes them in place.*parametriz"):
         call_on_ranks(clamped_on_ranks, 2, tmp_path, plan)
     assert not (tmp_path / "checkpoints").exists()
 
