@@ -63,7 +63,7 @@ def differing_copies(named: Iterable[tuple[str, torch.Tensor]], group: dist.Proc
     """Return the names of the tensors of which the ranks have different copies; the same on every rank.
 
     One broadcast of each tensor. Values that are no number are left to the check of the loss. The tolerance (1e-4 of
-    the value, and 1e-6) is that of unlike devices in one group.
+    the value, and 1e-6) allows for unlike devices in one group.
     """
     names, flags = [], []
     for name, tensor in named:

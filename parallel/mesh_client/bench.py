@@ -293,7 +293,7 @@ class MeshBench:
         known |= {(local, context.version + number) for number in range(ROUNDS)}
 
     def _client(self, model: MeshModel, local: Local, context: Context, request: Json) -> MeshClient | None:
-        """Return the client of the task's algorithm, with the model as it is loaded; None: it has none.
+        """Return the client of the task's algorithm, with the loaded model; None: it has none.
 
         Raises:
             TaskMismatch, TaskBroken, OSError: as `client_of`; on all ranks.
@@ -323,7 +323,7 @@ class MeshBench:
         return self._model
 
     def _check_buffers(self, model: MeshModel) -> None:
-        """Check that training has changed no frozen tensor, and no buffer by a rank's own examples.
+        """Check that training has changed no frozen tensor, and no buffer by a rank's examples.
 
         Raises:
             TaskBroken: with their names; on all ranks.

@@ -1,7 +1,7 @@
 """Trial of what a forward pass leaves for the next ones: running sums, centres, queues, counts.
 
-Each rank of a mesh sees examples of its own. What it keeps of them is not what one process keeps of all, and what it
-computes with that is another result. Whether a model or a loss does so is decided by running it: on the same rows,
+Each rank of a mesh sees other examples. What it keeps of them is not what one process keeps of all, so its results
+differ. Whether a model or a loss does so is decided by running it: on the same rows,
 after other ones.
 """
 
@@ -34,7 +34,7 @@ Values = dict[str, torch.Tensor]
 
 
 def follows_examples(way: MeshWay) -> Iterator[str]:
-    """Yield a sentence if a task keeps what depends on a rank's own examples.
+    """Yield a sentence if a task keeps what depends on a rank's examples.
 
     Norms of torch are left out: `plan.batchnorm` says what theirs are.
     """

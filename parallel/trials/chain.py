@@ -19,7 +19,7 @@ def chain(way: MeshWay) -> Iterator[str]:
     """Yield a sentence if `forward` does more than to call the chain of which a pipeline makes stages.
 
     A small model is built and compared. Of a large one on `meta` the trial follows the tensors from piece to piece, if
-    its code runs there; a model of Hugging Face has a trial of its own (`pipeline_trial.chain_faults`).
+    its code runs there; a model of Hugging Face has a separate trial (`pipeline_trial.chain_faults`).
     """
     if way.plan.mesh.pp == 1:
         return

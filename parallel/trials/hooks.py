@@ -1,4 +1,4 @@
-"""Trial of the hooks of an algorithm of the task's own, before a round: would a mesh compute what one process does?
+"""Trial of a custom algorithm's hooks, before a round: would a mesh compute what one process does?
 
 Two rounds of a few steps with drawn tensors, whose shapes are those of the model, or shorter for a large one. It finds
 hooks that look at batches or at the whole data, draw random numbers, or use an operation that DTensors lack or compute
@@ -34,7 +34,7 @@ from atoll.training.model.parameters import forms_of
 ROUNDS, STEPS = 2, 2
 
 ELEMENTS_MAX = 1 << 20
-"""The elements of a model that is tried with its own shapes."""
+"""The elements of a model that is tried with its shapes."""
 
 UNIT_MAX = 64
 """Largest number of ranks by which the axes of a larger model are as divisible in the trial as they are."""
@@ -77,7 +77,7 @@ class HooksTrial:
         )
 
     def faults_on(self, places: Mapping[str, DTensor], mesh: object, context: Context) -> list[str]:
-        """Return what this mesh computes otherwise than one process; every rank calls it.
+        """Return what this mesh computes differently from one process; every rank calls it.
 
         Args:
             places: tensors of the model that the mesh divides, whatever their values.

@@ -70,7 +70,7 @@ def written_in_forward(model: nn.Module, run: Callable[[], Any]) -> Written:
 def _places(model: nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
     """Return the parameters and the buffers that are state by name, each with the identity of its memory.
 
-    They are the modules' own: a hook of the state_dict may make new tensors in each call.
+    They are read from the modules, as a hook of the state_dict may make new tensors in each call.
     """
     saved = {id(buffer) for _, _, buffer in saved_buffers(model)}
     tensors = [*model.named_parameters(), *(pair for pair in model.named_buffers() if id(pair[1]) in saved)]

@@ -141,7 +141,7 @@ def _new(task: Task, seed: int) -> nn.Module:
 
 
 def _has_reentrant(node: Any) -> bool:
-    """Return whether a graph of gradients has a checkpoint that runs a backward pass of its own."""
+    """Return whether a graph of gradients has a checkpoint that runs another backward pass."""
     waiting, seen = [node], {None}
     while waiting:
         if (node := waiting.pop()) in seen:
