@@ -8,7 +8,7 @@ What a function leaves behind does not reach the next one. Random states, enviro
 of torch are set back. A function that fails or does not end, or that has given another value to a name of a module (a
 patch), is the last of its processes.
 
-Between two calls the ranks are stopped (SIGSTOP): each of the threads that gloo has left wakes a hundred times a second.
+Between two calls the ranks are stopped (SIGSTOP): each thread that gloo has left wakes a hundred times a second.
 """
 
 import atexit
