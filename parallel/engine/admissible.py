@@ -9,7 +9,7 @@ from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
 from atoll.parallel.engine.plan import Plan
-from atoll.training.local.parameters import overlaps_itself
+from atoll.training.model.parameters import overlaps_itself
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 

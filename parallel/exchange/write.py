@@ -28,7 +28,7 @@ from atoll.tensors.codecs.codec import CHUNK_ELEMENTS, CodecBroken
 from atoll.tensors.codecs.names import parse_codec
 from atoll.tensors.layout import FLOATS, Piece, pieces_in_order
 from atoll.tensors.safetensors_file import NUMPY_DTYPES, parse_header
-from atoll.training.local.parameters import integer_difference
+from atoll.training.model.parameters import integer_difference
 
 CODEC_STREAM = 1
 """The stream of the codec's random numbers, beside that of the training with the same seed."""

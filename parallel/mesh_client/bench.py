@@ -30,7 +30,6 @@ from atoll.parallel.mesh_client.crash_points import reached
 from atoll.parallel.mesh_client.faults import faults_of_mesh, is_divided, look, outline_of
 from atoll.parallel.mesh_client.hook_files import client_of
 from atoll.parallel.mesh_client.hooks import MeshClient
-from atoll.parallel.mesh_client.hooks_trial import ROUNDS, HooksTrial, places_of
 from atoll.parallel.mesh_client.in_round import checkpoints
 from atoll.parallel.mesh_client.kept_optimizer import give_state
 from atoll.parallel.mesh_client.together import together
@@ -39,9 +38,10 @@ from atoll.parallel.mesh_client.update import Files
 from atoll.parallel.mesh_client.use import RoundUse
 from atoll.parallel.trainer.data import in_order as loader_in_order
 from atoll.parallel.trainer.evaluation import statistics
-from atoll.parallel.trainer.forward import needs_look
-from atoll.parallel.trainer.mixed_rows import mixes_rows
 from atoll.parallel.trainer.stopping import INTERVAL_S, Agreement
+from atoll.parallel.trials.forward import needs_look
+from atoll.parallel.trials.hooks import ROUNDS, HooksTrial, places_of
+from atoll.parallel.trials.mixed_rows import mixes_rows
 from atoll.parallel.world import World
 from atoll.task.context import Context, within
 from atoll.task.deadline import Deadline
@@ -52,13 +52,13 @@ from atoll.task.randomness import repeat_on, seed_everything, seeded
 from atoll.task.task import Task
 from atoll.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.tensors.safetensors_file import parse_header
+from atoll.training.data.batches import batch_sizes
 from atoll.training.local.algorithms import check_training
-from atoll.training.local.batches import batch_sizes
 from atoll.training.local.client import form_of_shared
 from atoll.training.local.local_layers import names_that_stay
 from atoll.training.local.local_order import draw_order
-from atoll.training.local.parameters import forms_of
 from atoll.training.local.training import Work
+from atoll.training.model.parameters import forms_of
 from atoll.training.worker.bench import Json
 from atoll.training.worker.left_behind import LeftBehind
 from atoll.training.worker.operations import layout_fields
@@ -279,10 +279,10 @@ class MeshBench:
         return in_order(tensor for tensor in tensors if tensor.name not in stays)
 
     def _check_hooks(self, local: Local, context: Context) -> None:
-        """Try the hooks of the task's own algorithm, in the circumstances of a training.
+        """Try the hooks of the task's algorithm, in the circumstances of a training.
 
         Raises:
-            TaskBroken: this mesh would compute something else than one process; on all ranks.
+            TaskBroken: this mesh would not compute what one process does; on all ranks.
         """
         if self._here.task.algorithm is None or self._axes is None or not is_divided(self._plan):
             return
@@ -297,7 +297,7 @@ class MeshBench:
         known |= {(local, context.version + number) for number in range(ROUNDS)}
 
     def _client(self, model: MeshModel, local: Local, context: Context, request: Json) -> MeshClient | None:
-        """Return the client of the task's own algorithm, with the model as it is loaded; None: it has none.
+        """Return the client of the task's algorithm, with the model as it is loaded; None: it has none.
 
         Raises:
             TaskMismatch, TaskBroken, OSError: as `client_of`; on all ranks.
@@ -336,7 +336,7 @@ class MeshBench:
         self._ranks.raise_if_any(model.faults_of_buffers(), TaskBroken)
 
     def _check_frozen(self, model: MeshModel) -> None:
-        """Check that the frozen tensors are as they were built; the next request builds them anew if they are not.
+        """Check that the frozen tensors are unchanged since they were built; if not, the next request rebuilds them.
 
         Raises:
             TaskBroken: with their names; on all ranks.
@@ -348,13 +348,13 @@ class MeshBench:
             raise
 
     def _borrowed(self) -> list[str]:
-        """Look at a forward pass, once for a task and its options, if the plan needs it and the site has examples.
+        """Examine a forward pass, once for a task and its options, if the plan needs it and the site has examples.
 
         Returns:
             The borrowed blocks.
 
         Raises:
-            TaskBroken: the mesh would compute something else than one process; on all ranks.
+            TaskBroken: the mesh would not compute what one process does; on all ranks.
         """
         task = self._here.task
 
@@ -415,7 +415,7 @@ class MeshBench:
         """Begin a round: the values of the version, a new optimizer, the algorithm's change of gradients.
 
         Returns:
-            The client of the task's own algorithm, which has begun; None: it has none.
+            The client of the task's algorithm, which has begun; None: it has none.
         """
         reached("crew.filling")
         version, own = Path(request["model"]), Path(request["own"]) if request.get("own") else None
@@ -448,7 +448,7 @@ class MeshBench:
         return context
 
     def _seed(self, seed: int) -> None:
-        """Seed what the model draws: as in one process, or on each rank its own."""
+        """Seed the model's draws: as in one process, or differently on each rank."""
         seed_everything(seed)
         if self._axes is not None:
             seed_generators(seed, 0, self._axes.draw)

@@ -23,7 +23,7 @@ from atoll.task.task import Task
 from atoll.training.base.base_files import BaseRefused
 from atoll.training.base.digests import digest_of, line_of
 from atoll.training.base.loading import Matched
-from atoll.training.local.frozen import match_base
+from atoll.training.model.frozen import match_base
 
 
 def base_of(task: Task, model: nn.Module, seed: int) -> Matched | None:

@@ -22,7 +22,7 @@ from atoll.parallel.world import ranks_here, read_world
 from atoll.task.array_task import ArrayTask
 from atoll.task.local import Local
 from atoll.task.task import Task, task_name
-from atoll.training.local.parameters import model_on_meta
+from atoll.training.model.parameters import model_on_meta
 
 SECTIONS = ("local", "train", "plan", "task", "sites")
 """The first parts of the keys that --set takes."""
