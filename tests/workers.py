@@ -39,7 +39,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     number = session.config.getoption("--workers")
     if not number or session.testsfailed or session.config.option.collectonly:
         return None
-    Workers(session, number).run()
+    workers = Workers(session, number)
+    session.config.pluginmanager.register(workers, "atoll-workers")
+    workers.run()
     if session.shouldfail:
         raise session.Failed(session.shouldfail)
     if session.shouldstop:
@@ -76,9 +78,10 @@ class Workers:
             for worker in self._workers.values():
                 os.kill(worker.pid, 9)
             raise
-        reporter = self._session.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None:
-            reporter.write_line(f"\n{self._started} workers, the largest with {self._peak_mb} MB")
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print what the largest worker has had in memory, the pages that all of them share included."""
+        terminalreporter.write_line(f"{self._started} workers, the largest with {self._peak_mb} MB")
 
     @property
     def _is_over(self) -> bool:
