@@ -7,7 +7,7 @@ Everything that a project of yours imports is here:
     Base           the files of a model's tensors that every site has and none sends
     Local          the settings of the local training in one round
     Context        the circumstances of a call of a task's function: site, round, version, options, settings
-    Statistic      a number of a site's data, and the rule by which those of sites are merged
+    Statistic      a number of a site's data, and the rule by which sites' numbers are merged
     Metric         a metric whose value is more than a ratio of two sums
     ArrayTask      the protocol of a task in numpy arrays, for scikit-learn and all else that is not PyTorch
     Instructions   the request to an `ArrayTask` for one local training
@@ -30,6 +30,8 @@ Everything that a project of yours imports is here:
 """
 
 from typing import TYPE_CHECKING, Any
+
+from atoll.ground.version import VERSION
 
 if TYPE_CHECKING:
     from atoll.interface.comparisons import Comparison, compare
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from atoll.tensors.codecs.contract import codec_faults
     from atoll.training.base.peft_models import freeze_a
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 APPS = "atoll.flower.framework"
 """The framework whose apps are tasks: `task.apps` finds it here, so that no room below names it."""

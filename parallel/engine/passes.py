@@ -143,7 +143,7 @@ class Passes:
         Args:
             batch: of this rank.
             total: units of the global batch; called when the first outputs are there.
-            after_first: called, with this rank's units of the first micro-batch, when the gradients are those of all
+            after_first: called, with this rank's units of the first micro-batch, when the gradients are of all
                 ranks' first micro-batches; there are at least two then, each summed over the ranks.
         """
         losses = []

@@ -92,7 +92,7 @@ class Repetition:
         """Return the contexts of a pass and of its repetition.
 
         Args:
-            inner: returns those of a kind of recomputation. A pass that is looked at has none: saved results would hide
+            inner: returns the contexts of a kind of recomputation. An examined pass has none: saved results would hide
                 a difference.
         """
         found: dict[str, Any] = {}

@@ -3,7 +3,7 @@
     shard - box of the version's file  -->  [codec]  -->  bytes of the part, hashed as they are written
 
 The bytes of the pieces follow each other in canonical order. Differences, roundings and refusals are those of
-`local_training.parameters.update_of`, so the parts of all ranks together have the values of one process's update.
+`training.model.parameters.update_of`, so the parts of all ranks together have the values of one process's update.
 """
 
 import hashlib

@@ -68,7 +68,7 @@ class Outline:
     tied: list[list[str]]
     """The names of each tied weight."""
     frozen: frozenset[str]
-    """All names of the tensors that training does not change (`local_training.frozen`)."""
+    """All names of the tensors that training does not change (`training.model.frozen`)."""
 
     @classmethod
     def of(cls, model: nn.Module) -> "Outline":

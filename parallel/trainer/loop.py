@@ -105,7 +105,7 @@ class Training:
             The reason of the end: finished, early or interrupted. In each case the last checkpoint is complete.
 
         Raises:
-            NotFinite: the loss is no longer finite; the checkpoints are of steps before that.
+            NotFinite: the loss is no longer finite; the checkpoints are of earlier steps.
             TaskBroken: ranks that must read the same batch read different ones (`same_batch`); the units of the loss
                 are guessed, and wrong (`unit_check`), or 0 in all steps; or a forward pass has changed the model's
                 form. Nothing of that step is saved.

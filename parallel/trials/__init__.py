@@ -1,1 +1,1 @@
-"""Trials of a task for a mesh: what a plan would compute otherwise than one process, found by running both."""
+"""Trials of a task for a mesh: what a plan would compute differently from one process, found by running both."""

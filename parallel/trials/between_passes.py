@@ -1,7 +1,7 @@
 """The trial of what a forward pass leaves for the next ones: running sums, centres, queues, counts.
 
-Each rank of a mesh sees examples of its own. What it keeps of them is not what one process keeps of all, and what it
-computes with that is another result. Whether a model or a loss does so is decided by running it: on the same rows,
+Each rank of a mesh sees other examples. What it keeps of them is not what one process keeps of all, so its results
+differ. Whether a model or a loss does so is decided by running it: on the same rows,
 after other ones.
 """
 
@@ -37,7 +37,7 @@ Values = dict[str, torch.Tensor]
 
 
 def follows_examples(task: Task, plan: Plan, seed: int, data: Any) -> str | None:
-    """Return the sentence that a task keeps what depends on a rank's own examples; None: it does not, or cannot be run.
+    """Return the sentence that a task keeps what depends on a rank's examples; None: it does not, or cannot be run.
 
     Norms of torch are left out: `plan.batchnorm` says what theirs are.
 

@@ -1,4 +1,4 @@
-"""The look at a forward pass before a training: what a mesh would do otherwise than one process."""
+"""The trial of a forward pass before a training: what a mesh would do differently from one process."""
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -67,7 +67,7 @@ def check_forward(task: Task, plan: Plan, seed: int, data: Any) -> Forward:
         data: the training data, of which two examples are read.
 
     Raises:
-        JobRefused: with the names of the parameters, or of what follows a rank's own examples.
+        JobRefused: with the names of the parameters, or of what follows a rank's examples.
     """
     if not needs_look(plan):
         return Forward()
@@ -136,7 +136,7 @@ def _check_chain(task: Task, plan: Plan, seed: int, data: Any, model: nn.Module)
     """Check that the stages of a pipeline one after another compute what the model computes.
 
     A small model is built and compared. Of a large one on `meta` the check follows the tensors from piece to piece, if
-    its code runs there; a model of Hugging Face has a check of its own (`pipeline_trial.chain_faults`).
+    its code runs there; a model of Hugging Face has a separate check (`pipeline_trial.chain_faults`).
 
     Raises:
         JobRefused: `forward` does more than to call its chain.
@@ -275,7 +275,7 @@ def _look(model: nn.Module, inputs: Any, targets: Any, loss: Callable[[Any, Any]
 
 
 def _has_reentrant(node: Any) -> bool:
-    """Return whether a graph of gradients has a checkpoint that runs a backward pass of its own."""
+    """Return whether a graph of gradients has a checkpoint that runs another backward pass."""
     waiting, seen = [node], {None}
     while waiting:
         if (node := waiting.pop()) in seen:

@@ -1,4 +1,4 @@
-"""A trial of the hooks of an algorithm of the task's own, before a round: would a mesh compute what one process does?
+"""A trial of a custom algorithm's hooks, before a round: would a mesh compute what one process does?
 
 Two rounds of a few steps with drawn tensors, whose shapes are those of the model, or shorter for a large one. It finds
 hooks that look at batches or at the whole data, draw random numbers, or use an operation that DTensors lack or compute
@@ -22,7 +22,7 @@ from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
 from atoll.parallel.engine.ties import tied_names
-from atoll.parallel.mesh_client.hooks import MeshClient, hooked, settled, stand_in
+from atoll.parallel.hooks import MeshClient, hooked, settled, stand_in
 from atoll.task.context import Context, within
 from atoll.task.errors import TaskBroken
 from atoll.task.local import Local
@@ -34,7 +34,7 @@ from atoll.training.model.parameters import forms_of
 ROUNDS, STEPS = 2, 2
 
 ELEMENTS_MAX = 1 << 20
-"""The elements of a model that is tried with its own shapes."""
+"""The elements of a model that is tried with its shapes."""
 
 UNIT_MAX = 64
 """Largest number of ranks by which the axes of a larger model are as divisible in the trial as they are."""
@@ -77,7 +77,7 @@ class HooksTrial:
         )
 
     def faults_on(self, places: Mapping[str, DTensor], mesh: object, context: Context) -> list[str]:
-        """Return what this mesh computes otherwise than one process; every rank calls it.
+        """Return what this mesh computes differently from one process; every rank calls it.
 
         Args:
             places: tensors of the model that the mesh divides, whatever their values.

@@ -1,4 +1,4 @@
-"""The look for what mixes the rows of a batch, so that a batch has another gradient than its parts have together.
+"""The trial for what mixes the rows of a batch, so that its gradient differs from its parts' together.
 
     g(batch) = sum_p u_p g(part p) / sum_p u_p        u_p: the units of part p; of a sum the factors are 1
 
@@ -120,7 +120,7 @@ class _Gradients:
             assert self._loss is not None
             outputs = self._model(inputs)
             if not self._units.is_said and disagreement(self._loss, self._units, _detached(outputs), targets):
-                raise TaskBroken("the units of the loss are guessed, and wrong")  # its own check refuses it
+                raise TaskBroken("the units of the loss are guessed, and wrong")  # its check refuses it
             loss = one_loss(self._loss(outputs, targets), is_trained=True)
             trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
             found = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)

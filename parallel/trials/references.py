@@ -1,7 +1,7 @@
-"""The look for parameters that a task's code holds beside their modules, or reads on a stage that does not have them.
+"""The trial for parameters that a task's code holds beside their modules, or reads on a stage that does not have them.
 
 The wrappers of a plan put other objects in the places of a model's parameters. A list, a closure, a weak reference or
-a view that the model, the loss or a hook keeps would have the first values for ever. So a model that is thrown away
+a view that the model, the loss or a hook keeps would keep the first values forever. So a model that is thrown away
 gets equal copies in the places of its parameters and takes a pass: an operation that uses the memory of an original
 one shows that it is held. And the stages of a pipeline run one after another: none may use a parameter of another.
 """
@@ -118,7 +118,7 @@ def _foreign(
 ) -> set[str]:
     """Return the parameters that a stage, or the loss, uses and that are on other stages alone.
 
-    A loss may hold an original, too: a stage trains the model's own parameters.
+    A loss may hold an original, too: a stage trains the model's parameters.
     """
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     storages = {storage_of(p): name for name, p in (*model.named_parameters(), *originals.items())}
@@ -141,7 +141,7 @@ def _foreign(
 def _call_hooks(model: nn.Module, originals: Mapping[str, nn.Parameter], held: Uses) -> set[str]:
     """Call the hooks of each parameter with a gradient; return the names of parameters whose hooks draw.
 
-    A hook may read its own parameter: the original has the memory of the copy meanwhile.
+    A hook may read its parameter: the original has the memory of the copy meanwhile.
     """
     drawn = set()
     for name, copy in model.named_parameters():

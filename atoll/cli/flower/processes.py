@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from atoll.cli.command import if_stopped
 from atoll.cli.log import message_of
 from atoll.cli.printing import note, say
-from atoll.cli.stopping import if_stopped
 from atoll.flower.task import NODES
 from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError, RunFailed, TaskFailed, raised
@@ -33,7 +33,7 @@ def run_app(
     Args:
         reference: of the app.
         overrides: `key=value`.
-        nodes: the number of clients; None: that of the project, or as many as a round needs.
+        nodes: the number of clients; None: the project's, or as many as a round needs.
         out: the folder of the run.
         again: start a new run in the folder, where one with the same settings has ended.
 
