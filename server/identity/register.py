@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ from sqlalchemy import (
 )
 
 from atoll.protocol.identity.names import ANYBODY, Identity, Role, Wanted
-from atoll.server.identity.revocations import Revocations
 from atoll.server.journal.database import Database
 
 if TYPE_CHECKING:  # the views read members, and load no cryptography
@@ -43,6 +42,45 @@ CERTIFICATES_MAX = 32
 """The certificates of one identity that are stored. A member that renews twice a second would otherwise fill the
 disk within the month until the first one expires; an honest one has two or three, and those whose answers were
 lost."""
+
+
+class Revocations:
+    """The identities that were ever revoked, each with the serials that count all the same.
+
+    Of a revoked identity only those certificates count that are noted as issued since: also not one that an authority
+    elsewhere has signed and that was never reported here. It is in memory, where every call looks it up.
+    """
+
+    def __init__(self, standing: Mapping[Identity, Iterable[int]] | None = None) -> None:
+        self._standing = {identity: set(serials) for identity, serials in (standing or {}).items()}
+
+    def is_revoked(self, identity: Identity, serial: int) -> bool:
+        """Return True when this certificate no longer counts."""
+        standing = self._standing.get(identity)
+        return standing is not None and serial not in standing
+
+    def is_refused(self, leaf: "Leaf") -> bool:
+        """Return True when this certificate, given as a leaf, no longer counts."""
+        return self.is_revoked(leaf.identity, leaf.serial)
+
+    def revoke(self, identity: Identity) -> None:
+        """Revoke all certificates of an identity."""
+        self._standing[identity] = set()
+
+    def issued(self, identity: Identity, serial: int) -> None:
+        """Note a new certificate: it counts, although older ones were revoked."""
+        if identity in self._standing:
+            self._standing[identity].add(serial)
+
+    def forgotten(self, identity: Identity, serials: Iterable[int]) -> None:
+        """Note certificates that are no longer stored: those of an identity that was ever revoked stop to count."""
+        if identity in self._standing:
+            self._standing[identity].difference_update(serials)
+
+    def standing(self) -> Mapping[Identity, frozenset[int]]:
+        """Return the identities that were ever revoked, and the serials that count all the same."""
+        return {identity: frozenset(serials) for identity, serials in self._standing.items()}
+
 
 metadata = MetaData()
 INVITATIONS = Table(
