@@ -101,7 +101,7 @@ def _simulate_rounds(
     from atoll.parallel.trainer.logs import to_all
 
     folder = request.folder(file)
-    if_stopped("before a round began; the same command goes on")
+    if_stopped("before a round began; the same command resumes it")
     exports = live_export(request.exports, SimulatedFolder(folder.absolute()), folder.absolute())  # the task may change
     keep_freed_blocks()
     with RoundProgress(sys.stderr, note, rounds=file.rounds) as progress, exports:
@@ -120,7 +120,7 @@ def _simulate_rounds(
 
 def _say_messages(result: Mapping[str, Any], folder: Path) -> None:
     """Print the result of a simulated run of messages."""
-    cause = result["cause"] or "the same command goes on"
+    cause = result["cause"] or "the same command resumes it"
     say(f"{result['state']}: {cause}; {seconds(result['virtual_s'])} of virtual time in {seconds(result['real_s'])}")
     say(
         f"{count_of(result['answers'], 'answer')} by the {result['engine']} engine; "
