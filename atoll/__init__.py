@@ -31,9 +31,8 @@ Everything that a project of yours imports is here:
 
 from typing import TYPE_CHECKING, Any
 
-from atoll.ground.version import VERSION
-
 if TYPE_CHECKING:
+    from atoll.ground.version import __version__ as __version__
     from atoll.interface.comparisons import Comparison, compare
     from atoll.interface.deployed import DeployedRound, DeployedRun, Federation, connect
     from atoll.interface.errors import AtollError
@@ -56,12 +55,11 @@ if TYPE_CHECKING:
     from atoll.tensors.codecs.contract import codec_faults
     from atoll.training.base.peft_models import freeze_a
 
-__version__ = VERSION
-
 APPS = "atoll.flower.framework"
 """The framework whose apps are tasks: `task.apps` finds it here, so that no room below names it."""
 
 _PLACES = {
+    "atoll.ground.version": ("__version__",),
     "atoll.tensors.codecs.contract": ("codec_faults",),
     "atoll.interface.comparisons": ("Comparison", "compare"),
     "atoll.interface.deployed": ("DeployedRound", "DeployedRun", "Federation", "connect"),
