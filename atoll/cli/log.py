@@ -67,7 +67,7 @@ class _Json(logging.Formatter):
 
 
 class _Stream(logging.StreamHandler):  # type: ignore[type-arg]
-    """Handler of standard error, whose file is begun anew at its path after a rotation has moved or removed it."""
+    """Handler of standard error, whose file is reopened at its path after a rotation has moved or removed it."""
 
     def __init__(self) -> None:
         super().__init__()

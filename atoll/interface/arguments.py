@@ -68,7 +68,7 @@ def check_text(what: str, value: object) -> None:
         AtollError: it is none, or has half of a surrogate pair, which UTF-8 has not.
     """
     if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise AtollError(f"{what}: got {value!r}; allowed: a text")
+        raise AtollError(f"{what}: got {value!r}; allowed: a string")
 
 
 def check_target(target: object) -> None:

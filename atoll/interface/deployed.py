@@ -56,7 +56,7 @@ def connect(
         return Federation(folder, named=named)
     if credential is not None or not is_elsewhere(folder):
         raise AtollError(
-            f"there is no state directory {folder}, and `atoll join` left no credential here: name the directory of "
+            f"there is not a state directory {folder}, and `atoll join` left no credential here: name the directory of "
             "the coordinator, or its address HOST:PORT and a credential, or join it"
         )
     return Federation(folder)

@@ -77,7 +77,7 @@ def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overri
     from atoll.parallel.engine.mesh import parse_mesh
 
     if not isinstance(mesh, str | None):
-        raise AtollError(f'mesh: got {mesh!r}; allowed: a text, such as "dp=2", or None')
+        raise AtollError(f'mesh: got {mesh!r}; allowed: a string, such as "dp=2", or None')
     try:
         num_ranks = 1 if mesh is None else parse_mesh(mesh, replicate=True).size
     except ValueError as error:

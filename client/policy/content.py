@@ -1,7 +1,7 @@
 """The identity of a training: two trainings of one round with equal content are the same work. Pure.
 
-An agent that reconnects and a coordinator that replays its journal repeat the same content; any change of it asks for
-another training.
+A reconnecting agent and a coordinator that replays its journal repeat the same content; changed content is another
+training.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from atoll.client.session.events import Invitation
 def content_of(invitation: Invitation) -> str:
     """Return the SHA-256 of all fields of an invitation that the update depends on.
 
-    Left out are the run and the round, which are compared beside it; the time that is left and the instant of the first
+    It excludes the run and the round, which are compared separately; the remaining time and the instant of the first
     invitation; and the aggregation rank, which changes when a rank is away.
     """
     content = {

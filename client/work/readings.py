@@ -1,4 +1,4 @@
-"""The readings of a site's data: which jobs share one, and what the site is told if a run has more than one."""
+"""The readings of a site's data: which jobs share one, and the warning if a run reads its data more than once."""
 
 import json
 import logging
@@ -15,11 +15,11 @@ Reread = Literal["run", "job", "never"]
 
 
 class Readings:
-    """The names of readings, and the rows of the newest one of each task, which outlive this process.
+    """Names of the readings, and the row counts of each task's newest reading, which survive the process.
 
     Args:
         reread: the setting of the agent.
-        path: the file of what was read last.
+        path: file with the row counts of the last readings.
     """
 
     def __init__(self, reread: Reread, path: Path) -> None:
@@ -32,18 +32,18 @@ class Readings:
             self._last = found if isinstance(found, dict) else {}
 
     def of(self, task: str, run_id: str) -> str:
-        """Return the name of the reading that a job takes; a worker that has none of this name reads the data anew."""
+        """Return the name of the reading for a job; a worker that has no reading of this name reads the data again."""
         if self._reread == "job":
             return f"job {next(self._jobs)}"
         return f"{run_id} {self._ends[run_id]}" if self._reread == "run" else "once"
 
     def run_ended(self, run_id: str) -> None:
-        """Let a later job of the run, after a resume, have another reading."""
+        """Give later jobs of the run, after a resume, a new reading."""
         self._ends[run_id] += 1
         self._ended.add(run_id)
 
     def note(self, task: str, run_id: str, rows: Mapping[str, int]) -> None:
-        """Record the rows of each split that a job has read; warn if its run has read them in an earlier process."""
+        """Record the rows of each split that a job has read; warn if an earlier process read them for the same run."""
         if not rows:
             return
         last = self._last.get(task)
@@ -54,5 +54,5 @@ class Readings:
             logger.warning(text, run_id, ", ".join(again), extra={"run": run_id})
         self._ended.discard(run_id)
         self._last[task] = {"run": run_id, "rows": {**before, **rows}}
-        with suppress(OSError):  # the next process then does not know it
+        with suppress(OSError):  # the next process then does not know the reading
             self._path.write_text(json.dumps(self._last))

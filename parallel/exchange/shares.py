@@ -64,7 +64,7 @@ def shares_of(parts: Sequence[nn.Module], axes: Axes | None, tied: Sequence[Sequ
         tied: the names of each tied weight of the whole model (`engine.ties.tied_names`).
 
     Raises:
-        ValueError: a tensor cannot travel, or is not one box here; with every reason.
+        ValueError: a tensor cannot be sent, or is not one box here; with every reason.
     """
     local = local_state(parts, (), first_names(tied))
     own_names, firsts = {name for name, _ in local.parameters}, set(local.tied.values())
@@ -73,7 +73,7 @@ def shares_of(parts: Sequence[nn.Module], axes: Axes | None, tied: Sequence[Sequ
     faults = list(local.faults)
     for name, tensor in local.tensors:
         if tensor.dtype not in DTYPES:
-            faults.append(f"{name} is {tensor.dtype}, which cannot travel")
+            faults.append(f"{name} is {tensor.dtype}, which cannot be sent")
             continue
         is_further = name in seen or (name in firsts and name not in own_names)
         seen.add(name)

@@ -184,7 +184,7 @@ class Writer:
         if alike:
             return {"like": next((name for name in alike if there[name].shape == tensor.shape), alike[0])}
         if not there or any(type(placement) not in (Shard, Replicate) for placement in tensor.placements):
-            raise NoForm(f"{where} is divided as no tensor of the model is")
+            raise NoForm(f"{where} is divided as not a tensor of the model is")
         dims = [None if placement.is_replicate() else placement.dim for placement in tensor.placements]  # type: ignore[attr-defined]
         return {"like": next(iter(there)), "dims": dims}
 

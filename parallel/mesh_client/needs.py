@@ -73,7 +73,7 @@ def needs_of_ranks(task: Task, local: Local, plan: Plan) -> list[RankNeeds]:
         plan: that `faults_of_mesh` does not refuse.
 
     Raises:
-        ValueError: the engine refuses the model, or a tensor cannot travel.
+        ValueError: the engine refuses the model, or a tensor cannot be sent.
     """
     return [_needs(task, local, plan, rank) for rank in range(plan.mesh.size)]
 

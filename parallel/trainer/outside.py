@@ -105,7 +105,7 @@ class Outside:
         if name not in self._named:
             self._named.add(name)
             logger.warning(
-                "%s has changed, and a checkpoint cannot hold it (%s): after a resume it begins anew", name, why
+                "%s has changed, and a checkpoint cannot hold it (%s): after a resume it starts again", name, why
             )
 
     def _places(self) -> dict[str, tuple[Holder, str]]:

@@ -7,9 +7,9 @@ SYNC_FILE_RANGE_WRITE = 2
 
 
 def begin_writeback(fd: int, start: int, num_bytes: int) -> None:
-    """Let the kernel begin to write these bytes of a file to the disk.
+    """Let the kernel start writing these bytes of a file to the disk.
 
-    A hint without a guarantee: where the call does not exist or fails, fdatasync writes everything.
+    A hint without a guarantee: if the call does not exist or fails, fdatasync writes everything.
     """
     if _sync_file_range is not None:
         _sync_file_range(fd, start, num_bytes, SYNC_FILE_RANGE_WRITE)

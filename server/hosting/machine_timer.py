@@ -7,13 +7,13 @@ from atoll.server.clock import MonotoneClock
 
 
 class MachineTimer:
-    """A timer that follows the deadline of a machine.
+    """Timer that follows the deadline of a machine.
 
     Args:
         loop: the loop that it runs on.
         clock: the clock of the deadlines.
-        deadline: returns the present deadline [s since the epoch]; None: there is none.
-        passed: called when it is here; arms the timer again, through the event that it posts.
+        deadline: returns the current deadline [s since the epoch], or None.
+        passed: called at the deadline; arms the timer again, through the event that it posts.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class MachineTimer:
         self._handle: asyncio.TimerHandle | None = None
 
     def arm(self) -> None:
-        """Wait for the present deadline instead of an earlier one."""
+        """Wait for the current deadline instead of an earlier one."""
         self.cancel()
         if (deadline := self._deadline()) is not None:
             self._handle = self._loop.call_later(max(0.0, deadline - self._clock.now()), self._fire)

@@ -1,4 +1,4 @@
-"""The claims of messages: the client, run, rank or role that each names, for the guard to check."""
+"""The claims in messages: the client, run, rank or role that each message names, for the guard to check."""
 
 import json
 import re
@@ -11,14 +11,14 @@ _UPDATE_HEAD = re.compile(
     rb'\{"base_digest":"[0-9a-f]{64}","base_version":[0-9]{1,20},"client_id":("[^"\\]{1,256}")'
     rb'(?:,"effective_steps":[^,]{1,40})?,"format":'
 )
-"""The beginning of the canonical bytes of an update's manifest; a parser finds this client in it, and no other."""
+"""Prefix of the canonical bytes of an update's manifest; a parser finds the same client in it."""
 
 SHOWN_MAX = 80
-"""The length to which a name is cut in messages [characters]."""
+"""Length to which a name is truncated in messages [characters]."""
 
 
 class Claim(NamedTuple):
-    """The name in a message that must belong to the caller: a client, a rank, a run, or a role to be granted."""
+    """Name in a message that must belong to the caller: a client, a rank, a run, or a role to grant."""
 
     touches: Touches
     name: str
@@ -28,7 +28,7 @@ class Claim(NamedTuple):
 
 
 def claim_of(message: Any) -> Claim | None:
-    """Return the claim of one message; None when it names nothing, as a chunk of an upload that was opened before."""
+    """Return the claim of one message; None if it names nothing, such as a chunk of an already opened upload."""
     match message:
         case pb.ClientMessage() if message.HasField("hello"):
             return Claim(Touches.OWN_NAME, message.hello.client_id)

@@ -1,7 +1,7 @@
 """Fewer garbage collections: a simulation makes hundreds of thousands of small values a second, and no cycles.
 
 Updates, events and records are freed with their last reference. The collector would only traverse the sites, the
-records and all libraries, again and again.
+records and all libraries repeatedly.
 """
 
 import gc
@@ -14,7 +14,7 @@ EVERY = 100_000
 
 @contextmanager
 def few_collections() -> Iterator[None]:
-    """Freeze all existing objects and collect new ones seldom; restore the settings at the end."""
+    """Freeze all existing objects and collect new ones rarely; restore the settings at the end."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()

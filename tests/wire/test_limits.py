@@ -165,7 +165,7 @@ async def begun(client, manifest):
 
 @live
 async def test_a_run_whose_updates_exceed_the_quota_is_refused(tmp_path):
-    fault = "incoming_max is 23: an update of this model has 24 bytes; allowed: 0 .no limit., or at least that"
+    fault = "incoming_max is 23: an update of this model has 24 bytes; allowed: 0 .no limit., or at least this number"
     with pytest.raises(OperatorError, match=fault):
         async with running(tmp_path, coordinator__incoming_max=23):
             pass

@@ -32,7 +32,7 @@ class Layer(Protocol):
         ...
 
     def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
-        """Take the gradients of the weights from δ of the output; return δ of the input, unless the layer is last."""
+        """Compute the gradients of the weights from δ of the output; return δ of the input, unless it is the first."""
         ...
 
 
@@ -116,7 +116,7 @@ def laid_out(images: torch.Tensor) -> torch.Tensor:
 
 
 def _padding(name: str, module: nn.Conv2d) -> list[int]:
-    """Return the zeros at each side; "same" has d (k - 1) for a kernel k with dilation d, divided between two sides."""
+    """Return the zeros at each side; "same" has d (k - 1) for a kernel k with dilation d, split between two sides."""
     if not isinstance(module.padding, str):
         return list(module.padding)
     if module.padding == "valid":

@@ -209,7 +209,7 @@ def test_what_lies_where_a_half_backup_would_is_never_touched(state, out, is_fol
         ["restore", state.parent / "source.tar", part.with_suffix("")],
     ):
         (fault,) = refused(*command)
-        assert fault.startswith(f"{part} exists (of a backup or restore that was killed or still runs, or a file")
+        assert fault.startswith(f"{part} exists (left by a killed or still running backup or restore, or one")
         assert precious.read_text() == "precious"
         assert not (state.parent / out).exists()
 
@@ -298,7 +298,7 @@ def test_a_state_directory_is_not_made_where_one_stands_but_through_a_link(state
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     assert refused("restore", tmp_path / "b.tar", ".") == [
-        ". is the current directory, which a new one would replace: change to its parent, and name it there"
+        ". is the current directory, which the new one would replace: name it from its parent"
     ]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to("empty")

@@ -100,7 +100,7 @@ def test_a_resume_with_several_impossible_changes_lists_all_of_them() -> None:
     text = "\n".join(error.value.faults)
     for words in (
         "round.quorum",
-        "seed: a run keeps it",
+        "seed: fixed for the life of a run",
         "rounds: got 2; 3 versions are",
         "nonsense",
         "round.mode: a run",

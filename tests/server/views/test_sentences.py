@@ -84,7 +84,7 @@ def test_a_round_that_got_all_it_wanted():
     record = committed({name: reported() for name in ("north", "south", "east", "west")})
     assert sentences(record)[:3] == [
         "Round 7 started from version 6 and was committed as version 7 after 12.4 s: "
-        "4 of the 4 wanted updates were in.",
+        "4 of the 4 wanted updates had arrived.",
         "4 of 6 available clients were invited: east, north, south, west.",
         "east (reported): its update was accepted 3.1 s after the invitation: "
         "1,200 examples, all of the requested work, 4.0 MB.",
@@ -187,7 +187,7 @@ def test_a_late_update_says_how_late():
         "west (late): its upload arrived 1.2 s after the round had closed and was refused (too_late)."
     )
     client.detail = "no round follows"
-    assert said_of(client).endswith("refused: it came after the round had closed (too_late): no round follows.")
+    assert said_of(client).endswith("refused: it arrived after the round had closed (too_late): no round follows.")
     client.reason, client.detail = "too_stale", "3 versions old, max_staleness is 1"
     assert said_of(client).endswith(
         "was refused: it was trained from a version that is too old (too_stale): 3 versions old, max_staleness is 1."
@@ -213,7 +213,7 @@ def test_a_late_update_that_was_kept_says_where_it_counts():
     client.used_in = 8
     assert said_of(client) == f"{text}; it counts in round 8."
     client.used_in, client.unused_because = None, "the run ended first (stopped)"
-    assert said_of(client) == f"{text}; no model holds it: the run ended first (stopped)."
+    assert said_of(client) == f"{text}; no model contains it: the run ended first (stopped)."
 
 
 def test_a_late_update_of_an_abandoned_round():
@@ -237,7 +237,7 @@ def test_a_lost_update_says_which_file_and_until_when_it_may_come_once_more():
     client = reported(1.0)
     client.lose("lost after it was accepted: x.bin is missing", 5.0)
     text = "west (failed): its update was lost after it was accepted: x.bin is missing, 5.0 s after the invitation"
-    assert said_of(client, RoundRecord(7, 6, 0.0, 2, 2, 2)) == f"{text}; if it comes once more in time, it counts."
+    assert said_of(client, RoundRecord(7, 6, 0.0, 2, 2, 2)) == f"{text}; if it arrives again in time, it counts."
     why = AbandonReason.FILES_LOST
     record = RoundRecord(7, 6, 0.0, 2, 2, 2, phase=Phase.ABANDONED, ended_at=9.0, abandon_reason=why)
     assert said_of(client, record) == f"{text}."
@@ -380,7 +380,8 @@ def test_a_buffer_that_was_committed_names_each_update_with_its_age_and_scale():
     flow.fold(at=27)
     said = sentences(flow.record)
     assert said[0] == (
-        "Round 2 started from version 1 and was committed as version 2 after 15.0 s: 2 of the 2 wanted updates were in."
+        "Round 2 started from version 1 and was committed as version 2 after 15.0 s: 2 of the 2 wanted updates had "
+        "arrived."
     )
     assert "In the buffer: the update of round 2 by a (10 examples, fresh), scaled by 1." in said
     assert "In the buffer: the update of round 1 by c (10 examples, 1 version old), scaled by 0.707." in said
