@@ -28,7 +28,7 @@ def collect_seldom() -> None:
 
 
 def collect_regularly(interval_s: float = INTERVAL_S) -> None:
-    """Collect the two younger generations now and every `interval_s` seconds, as long as the running loop runs.
+    """Collect garbage of the two younger generations now and every `interval_s` [s], while the running loop runs.
 
     Each gRPC call leaves a cycle behind that keeps memory of its C library, and so does each SQLAlchemy statement: 0.7
     MB for an upload of 200 MB. With the thresholds of `collect_seldom` they would wait for hundreds of uploads. The

@@ -162,7 +162,7 @@ async def _on_thread(stub: Any, fetch: _Fetch) -> bool:
     except StreamBroken as error:
         if fetch.has_begun or error.code not in NOT_REACHED:
             raise
-        logger.debug("a large download goes over the session's own connection: %s", error)
+        logger.debug("a large download uses the session's connection: %s", error)
         return False
     finally:
         giving_up.cancel()

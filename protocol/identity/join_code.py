@@ -65,7 +65,7 @@ class JoinCode:
             raise JoinCodeError("fingerprint, id and secret have 32, 8 and 16 bytes")
 
     def __str__(self) -> str:
-        """Return the code as one word; whoever has it can enrol."""
+        """Return the code as one word; possession of it suffices to enrol."""
         head = bytes([_VERSION]) + self.id + self.secret + self.fingerprint
         body = head + ",".join(self.addresses).encode("ascii")
         whole = body + zlib.crc32(body).to_bytes(_SUM_BYTES, "big")

@@ -67,7 +67,7 @@ class NotifyConfig(BaseModel):
     """Seconds after which an absent site, or at an agent the absent coordinator, is reported."""
 
     disk: int = Field(default=2**30, ge=0, le=2**60)
-    """Free bytes on the disk of the state directory below which it is reported; 0: never."""
+    """Free bytes on the disk of the state directory below which a notice is sent; 0: never."""
 
     @property
     def way(self) -> str:

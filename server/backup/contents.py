@@ -65,7 +65,7 @@ def is_key(path: str) -> bool:
 def _inside(path: str) -> str:
     """Return a relative path that cannot lead out of its folder."""
     if "\0" in path or {"", ".", ".."}.intersection(path.split("/")):
-        raise ValueError("lies outside, or is no path")
+        raise ValueError("lies outside, or is not a path")
     return path
 
 

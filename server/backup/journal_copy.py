@@ -125,7 +125,9 @@ def move_into_schema(copy: Path, state: Path, url: str) -> None:
                 raise BackupFailed(f"{target.name} has tables: name a database or a schema without any")
             if (version := check_version(rows, copy)) != SCHEMA_VERSION:
                 what = f"the backup has schema version {version}, this Atoll writes {SCHEMA_VERSION}"
-                raise BackupFailed(f"{what}: restore it into a file, start that once, and move a backup of it")
+                raise BackupFailed(
+                    f"{what}: restore it into a file, start a coordinator on it once, and restore a backup of that"
+                )
             _copy_tables(rows, connection)
             write_meta(connection, "directory", number)
     finally:

@@ -305,7 +305,7 @@ class OptimizerConfig(BaseModel):
     declares (see `atoll plugins`), or as `module:object` or `path/to/file.py:object`."""
 
     lr: Positive | None = None
-    """Learning rate of the server; absent: 1, for the adaptive three 0.1, for "diloco" 0.7."""
+    """Learning rate of the server; absent: 1, for the three adaptive optimizers 0.1, for "diloco" 0.7."""
 
     momentum: Decay | None = None
     """Momentum of "fedavgm" and "diloco", in [0, 1); absent: 0.9."""
@@ -314,14 +314,14 @@ class OptimizerConfig(BaseModel):
     """Nesterov momentum of "fedavgm"; absent: no. "diloco" always has it."""
 
     beta1: Decay | None = None
-    """Decay of the first moment of the adaptive three, in [0, 1); absent: 0.9, for "fedadagrad" 0."""
+    """Decay of the first moment of the three adaptive optimizers, in [0, 1); absent: 0.9, for "fedadagrad" 0."""
 
     beta2: Decay | None = None
     """Decay of the second moment of "fedadam" and "fedyogi", in [0, 1); absent: 0.99."""
 
     tau: Positive | None = None
-    """Constant added to the root of the second moment of the adaptive three; the moment begins at its square; absent:
-    0.001."""
+    """Constant added to the root of the second moment of the three adaptive optimizers; the moment begins at its
+    square; absent: 0.001."""
 
     options: dict[str, Plain] = {}
     """Arguments of a custom optimizer by name, such as `options.alpha = 0.1`: for a class or a function."""

@@ -63,7 +63,7 @@ class Forgotten(Exception):
 
 @dataclass(slots=True)
 class Repetition:
-    """Calls of the current process of the program that are not in the journal."""
+    """State of the current program process's calls, as far as the journal does not have it."""
 
     left: list[int] = field(default_factory=list)
     """Earlier exchanges that it has not requested, in order."""

@@ -398,7 +398,7 @@ class Round(OpenRound):
                 record.capped = {client_id: weight for client_id, weight in weights.items() if weight > cap}
 
     def _aggregate(self) -> Aggregate:
-        """Return the aggregation as a function of the round's state alone, so that it can be repeated after a crash."""
+        """Return the effect that aggregates the round; it depends only on the round's state, for a repetition."""
         record = self.record
         in_time = [
             Contribution(c, u.digest, u.num_examples, work_scale(u.work, self.policy))

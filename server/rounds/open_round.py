@@ -182,7 +182,7 @@ class OpenRound(ABC):
 
     @abstractmethod
     def _aggregate(self) -> Aggregate:
-        """Return the aggregation as a function of the round's state alone, so that it can be repeated after a crash."""
+        """Return the effect that aggregates the round; it depends only on the round's state, for a repetition."""
 
     def _as_stale(self, update: Update) -> CarriedRecord:
         """Return the record of an update that may be from an earlier version, with its discount."""

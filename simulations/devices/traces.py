@@ -86,7 +86,7 @@ Fault = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A file with an allowed header."""
+    """Parsed trace file: its lines, and the faults of its cells."""
 
     columns: tuple[Column, ...]
     lines: list[Line]

@@ -2,7 +2,7 @@
 
     sequential   one process, one client after another
     processes    several processes
-    batched      many clients in one product, in one process or in several
+    batched      many clients as one group, in one process or in several
     ray          like processes, on the machines of a Ray cluster
 
 The measurement trains the same few clients with each engine, for the number of steps that fit into a fraction of a
@@ -28,7 +28,7 @@ from atoll.training.local.algorithms import CONCATENATE
 NAMES = ("auto", "sequential", "processes", "batched", "ray")
 
 COHORT = 100
-"""Maximum number of measured clients; large products need many."""
+"""Maximum number of measured clients; large groups need many."""
 
 FEWEST = 2
 """Minimum number of measured clients."""
@@ -140,7 +140,7 @@ def choose(
         ValueError: the name is not one of `NAMES`.
         RayMissing: "ray" is chosen, and Ray is not installed.
         ClientFailed: the task's code failed.
-        TaskBroken: the engine shares memory between processes, and the run's updates have rows of any number.
+        TaskBroken: the engine shares memory between processes, and the run's updates have a variable number of rows.
     """
     if name not in NAMES:
         raise ValueError(f"engine must be one of {', '.join(NAMES)}, got {name!r}")
@@ -165,16 +165,14 @@ def choose(
 
 def _for_rows(training: Training, name: str, threads: int) -> Choice:
     if name in ("processes", "ray"):
-        why = (
-            "it shares memory for tensors of fixed shapes, and an update under rule concatenate has rows of any number"
-        )
+        why = "it shares memory for tensors of fixed shapes, and rule concatenate has updates with any number of rows"
         raise TaskBroken(f"simulation.engine: got {name!r}: {why}; allowed: auto, sequential")
-    reasons = ("not batched: an update has rows of any number",) if name == "batched" else ()
+    reasons = ("not batched: an update has a variable number of rows",) if name == "batched" else ()
     return Choice(Sequential(training, threads=threads), reasons=reasons)
 
 
 def _over_ray(training: Training, resources: Resources) -> Choice:
-    """Return the engine of Ray, whose actors train many clients in one product if they share GPUs."""
+    """Return the engine of Ray, whose actors train many clients as one group if they share GPUs."""
     reasons: tuple[str, ...] = ()
     if training.device != "cpu":
         try:
@@ -288,7 +286,7 @@ def _jobs(
 ) -> list[Job]:
     """Return the jobs of a pass: as many clients as time allows, rounded up to a multiple of `together`.
 
-    `together` clients occupy all workers: with one product, or with three, two workers would seem slower than in a
+    `together` clients occupy all workers: with one group, or with three, two workers would seem slower than in a
     round. If even the fewest clients take too long, their jobs have fewer steps.
     """
     every = [Job(client_id, seed=number) for number, client_id in enumerate(client_ids)]

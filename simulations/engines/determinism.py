@@ -112,7 +112,7 @@ def _compare(name: str, before: Arrays, after: Arrays, message: str) -> None:
 def _difference(name: str, before: Arrays, after: Arrays) -> str:
     """Describe the difference of a tensor in words; empty: there is none."""
     if not (before and after):
-        return "whether it leaves the finite numbers"
+        return "whether it diverges to NaN or infinity"
     if name not in before or name not in after:
         return f"whether it has {name}"
     one, other = before[name], after[name]

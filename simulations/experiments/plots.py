@@ -179,7 +179,7 @@ def _fates_by_round(axes: "Axes", report: RunReport) -> None:
 
 
 def _clients_in_a_round(one: Repeats, fate: str) -> float:
-    """Return the clients of a fate in a round, the mean over the rounds of a run and then over the runs."""
+    """Return the number of clients with a fate per round: the mean over a run's rounds, then over the runs."""
     means = [sum(run.participation(fate)) / max(1, len(run.rounds)) for run in one.runs]
     return sum(means) / len(means)
 

@@ -55,7 +55,7 @@ class Measured:
     server: Statistics | None = None
     clients: Mapping[str, Statistics] = field(default_factory=dict)
     max_share: float = 1.0
-    """The largest share of a client in a metric of the clients."""
+    """The largest share that one client may have in a metric of the clients."""
 
     def values(self, metrics: Metrics, *, with_clients: bool, malicious: Container[str] = ()) -> Json:
         """Return the part of a round's line about its version, with the values of each client if requested.

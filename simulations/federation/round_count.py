@@ -44,7 +44,7 @@ def faults_of_rounds(ledger: Ledger, before: int, config: RunConfig, ends: Diffe
         schedule = getattr(config.schedule, table)[name]
         if ledger.version > schedule.same_until:
             yield (
-                f"schedule.{table}.{name} reached its end in its round {there}, and would do so in round "
+                f"schedule.{table}.{name} reached its end in round {there}, and would now do so in round "
                 f"{schedule.rounds or config.rounds}, so rounds {schedule.same_until + 1} to {ledger.version} had "
                 f"other values; --set {key}={there} keeps them"
             )

@@ -75,7 +75,7 @@ class Holdings:
         """Return the examples of one client, as `Task.data` does."""
         if site not in self.number:
             raise ValueError(
-                f"there is no client {site!r}; there are {len(self.number)}, from {next(iter(self.number))}"
+                f"there is no client {site!r}; there are {len(self.number)}, the first is {next(iter(self.number))}"
             )
         partition, client = self.splits.get(split), self.number[site]
         if partition is None or not partition.sizes[client]:

@@ -1,4 +1,4 @@
-"""Attention of many clients in one product: nn.MultiheadAttention, alone and in torch's transformer layers.
+"""Attention of many clients as one group: nn.MultiheadAttention, alone and in torch's transformer layers.
 
     q, k, v = x W_q^T + b_q, ...;  y = dropout(softmax(q k^T / sqrt(d) + mask)) v, for each head of d numbers;  y W_o^T
 

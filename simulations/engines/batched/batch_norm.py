@@ -1,4 +1,4 @@
-"""Batch normalization of many clients in one product: each client's statistics are taken over its batch alone.
+"""Batch normalization of many clients as one group: each client's statistics are taken over its batch alone.
 
     mean, var   of a channel over the client's n examples and all positions, N numbers
     y           = (x - mean) / sqrt(var + ε) * weight + bias

@@ -1,4 +1,4 @@
-"""The batched engine: many clients in one product, each with the examples and order that it has alone.
+"""The batched engine: many clients as one group, each with the examples and order that it has alone.
 
 Results agree with the sequential engine to about 1e-6, which `probe` checks at the start.
 """
@@ -48,10 +48,10 @@ logger = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 
 AT_ONCE_MAX = 128
-"""Maximum number of clients in a product; more do not make it faster, whatever their size."""
+"""Maximum number of clients in a group; more do not make it faster, whatever their model size."""
 
 STACK_BYTES = 4 << 20
-"""Maximum size of all clients' weights in a product, which should stay in the cache between steps [bytes]."""
+"""Maximum size of all clients' weights in a group, which should stay in the cache between steps [bytes]."""
 
 ROWS_BYTES = 32 << 20
 """Maximum size of the updates of a window [bytes]; each process has several windows in memory."""
@@ -65,15 +65,15 @@ ADAPTIVE = ("adam", "adamw")
 whole step; for these, equal gradients do not imply equal steps."""
 
 PADDED_MAX = 3
-"""Maximum ratio of the size of a product to the total size of its clients' batches."""
+"""Maximum ratio of the padded size of a group to the total size of its clients' batches."""
 
 
 class BatchTrainer:
-    """The trainer of windows in products of many clients.
+    """The trainer of windows in groups of many clients.
 
     Args:
         training: the settings of all clients' training.
-        at_once: the number of clients in a product (k); None: as many as fit into the cache.
+        at_once: the number of clients in a group (k); None: as many as fit into the cache.
         kind: the kind of net; None: the first kind that supports the model and agrees with the sequential engine.
 
     Raises:
@@ -121,7 +121,7 @@ class BatchTrainer:
         self.kind = kind
 
     def window(self, num_jobs: int) -> int:
-        """Return the clients of one to four products: larger cohorts have larger windows, whose batches fit better."""
+        """Return the clients of one to four groups: larger cohorts have larger windows, whose batches fit better."""
         products = -(-num_jobs // self.at_once)
         even = max(1, -(-num_jobs // max(1, products)))
         return even * max(1, min(4, products // 16, ROWS_BYTES // (even * self._row_bytes())))
@@ -141,7 +141,7 @@ class BatchTrainer:
         self._net.load(self._version)
 
     def train(self, jobs: Sequence[Job], rows: Rows) -> Iterator[Trained | Failed]:
-        """Train a window's clients in products; train a client alone if its examples do not fit into one."""
+        """Train a window's clients in groups; train a client alone if its examples do not fit into one."""
         results: dict[int, Trained | Failed] = {}
         examples = []
         for job in jobs:
@@ -168,7 +168,7 @@ class BatchTrainer:
     def product(
         self, chosen: Sequence[int], jobs: Sequence[Job], examples: Sequence[Examples], rows: Rows
     ) -> dict[int, Trained | Failed]:
-        """Train the clients of the chosen jobs in one product; return their results by the index of the job."""
+        """Train the clients of the chosen jobs as one group; return their results by the index of the job."""
         while True:
             with suppress(LooksAtBatch):  # now it is known which hook looks at batches
                 return self._product(chosen, jobs, examples, rows)
@@ -227,7 +227,7 @@ class BatchTrainer:
         return results
 
     def _parts(self, chosen: Sequence[int], examples: Sequence[Examples]) -> Iterator[Sequence[int]]:
-        """Yield the clients of each product; clients with far wider batches than the others get a separate one."""
+        """Yield the clients of each group; clients with far wider batches than the others get a separate one."""
         widths = {index: self._width(examples[index]) for index in chosen}
         widest = max(widths.values())
         if widest * len(chosen) <= PADDED_MAX * sum(widths.values()):
@@ -266,7 +266,7 @@ class BatchTrainer:
         return [self._net.stack.blocks[name][:clients].cpu().numpy() for name, _, _ in self._places]
 
     def _written_together(self, rows: Rows, members: Sequence[int]) -> list[Arrays]:
-        """Write the rows of a product at once, if they are adjacent and hold only the change of the weights.
+        """Write the rows of a group at once, if they are adjacent and hold only the change of the weights.
 
         Returns:
             The updates, as views; empty if they are not written, or not finite.
@@ -380,7 +380,7 @@ class BatchTrainer:
             raise CannotBatch(f"{', '.join(fixed)} stay at the clients and are not trained")
 
     def _fitting(self, kind: str) -> int:
-        """Return the number of clients in a product that fit into the cache."""
+        """Return the number of clients in a group that fit into the cache."""
         is_shared = is_plain(self._local) and self._training.algorithm != "scaffold" and self._hooks is None
         may_factor = kind == "by hand" and is_shared and self._training.device == "cpu"
         length, shapes = self._length_of_one(), [shape for _, _, shape in self._places]
@@ -418,7 +418,7 @@ class Batched(OneProcess):
 
     Args:
         training: the settings of all clients' training.
-        at_once: the number of clients in a product (k); None: as many as fit into the cache.
+        at_once: the number of clients in a group (k); None: as many as fit into the cache.
         threads: the threads of each operation.
 
     Raises:

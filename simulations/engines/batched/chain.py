@@ -1,4 +1,4 @@
-"""A chain of layers for many clients in one product, with a hand-written backward (`chain_layers`).
+"""A chain of layers for many clients as one group, with a hand-written backward (`chain_layers`).
 
 Small models spend most of a step on building a graph, large ones much of it on writing gradients that are read once.
 Here there is no graph, and plain SGD stores no gradient of a linear layer's matrix. The loss is the plain cross
@@ -55,7 +55,7 @@ class Chain:
             CannotBatch: targets or inputs have another form.
         """
         if targets.dim() != 1 or not are_classes(targets) or not inputs.is_floating_point():
-            raise CannotBatch("the by-hand product takes classes as targets, and floats as inputs")
+            raise CannotBatch("the hand-written net needs class numbers as targets and floats as inputs")
         with torch.no_grad():
             x = self._by_client(inputs, len(sizes))
             for layer in self._layers:

@@ -1,4 +1,4 @@
-"""The layers of a chain for many clients in one product, each with its forward and its backward.
+"""The layers of a chain for many clients as one group, each with its forward and its backward.
 
 Activations are vectors (m, n, features), or images with the channels of all clients side by side, (n, m C, H, W), so
 that a convolution becomes a grouped one. On a CPU the channels are last in memory: a grouped convolution of one channel

@@ -1,4 +1,4 @@
-"""Dropout for many clients in one product, with the mask that each client draws alone.
+"""Dropout for many clients as one group, with the mask that each client draws alone.
 
 A local training seeds torch's generator, draws the seed of the order of the examples, and then the masks of each step
 in the order of the layers. So each client gets a separate generator in the same state, from which the masks of its
@@ -28,7 +28,7 @@ ALPHA = 1.7580993408473766
 
 
 class Masks:
-    """Random generators of the clients of a product.
+    """Random generators of the clients of a group.
 
     Args:
         device: the device that computes.

@@ -20,7 +20,7 @@ import torch
 from atoll.simulations.engines.batched.products import times
 
 SMALL = 1 << 14
-"""Minimum number of weights of a layer; smaller layers are moved in less time than factors cost."""
+"""Minimum number of weights of a layer; smaller layers are updated faster without factors."""
 
 
 def pay(shape: tuple[int, ...], length: int) -> bool:

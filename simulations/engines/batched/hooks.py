@@ -1,4 +1,4 @@
-"""The hooks of a custom algorithm for the clients of a product: torch.func maps each hook over all of them.
+"""The hooks of a custom algorithm for the clients of a group: torch.func maps each hook over all of them.
 
     begin --> [ loss --> gradients --> (optimizer's step) --> after_step ] K times --> end
 
@@ -53,11 +53,11 @@ Run = Callable[[MappedClient, Groups], Tensors]
 
 
 class HookRefused(CannotBatch):
-    """Error: no product supports a hook, whatever the net; the message names it."""
+    """Error: no group of clients supports a hook, whatever the net; the message names it."""
 
 
 class LooksAtBatch(Exception):
-    """Signal: a hook unexpectedly looks at batches, and the clients' batches differ in size; the product restarts."""
+    """Signal: a hook unexpectedly looks at batches, and the clients' batches differ in size; the group restarts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Hooks:
         self._start = {name: tensor.detach().clone() for name, tensor in state_of(self._model).items()}
         self._received = tensors_with(SHARED, self._version, self._device)
 
-    # ------------------------------------------------------------ a product
+    # ------------------------------------------------------------ a group
 
     def begin(self, context: Context, net: Net, owns: Sequence[Arrays | None]) -> None:
         """Begin the trainings of new clients.
@@ -354,7 +354,7 @@ class Hooks:
             place = stored[group][name]
             if (value.shape[1:], value.dtype) != (place.shape[1:], place.dtype):
                 is_now, was = ((tuple(t.shape[1:]), t.dtype) for t in (value, place))
-                raise CannotBatch(f"sets {_named(group, name)} to {is_now}, and it was {was}")
+                raise CannotBatch(f"sets {_named(group, name)} to {is_now}; before, it was {was}")
             place[rows] = value
 
     # ------------------------------------------------------------ the clients

@@ -1,4 +1,4 @@
-"""One client of a product, as a hook of a custom algorithm sees it while torch.func maps the hook over all clients.
+"""One client of a group, as a hook of a custom algorithm sees it while torch.func maps the hook over all clients.
 
 There, tensors have the values and shapes of this one client. Values that all clients share are the same object for all;
 access to a value of one client that is not a tensor is refused by name.
@@ -38,7 +38,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 class SharedContext(Context):
-    """Context that the clients of one product share; see `Context`.
+    """Context that the clients of one group share; see `Context`.
 
     Args:
         task: the task, with its options.
@@ -59,7 +59,7 @@ class SharedContext(Context):
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Values that the clients of a product share."""
+    """Values that the clients of a group share."""
 
     task: Task
 
@@ -87,7 +87,7 @@ class MappedClient:
         attributes: what hooks have set on it, by name.
 
     Raises:
-        CannotBatch: an attribute does not exist for a client of a product.
+        CannotBatch: an attribute does not exist for a client of a group.
     """
 
     state: Tensors
@@ -115,7 +115,7 @@ class MappedClient:
     def model(self) -> NoReturn:
         """Refuse the access: the tensors of all clients exist, but no model of one client."""
         raise CannotBatch(
-            "reads client.model, and a product has no model of one client: client.parameters has its tensors, and "
+            "reads client.model, and one client of a group has no model: client.parameters has its tensors, and "
             "client.outputs calls it"
         )
 
@@ -199,7 +199,7 @@ class MappedClient:
 
 
 class Attributes:
-    """Attributes that hooks set on `client` until the training ends, for all clients of a product.
+    """Attributes that hooks set on `client` until the training ends, for all clients of a group.
 
     Each is a tree in which every client has its tensors (k, ...), while types, shapes and plain values are common to
     all. So its form may change only while every client still trains.
@@ -261,7 +261,7 @@ class Attributes:
             if not self._may_change:
                 raise CannotBatch(
                     f"sets client.{others[0]} to types, shapes or plain values that differ from other clients' of a "
-                    "product, whose batches differ in size or whose training has ended"
+                    "group, whose batches differ in size or whose training has ended"
                 )
             before, self._trees, self._forms = self._memory, trees, forms
             self._memory = {
@@ -282,7 +282,7 @@ def _places(name: str, tree: Any) -> list[str]:
 
 
 def _form(name: str, tree: Any) -> object:
-    """Return the form of an attribute that the clients of a product share.
+    """Return the form of an attribute that the clients of a group share.
 
     Raises:
         CannotBatch: it holds something that is neither a tensor nor a plain value.
@@ -294,6 +294,6 @@ def _form(name: str, tree: Any) -> object:
         return type(tree), [(repr(key), _form(name, part)) for key, part in parts.items()]
     if not isinstance(tree, PLAIN):
         raise CannotBatch(
-            f"sets client.{name}, which holds a {type(tree).__name__}: a product supports tensors and numbers"
+            f"sets client.{name}, which holds a {type(tree).__name__}: a group supports tensors and numbers"
         )
     return type(tree), repr(tree)

@@ -1,4 +1,4 @@
-"""The loss and the metrics of several clients in one product: each client's mean over its own examples.
+"""The loss and the metrics of several clients as one group: each client's mean over its own examples.
 
 A function of one batch is mapped over the clients with torch.func, or called for each client if it cannot be mapped
 (for example, if it calls `.item()`). Clients with batches of equal length are measured together. The plain cross
@@ -158,7 +158,7 @@ class UnitsOfEach:
 
 
 class Measured:
-    """Statistics of the clients of a product, collected step by step.
+    """Statistics of the clients of a group, collected step by step.
 
     Args:
         metrics: the metrics of the task.

@@ -1,4 +1,4 @@
-"""The check that clients get the same results in one product as alone: a few of them are trained both ways.
+"""The check that clients get the same results as one group as alone: a few of them are trained both ways.
 
 It finds models that cannot be batched (an operation without a rule, examples that influence each other, randomness
 other than dropout) before the first round, with the reason. The hooks of a custom algorithm are tried in two rounds,
@@ -39,7 +39,7 @@ NOISE = 1e-5
 """Maximum distance of a tensor of an algorithm, relative to the whole result, that counts as rounding."""
 
 TRIED = 4
-"""Number of clients that are trained both ways, in one product."""
+"""Number of clients that are trained both ways, as one group."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +51,11 @@ TRIES = 3
 
 
 class Probed(Protocol):
-    """Trainer of clients in one product, with any kind of net."""
+    """Trainer of clients as one group, with any kind of net."""
 
     @property
     def at_once(self) -> int:
-        """The number of clients in a product."""
+        """The number of clients in a group."""
         ...
 
     def take(self, kind: str) -> None:
@@ -69,7 +69,7 @@ class Probed(Protocol):
     def product(
         self, chosen: Sequence[int], jobs: Sequence[Job], examples: Sequence[Examples], rows: Rows
     ) -> dict[int, Trained | Failed]:
-        """Train the clients of the chosen jobs in one product; return their results by the index of the job."""
+        """Train the clients of the chosen jobs as one group; return their results by the index of the job."""
         ...
 
 
@@ -132,7 +132,7 @@ class Probe:
         self._version = ModelBench(self._task, request).initial(0)
         sites = cycle(self._task.sites)
         if not any(self._agrees_on(list(islice(sites, min(TRIED, self._trainer.at_once)))) for _ in range(TRIES)):
-            raise CannotBatch("every client that was tried leaves the finite numbers: there is nothing to compare")
+            raise CannotBatch("every tried client diverges to NaN or infinity: there is nothing to compare")
 
     def _agrees_on(self, sites: Sequence[str]) -> bool:
         """Return whether the results of these clients agree; False if there are none to compare.
@@ -231,10 +231,10 @@ def _loud(examples: Examples) -> Examples | None:
 
 
 def _compare(product: Trained | Failed, alone: Trained | Failed, resting: Sequence[str], layers: Arrays) -> bool:
-    """Compare the results of a client in the product and alone; return False if both have failed.
+    """Compare the results of a client in the group and alone; return False if both have failed.
 
     Args:
-        product: the result of the product.
+        product: the result in the group.
         alone: the result of the same client alone.
         resting: the tensors that no optimizer updates.
         layers: the local layers that the client began with.
@@ -245,8 +245,8 @@ def _compare(product: Trained | Failed, alone: Trained | Failed, resting: Sequen
     if isinstance(product, Failed) and isinstance(alone, Failed):
         return False
     if isinstance(product, Failed) or isinstance(alone, Failed):
-        way = "in the product" if isinstance(product, Failed) else "alone"
-        raise CannotBatch(f"{product.client_id} leaves the finite numbers only {way}")
+        way = "in the group" if isinstance(product, Failed) else "alone"
+        raise CannotBatch(f"{product.client_id} diverges to NaN or infinity only {way}")
     for name in resting:
         if not np.array_equal(product.update[name], alone.update[name]):
             raise CannotBatch(f"{name} changes while a client trains, although no optimizer updates it")
@@ -270,7 +270,7 @@ def _compare_hooks(product: Trained, alone: Trained, noise: float) -> None:
         if not np.linalg.norm(one - other) <= TOLERANCE * np.linalg.norm(other) + noise:
             kind, _, short = name.partition("/")
             where = "client.state" if STATE.startswith(kind) else "client.shared"
-            raise HookRefused(f"task.algorithm: {where}, {short}, differs between a product and one client; {WAY_OUT}")
+            raise HookRefused(f"task.algorithm: {where}, {short}, differs between a group and one client; {WAY_OUT}")
 
 
 def _next(version: Arrays, results: Sequence[Trained | Failed]) -> Arrays:

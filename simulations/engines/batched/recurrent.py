@@ -1,4 +1,4 @@
-"""Recurrent layers of many clients in one product: nn.RNN, nn.GRU and nn.LSTM, with a hand-written backward.
+"""Recurrent layers of many clients as one group: nn.RNN, nn.GRU and nn.LSTM, with a hand-written backward.
 
 The products with the inputs of all T steps are one product of m matrices, and so are the gradients of both matrices;
 only the product with the previous state is repeated for each step. Legend: m clients, n examples of each, T steps of a
@@ -66,7 +66,7 @@ class Plain:
         return (h,), (h,)
 
     def back(self, saved: State, before: State, after: State) -> tuple[torch.Tensor, torch.Tensor, State]:
-        """Return δ twice, and no further gradient."""
+        """Return δ for both sums, as they are equal, and no gradient through the gates."""
         (h,), (dh,) = saved, after
         delta = dh * (h > 0) if self._is_relu else torch.ops.aten.tanh_backward(dh, h)
         return delta, delta, (torch.zeros_like(dh),)

@@ -108,7 +108,7 @@ class Schedule:
 
 
 def _place(flat: Array, jobs: Sequence[Job], local: Local, epochs: Array, counts: Array, strides: Array) -> None:
-    """Write the positions in each client's data (m, L): an epoch's order at each multiple of the client's stride.
+    """Write each client's row of example indices (m, L): one epoch's order at each multiple of the client's stride.
 
     Batches have the width of the rows, or an epoch has only one batch, so that an epoch's order is contiguous.
     """

@@ -35,7 +35,7 @@ Blocks = Mapping[str, torch.Tensor]
 
 
 class CannotBatch(Exception):
-    """Error: clients cannot be trained in one product; the message is a sentence for the user."""
+    """Error: clients cannot be trained as one group; the message is a sentence for the user."""
 
 
 class Follower(Protocol):

@@ -61,8 +61,8 @@ class OverRay:
             files that it imports.
         workers: the number of actors; None: one for each processor of the cluster.
         address: the address of a running cluster; None: start one on this machine.
-        batched: True if each actor trains many clients in one product.
-        at_once: the number of clients in a product; None: as many as fit into the cache.
+        batched: True if each actor trains many clients as one group.
+        at_once: the number of clients in a group; None: as many as fit into the cache.
 
     Raises:
         RayMissing: Ray is not installed (the message says how), no cluster answers at `address`, or it is too small.

@@ -7,7 +7,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Environment variable that limits the GPUs that CUDA shows a process, read when the process first uses one."""
 
 SHARES = 10_000
-"""Smallest fractions of a GPU that Ray distinguishes."""
+"""Number of equal parts of a GPU that Ray distinguishes."""
 
 
 def placed(workers: int, devices: Sequence[int]) -> list[int]:

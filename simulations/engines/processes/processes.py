@@ -53,8 +53,8 @@ class Processes:
     Args:
         training: the settings of all clients' training.
         workers: the number of processes; None: one for each available processor.
-        batched: True if each process trains many clients in one product.
-        at_once: the number of clients in a product; None: as many as fit into the cache.
+        batched: True if each process trains many clients as one group.
+        at_once: the number of clients in a group; None: as many as fit into the cache.
         threads: the threads of each operation.
         devices: the GPUs, by their numbers here, on which the processes take turns if they compute on GPUs; empty: all.
 

@@ -50,10 +50,10 @@ class Plan:
     """Threads of each operation."""
 
     at_once: int | None = None
-    """Clients in a product; None: one after another."""
+    """Clients in a group; None: one after another."""
 
     kind: str | None = None
-    """Kind of the net that computes the product."""
+    """Kind of the net that computes a group."""
 
     def measurer(self) -> Measurer:
         """Build the measurer, in the worker."""

@@ -385,7 +385,7 @@ def test_what_a_backup_says_of_itself_is_read():
         ({"files": [PART, PART]}, "files: a path is there twice"),
         ({"files": [PART, PART | {"path": "state.db/x"}]}, "files: a path is there twice"),
         ({"files": [PART | {"path": 5}]}, "files.0.path: Input should be a valid string"),
-        ({"files": [PART | {"path": "a\0b"}]}, "files.0.path: lies outside, or is no path"),
+        ({"files": [PART | {"path": "a\0b"}]}, "files.0.path: lies outside, or is not a path"),
         ({"files": [PART | {"path": "../a"}]}, "lies outside"),
         ({"files": [PART | {"path": "/etc/x"}]}, "lies outside"),
         ({"files": [PART | {"path": "a//b"}]}, "lies outside"),

@@ -370,5 +370,5 @@ def test_inputs_that_cannot_be_changed_are_told_at_the_start() -> None:
 
 
 def test_a_stranger_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="there is no client 'north'; there are 3, from c0000"):
+    with pytest.raises(ValueError, match="there is no client 'north'; there are 3, the first is c0000"):
         populate(config_of("iid", 3), digits_task, seed=0).task.data("north", "train")

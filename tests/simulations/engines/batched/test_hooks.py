@@ -429,7 +429,7 @@ REFUSED: list[tuple[str, Callable[..., Any], str]] = [
     ("begin", set_start, r"begin sets client.anchor to a view of another tensor of client: clone\(\) it"),
     ("begin", set_twice, "begin sets client.one to a view of another tensor"),
     ("begin", set_state, "begin sets client.mine to a view of another tensor"),
-    ("begin", set_object, "begin sets client.meter, which holds a Random: a product supports tensors and numbers"),
+    ("begin", set_object, "begin sets client.meter, which holds a Random: a group supports tensors and numbers"),
     (
         "begin",
         lambda self, client: setattr(client, "num_steps", 3),
@@ -456,7 +456,7 @@ REFUSED: list[tuple[str, Callable[..., Any], str]] = [
     ("gradients", lambda self, client, gradients: {}, "returns no gradient of layers.0.0.weight"),
     ("gradients", keep(lambda client, gradients: gradients["layers.1.0.bias"]), "memory of a parameter or gradient"),
     ("gradients", keep(lambda client, gradients: client.parameters["layers.1.0.bias"]), "memory of a parameter"),
-    ("gradients", keep(lambda client, gradients: torch.zeros(4)), r"to \(\(4,\), torch.float32\), and it was"),
+    ("gradients", keep(lambda client, gradients: torch.zeros(4)), r"to \(\(4,\), torch.float32\); before, it was"),
     ("after_step", lambda self, client: client.state.update(b=torch.zeros(2)), "adds names to client.state"),
     ("after_step", lambda self, client: client.state.clear(), "adds names to client.state, or removes them: a"),
     ("state", lambda self, model: {"a": torch.zeros(3, dtype=torch.float64)}, "a is torch.float64"),
