@@ -90,7 +90,7 @@ def read_world(environ: Mapping[str, str] = os.environ) -> World:
 
 
 def ranks_here(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the number of ranks on this machine, as the launcher tells it; None: it does not."""
+    """Return the number of ranks on this machine, as the launcher reports it; None: it does not."""
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
         if name in environ:
             return int(environ[name])
@@ -158,8 +158,8 @@ def process_group(
     Args:
         world: this process's rank.
         device: `cpu` or `cuda`.
-        store: a torch store for the rendezvous; left out: the one at `meeting_place`, or for a rank alone one of its
-            own.
+        store: a torch store for the rendezvous; left out: the one at `meeting_place`, or for a rank alone a new
+            one.
         timeout_s: longest wait of a collective [s].
 
     Raises:

@@ -34,7 +34,7 @@ class _Text(logging.Formatter):
         self._source = f"{source}: " if source else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line; the traceback of an exception follows on lines of its own."""
+        """Return the line; the traceback of an exception follows on separate lines."""
         line = super().format(record)
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
         zone = time.strftime("%z", time.localtime(record.created))
@@ -67,7 +67,7 @@ class _Json(logging.Formatter):
 
 
 class _Stream(logging.StreamHandler):  # type: ignore[type-arg]
-    """Handler of standard error, whose file is reopened at its path after a rotation has moved or removed it."""
+    """Handler of standard error, whose file is opened again at its path after a rotation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def configure(process: str, site: str = "", form: str = "text") -> None:
 
 
 def quiet_grpc() -> None:
-    """Keep gRPC's core from writing lines of its own to standard error.
+    """Keep gRPC's core from writing to standard error.
 
     It writes one for each call that a server refuses, so that strangers could fill the disk, and one for each handshake
     that fails, which Atoll's log has already. gRPC reads the variable GRPC_VERBOSITY when it is first imported; a value

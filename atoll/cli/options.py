@@ -63,7 +63,7 @@ RunArgument = Annotated[
 
 
 def json_only_with(check: bool, json: bool) -> None:
-    """Refuse --json without --check, in a command whose own output is a log.
+    """Refuse --json without --check, in a command whose output is a log.
 
     Raises:
         CommandError: --json without --check.
@@ -75,7 +75,7 @@ def json_only_with(check: bool, json: bool) -> None:
 def between(least: float, most: float = math.inf) -> Callable[[float | None], float | None]:
     """Return a check that a number, where one is given, lies between two bounds.
 
-    Its message has the value, which the message of typer's own `min` and `max` lacks.
+    Its message has the value, which typer's `min` and `max` omit.
     """
     allowed = f"at least {_exact(least)}" + (f", at most {_exact(most)}" if most < math.inf else "")
 

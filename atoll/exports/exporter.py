@@ -85,7 +85,7 @@ def follow(
 
 
 class LiveSource(Source, Protocol):
-    """A run that goes on in this process."""
+    """A run in progress in this process."""
 
     def row_of(self, document: Mapping[str, Any]) -> Row | None:
         """Return the row of what the run has just logged; None: it has no numbers."""

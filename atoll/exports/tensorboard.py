@@ -32,7 +32,7 @@ class TensorBoard:
     """The destination `tensorboard`.
 
     Args:
-        folder: the log directory, in which each run has a folder of its own.
+        folder: the log directory, in which each run has a folder.
     """
 
     def __init__(self, folder: Path) -> None:

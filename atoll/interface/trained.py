@@ -45,9 +45,9 @@ def train(
         task: the task, or its reference.
         epochs: passes over the pooled data; None: those of the settings.
         steps: optimizer steps; None: those of the epochs.
-        mesh: the mesh, such as "dp=2": its ranks are processes of their own, for a task in a file; None: this process.
+        mesh: the mesh, such as "dp=2": its ranks are separate processes, for a task in a file; None: this process.
         set: settings of `local`, `train`, `plan` and `task` by their keys, such as `{"train.batch_size": 64}`.
-        out: the folder of the training, in which an interrupted one goes on from its newest checkpoint; None: a
+        out: the folder of the training, in which an interrupted one resumes from its newest checkpoint; None: a
             temporary one, which lasts as long as the returned object.
         device: "auto", "cpu" or "cuda".
         progress: show a progress bar, on a terminal or in a notebook.
@@ -77,7 +77,7 @@ def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overri
     from atoll.parallel.engine.mesh import parse_mesh
 
     if not isinstance(mesh, str | None):
-        raise AtollError(f'mesh: got {mesh!r}; allowed: a string, such as "dp=2", or None')
+        raise AtollError(f'mesh: got {mesh!r}; allowed: a text, such as "dp=2", or None')
     try:
         num_ranks = 1 if mesh is None else parse_mesh(mesh, replicate=True).size
     except ValueError as error:
@@ -89,7 +89,7 @@ def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overri
 
 
 def train_with(job: "Job", request: TrainRequest, bar: Show) -> None:
-    """Train in this process, whose signals and random generators stay its own, or on ranks in processes."""
+    """Train in this process, whose signals and random generators stay unchanged, or on ranks in processes."""
     from atoll.operations.training.launch import launch
     from atoll.operations.training.process import train_here
 

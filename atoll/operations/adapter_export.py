@@ -36,7 +36,7 @@ class Source:
 def export_adapter(source: Source, folder: Path) -> Exported:
     """Write the files of a version's adapter, which `PeftModel.from_pretrained` loads.
 
-    An adapter's frozen tensors are built anew by the run's task, from its seed; it needs no base for that.
+    An adapter's frozen tensors are built again by the run's task, from its seed; it needs no base for that.
 
     Raises:
         CommandError: the version has no adapter, or more than one; the files cannot be written; or as `export`.

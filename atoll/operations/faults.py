@@ -36,7 +36,7 @@ class RunCrashed(RunFailed):
 
 
 class TaskFailed(CommandError):
-    """The failure of the task's own code, its model, data, loss or metric, wherever it ran."""
+    """The failure of the task's code, its model, data, loss or metric, wherever it ran."""
 
 
 _FRAME = re.compile(r'  File "(.+)", line (\d+)')

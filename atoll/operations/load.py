@@ -235,7 +235,7 @@ def _are_equal(name: str, text: str, other: str) -> bool:
     try:
         return bool(value_of(name, text) == value_of(name, other))
     except ValueError:
-        return True  # that it is no value is told when the settings are read
+        return True  # reading the settings reports that it is no value
 
 
 def _has_only_the_host(path: Path) -> bool:

@@ -30,7 +30,7 @@ CARRIED = ("num_ranks", "last_min")
 class Loader:
     """The batches of one data-parallel rank: a `for` yields the rest of the epoch, or, if it is over, the next epoch.
 
-    The state is that of the batches yielded, not of those prefetched. An error of the data set is raised at its own
+    The state is that of the batches yielded, not of those prefetched. An error of the data set is raised at its
     step; iterating again fetches that step again. Random numbers that the data set draws itself are a function of
     (the order's seed, epoch, index of the example); a thread cannot prefetch such a data set beside a model that draws
     from the same generators, so after its first draw batches are fetched on demand, or by worker processes. The same
@@ -43,7 +43,7 @@ class Loader:
         device: of the batches.
         prefetch: batches that a thread fetches ahead, 0: each is fetched on demand; with worker processes, batches that
             each of them holds ready (at least 1).
-        num_workers: processes that fetch, if Python's own work on an example takes long (torch's DataLoader).
+        num_workers: processes that fetch, if Python's work on an example takes long (torch's DataLoader).
         count: targets -> units over which the task's loss averages.
         parts: micro-batches of a batch, each collated by itself; of tensors alone, whose rows can be cut, one.
 
@@ -182,7 +182,7 @@ class Loader:
 
     @property
     def _has_thread(self) -> bool:
-        """The answer whether a thread fetches ahead."""
+        """Whether a thread fetches ahead."""
         return bool(self._prefetch) and not self._num_workers and not self._is_on_demand
 
     def _fetched(self) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """The division of one rank's batch into micro-batches.
 
 A step's loss is the mean over all units of the global batch: examples, tokens, a sum of weights. A micro-batch
-with c of the T units contributes its own mean times c / T, so that uneven batches on uneven ranks are exact.
+with c of the T units contributes its mean times c / T, so that uneven batches on uneven ranks are exact.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def split(batch: Batch, number: int, forms: Forms | None = None) -> list[Micro]:
     Args:
         batch: of this rank.
         number: of micro-batches.
-        forms: what earlier batches have shown of their lists (`rows`).
+        forms: the forms of lists in earlier batches (`rows`).
 
     Raises:
         Undivided: it cannot be divided by its examples.

@@ -93,7 +93,7 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 def share_of_loss(loss: Loss, outputs: Any, micro: Micro, units: Total) -> torch.Tensor:
-    """Return a micro-batch's summand of the mean over all units: its own mean times its share of them."""
+    """Return a micro-batch's summand of the mean over all units: its mean times its share of them."""
     if micro.count == 0:  # a mean over nothing; but the passes must be run
         return torch.stack([(in_single(tensor) * 0.0).nan_to_num().sum() for tensor in tensors(outputs)]).sum()
     if isinstance(loss, CountsRows):

@@ -34,7 +34,7 @@ Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a batch's inputs."""
 
 FORMS_MAX = 8
-"""The number of forms whose schedules are kept, each with its own buffers for what other stages send."""
+"""The number of forms whose schedules are kept, each with separate buffers for what other stages send."""
 
 
 class Stage(PipelineStage):

@@ -129,7 +129,7 @@ class Engine:
     def begin(
         self, optimizers: Sequence[torch.optim.Optimizer], optimization: Optimization, outer: Outer | None
     ) -> None:
-        """Begin a training of the parts as they are; see `assemble.begin_again`."""
+        """Begin a training of the unchanged parts; see `assemble.begin_again`."""
         self.optimizers, self.outer = optimizers, outer
         self.steps = 0
         """Steps taken since the beginning of the training."""
@@ -283,7 +283,7 @@ class Engine:
         if self.plan.outer == "none":
             return total
         both = torch.stack([total * units, torch.as_tensor(units, dtype=total.dtype, device=total.device)])
-        weighted, all_units = self.axes.sum_over(both, "dp_replicate")  # each copy has a mean of its own
+        weighted, all_units = self.axes.sum_over(both, "dp_replicate")  # each copy has a separate mean
         mean: torch.Tensor = weighted / all_units.clamp(min=torch.finfo(all_units.dtype).tiny)
         return mean
 

@@ -22,7 +22,7 @@ def load_shares(
 ) -> None:
     """Give the shards of this rank the values of a version, rounded to their dtypes.
 
-    Memory: one block. No communication: ranks read the same file, each its own boxes.
+    Memory: one block. No communication: ranks read the same file, each its boxes.
 
     Args:
         shares: of this rank, all boxes that it holds (`shares_of`).

@@ -6,9 +6,9 @@ owned by exactly one of them, without communication:
 
     copy c of C owns the boxes of tensor i  if  i mod C = c
 
-i is the index of the tensor in the layout of the whole model, which all ranks know. (A count of the rank's own tensors
-would not do: with uneven shards a rank holds nothing of a small tensor, and the counts of two copies differ.) So
-copies take turns, and all of them send alike.
+i is the index of the tensor in the layout of the whole model, which all ranks know. (A count of the rank's tensors
+would fail: with uneven shards a rank holds nothing of a small tensor, and the counts of two copies differ.) So
+copies take turns, and all send equally much.
 """
 
 from collections.abc import Iterable, Sequence
@@ -64,7 +64,7 @@ def shares_of(parts: Sequence[nn.Module], axes: Axes | None, tied: Sequence[Sequ
         tied: the names of each tied weight of the whole model (`engine.ties.tied_names`).
 
     Raises:
-        ValueError: a tensor cannot be sent, or is not one box here; with every reason.
+        ValueError: a tensor cannot travel, or is not one box here; with every reason.
     """
     local = local_state(parts, (), first_names(tied))
     own_names, firsts = {name for name, _ in local.parameters}, set(local.tied.values())
@@ -73,7 +73,7 @@ def shares_of(parts: Sequence[nn.Module], axes: Axes | None, tied: Sequence[Sequ
     faults = list(local.faults)
     for name, tensor in local.tensors:
         if tensor.dtype not in DTYPES:
-            faults.append(f"{name} is {tensor.dtype}, which cannot be sent")
+            faults.append(f"{name} is {tensor.dtype}, which cannot travel")
             continue
         is_further = name in seen or (name in firsts and name not in own_names)
         seen.add(name)

@@ -16,12 +16,12 @@ DIE_TIMEOUT_S = 10.0
 
 
 class Launcher:
-    """A launcher's process and its ranks, in a session of their own: Ctrl-C reaches the supervisor first.
+    """A launcher's process and its ranks, in a separate session: Ctrl-C reaches the supervisor first.
 
     Args:
         command: the launcher's program and its arguments; its standard input ends with the supervisor.
         environment: further variables of the launcher and its ranks.
-        log: the file of its output, and of a rank's until it has its own; None: that of this process.
+        log: the file of its output, and of a rank's until it has a log; None: that of this process.
         on_end: is called with the exit code, on a thread, once the process and all that it has started have ended.
     """
 

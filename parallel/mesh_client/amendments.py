@@ -28,7 +28,7 @@ def pull(shards: Sequence[Shard], mu: float) -> Callable[[], None]:
 
 
 def in_turn(first: Callable[[], None] | None, second: Callable[[], None]) -> Callable[[], None]:
-    """Return the change that makes both, one after the other."""
+    """Return the change that applies both, one after the other."""
 
     def amend() -> None:
         if first is not None:

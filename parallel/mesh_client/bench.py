@@ -279,10 +279,10 @@ class MeshBench:
         return in_order(tensor for tensor in tensors if tensor.name not in stays)
 
     def _check_hooks(self, local: Local, context: Context) -> None:
-        """Try the hooks of the task's own algorithm, in the circumstances of a training.
+        """Try the hooks of the task's algorithm, in the circumstances of a training.
 
         Raises:
-            TaskBroken: this mesh would compute something else than one process; on all ranks.
+            TaskBroken: this mesh would not compute what one process does; on all ranks.
         """
         if self._here.task.algorithm is None or self._axes is None or not is_divided(self._plan):
             return
@@ -297,7 +297,7 @@ class MeshBench:
         known |= {(local, context.version + number) for number in range(ROUNDS)}
 
     def _client(self, model: MeshModel, local: Local, context: Context, request: Json) -> MeshClient | None:
-        """Return the client of the task's own algorithm, with the model as it is loaded; None: it has none.
+        """Return the client of the task's algorithm, with the model as it is loaded; None: it has none.
 
         Raises:
             TaskMismatch, TaskBroken, OSError: as `client_of`; on all ranks.
@@ -336,7 +336,7 @@ class MeshBench:
         self._ranks.raise_if_any(model.faults_of_buffers(), TaskBroken)
 
     def _check_frozen(self, model: MeshModel) -> None:
-        """Check that the frozen tensors are as they were built; the next request builds them anew if they are not.
+        """Check that the frozen tensors are unchanged since they were built; if not, the next request rebuilds them.
 
         Raises:
             TaskBroken: with their names; on all ranks.
@@ -348,13 +348,13 @@ class MeshBench:
             raise
 
     def _borrowed(self) -> list[str]:
-        """Look at a forward pass, once for a task and its options, if the plan needs it and the site has examples.
+        """Examine a forward pass, once for a task and its options, if the plan needs it and the site has examples.
 
         Returns:
             The borrowed blocks.
 
         Raises:
-            TaskBroken: the mesh would compute something else than one process; on all ranks.
+            TaskBroken: the mesh would not compute what one process does; on all ranks.
         """
         task = self._here.task
 
@@ -415,7 +415,7 @@ class MeshBench:
         """Begin a round: the values of the version, a new optimizer, the algorithm's change of gradients.
 
         Returns:
-            The client of the task's own algorithm, which has begun; None: it has none.
+            The client of the task's algorithm, which has begun; None: it has none.
         """
         reached("crew.filling")
         version, own = Path(request["model"]), Path(request["own"]) if request.get("own") else None
@@ -448,7 +448,7 @@ class MeshBench:
         return context
 
     def _seed(self, seed: int) -> None:
-        """Seed what the model draws: as in one process, or on each rank its own."""
+        """Seed the model's draws: as in one process, or differently on each rank."""
         seed_everything(seed)
         if self._axes is not None:
             seed_generators(seed, 0, self._axes.draw)

@@ -85,7 +85,7 @@ def _check_outline(model: object, task: Task) -> None:
 
 
 def look(task: Task, plan: Plan, seed: int, data: Any) -> list[str]:
-    """Look at a forward pass before a training; return the blocks whose parameters are used outside of their calls.
+    """Examine a forward pass before a training; return the blocks whose parameters are used outside of their calls.
 
     Args:
         task: of the model.
@@ -122,7 +122,7 @@ def _faults_of_task(task: Task) -> Iterator[str]:
 
 
 def _faults_of_hooks(task: Task, local: Local, plan: Plan, model: nn.Module) -> list[str]:
-    """Return the faults of an algorithm of the task's own."""
+    """Return the faults of a custom algorithm."""
     if task.algorithm is None:
         return []
     named, faults = type(task.algorithm).__name__, []
@@ -167,7 +167,7 @@ def _faults_of_optimizer(local: Local, plan: Plan) -> Iterator[str]:
 
 
 def _faults_of_identity(local: Local, plan: Plan, model: nn.Module) -> Iterator[str]:
-    """Yield a sentence if an own optimizer gives copies of the parameters other groups than the parameters.
+    """Yield a sentence if a custom optimizer gives copies of the parameters other groups than the parameters.
 
     It knows them by identity then, such as from a list that the task keeps, and a mesh has others in their places.
     """
@@ -188,7 +188,7 @@ def _faults_of_identity(local: Local, plan: Plan, model: nn.Module) -> Iterator[
 
 
 def _groups(local: Local, parameters: list[nn.Parameter]) -> list[tuple[list[int], str]]:
-    """Return the parameters of each group of an own optimizer, as numbers, and its settings."""
+    """Return the parameters of each group of a custom optimizer, as numbers, and its settings."""
     number = {id(parameter): index for index, parameter in enumerate(parameters)}
     groups = custom_optimizer(local, parameters).param_groups
     return [

@@ -1,4 +1,4 @@
-"""The shared tensors and the client's state of an algorithm of the task's own, as boxes of the files in which they lie.
+"""The shared tensors and the client's state of a custom algorithm, as boxes of the files in which they lie.
 
 Both lie there as whole tensors, under `algorithm/NAME` and `state/NAME`. So the mesh may change between rounds, and a
 site may go from one process to a mesh and back.
@@ -32,7 +32,7 @@ from atoll.training.local.client import Tensors
 def client_of(
     task: Task, outline: nn.Module, model: MeshModel, local: Local, context: Context, version: Path, own: Path | None
 ) -> MeshClient | None:
-    """Return the client of the task's own algorithm; None: it has none. Every rank calls it.
+    """Return the client of the task's algorithm; None: it has none. Every rank calls it.
 
     Args:
         task: of the model.
@@ -45,7 +45,7 @@ def client_of(
 
     Raises:
         TaskMismatch: a file has other tensors than the algorithm.
-        TaskBroken: the algorithm's tensors cannot be sent or be stored.
+        TaskBroken: the algorithm's tensors cannot travel or be stored.
         OSError: a file cannot be read.
     """
     in_version = _names(SHARED, version)

@@ -5,8 +5,8 @@
     {"model": NAME}                a tensor of the model, as it is then; {"start": NAME}: one of the start
     {"list": [...]}, {"dict": [[key, value], ...]}, ...
 
-What is none of these has no such form: the round is then not saved, and begins anew when a rank is lost. So it is with
-what would be another thing when it is read: a part of a tensor that another name holds, a result with a gradient.
+Anything else has no such form: the round is then not saved, and starts over when a rank is lost. The same holds for
+what would differ when it is read: a part of a tensor that another name holds, a result with a gradient.
 """
 
 import math
@@ -124,7 +124,7 @@ class Writer:
 
     def _object(self, value: Any, where: str) -> Json:
         if isinstance(value, set | frozenset) and not all(type(entry) in PLAIN for entry in value):
-            raise NoForm(f"{where} is a set of other things than numbers and texts")
+            raise NoForm(f"{where} is a set of other things than numbers and strings")
         for name, kind in SEQUENCES.items():
             if type(value) is kind:
                 entries = sorted(value, key=repr) if kind in (set, frozenset) else value
@@ -184,7 +184,7 @@ class Writer:
         if alike:
             return {"like": next((name for name in alike if there[name].shape == tensor.shape), alike[0])}
         if not there or any(type(placement) not in (Shard, Replicate) for placement in tensor.placements):
-            raise NoForm(f"{where} is divided as not a tensor of the model is")
+            raise NoForm(f"{where} is divided as no tensor of the model is")
         dims = [None if placement.is_replicate() else placement.dim for placement in tensor.placements]  # type: ignore[attr-defined]
         return {"like": next(iter(there)), "dims": dims}
 
@@ -244,7 +244,7 @@ def _place(tensor: torch.Tensor) -> Place:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     if local.layout is not torch.strided:
         return (id(tensor),)
-    memory = local.untyped_storage()._cdata  # as one of no bytes has an address of its own, too
+    memory = local.untyped_storage()._cdata  # as one of no bytes has an address, too
     kind = nn.Parameter if isinstance(tensor, nn.Parameter) else torch.Tensor
     return memory, local.storage_offset(), tuple(tensor.shape), local.stride(), tensor.dtype, kind
 

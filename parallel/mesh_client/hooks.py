@@ -1,4 +1,4 @@
-"""The hooks of an algorithm of the task's own (`task.algorithm`) on a mesh, with tensors of which a rank has its boxes.
+"""The hooks of a custom algorithm (`task.algorithm`) on a mesh, with tensors of which a rank has its boxes.
 
 Where the mesh divides a tensor, a hook gets a DTensor. Arithmetic moves each element by itself, sums and norms are over
 the whole tensor, and a plain tensor that a hook makes counts as the same on all ranks. So a hook that is written for
@@ -38,7 +38,7 @@ class WholeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def hooked() -> Iterator[None]:
-    """Let plain tensors meet DTensors, and numbers be those of whole tensors.
+    """Let plain tensors meet DTensors, and let numbers be of whole tensors.
 
     Raises:
         TaskBroken: a hook has drawn from the process's generators.
@@ -48,13 +48,13 @@ def hooked() -> Iterator[None]:
         yield
     if states_of_generators() != before:
         raise TaskBroken(
-            "task.algorithm: a hook draws random numbers, and each rank of a mesh draws its own; give the hook a "
-            "generator with a seed of its own, or train in one process"
+            "task.algorithm: a hook draws random numbers, and each rank of a mesh draws different ones; give the "
+            "hook a seeded generator, or train in one process"
         )
 
 
 def stand_in(outline: nn.Module, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Return a copy of a model without memory, whose tensors are these.
+    """Return a meta-device copy of a model, bound to the given tensors.
 
     Args:
         outline: of the whole model.

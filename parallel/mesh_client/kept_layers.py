@@ -1,4 +1,4 @@
-"""Layers that stay at the site (`Local.keep`), on a mesh: whole tensors in the client's file, each rank its own boxes.
+"""Layers that stay at the site (`Local.keep`), on a mesh: whole tensors in the client's file; a rank reads its boxes.
 
 So the mesh may change between rounds, and a site may go from one process to a mesh and back.
 """

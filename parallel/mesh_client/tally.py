@@ -1,4 +1,4 @@
-"""The loss of a local training on a mesh, and the sums that it leaves: those of one process, whatever the mesh."""
+"""The loss of a local training on a mesh, and the sums that it leaves, as in one process, whatever the mesh."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ PENDING_MAX = 64
 class Tally:
     """The task's loss, as the engine calls it, and the statistics of the batches that it has seen on this rank.
 
-    Of the ranks of a tensor group, which see the same, the first counts.
+    The ranks of a tensor group see the same, so only the first counts.
 
     Args:
         task: for loss, metrics and units.

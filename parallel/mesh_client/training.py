@@ -48,7 +48,7 @@ class LocalTraining:
     agreement: Agreement
     """The agreement to end early."""
     client: MeshClient | None
-    """The client of the task's own algorithm, which has begun."""
+    """The client of the task's algorithm, which has begun."""
     after_first: Callable[[], None] = lambda: None
     """() -> None, called after the first step of the round: a check of its side effects."""
     after_step: Callable[[], None] = lambda: None

@@ -52,7 +52,7 @@ class Files:
     """The request to train, as of `worker/main`."""
     ranks: Ranks
     client: MeshClient | None = None
-    """The client of the task's own algorithm."""
+    """The client of the task's algorithm."""
 
     @property
     def version(self) -> Path:
@@ -161,7 +161,7 @@ class Files:
         return [share for share in self.model.owned() if share.name not in left]
 
     def _state(self) -> list[Share]:
-        """Return the boxes of the state of the task's own algorithm that this rank stores."""
+        """Return the boxes of the state of the task's algorithm that this rank stores."""
         return [] if self.client is None else own_boxes(STATE, self.client.to_keep(), self.model.engine.axes)
 
     def _shared(self) -> list[Share]:

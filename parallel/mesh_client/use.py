@@ -105,7 +105,7 @@ class RoundUse:
             with generators_kept():
                 try:
                     found = flops_per_example(task, inputs()) or 0.0
-                except Exception:  # any: the model's own code, with tensors that have no values
+                except Exception:  # any: the model's code, with tensors that have no values
                     found = 0.0
             self._flops = task, found
         return self._flops[1]

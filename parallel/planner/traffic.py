@@ -135,7 +135,7 @@ def _tensor(model: ModelShape, candidate: Candidate, rank: int) -> Iterator[Traf
     blocks = sum(stage.num_blocks for stage in own)
     embeddings, heads = sum(s.has_embedding for s in own), sum(s.has_head for s in own)
     whole = candidate.item_bytes * model.sequence * candidate.microbatch * model.hidden
-    # an embedding reduces forward and, with the sequence sharded, gathers backward; a head the other way round
+    # an embedding reduces forward and, with the sequence sharded, gathers backward; a head the reverse
     calls = m * (4 * blocks + embeddings + heads)
     again = m * blocks if plan.recompute == "full" else 0  # without the last product, whose sum is not needed
     if plan.sequence_parallel:

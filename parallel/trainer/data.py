@@ -52,7 +52,7 @@ class Data:
     train: Any
     """The sites' training data, pooled."""
     tests: Mapping[str, Any]
-    """The data for evaluations: `sites`, the sites' test data pooled, and `test`, the task's own, as far as there are
+    """The data for evaluations: `sites`, the sites' test data pooled, and `test`, the task's, as far as there are
     any."""
 
 
@@ -76,7 +76,7 @@ def data_for(
         evaluated_at_once: examples of a batch of an evaluation; None: as in the training.
 
     Raises:
-        TaskBroken: there is none to train on; the task's own test data has no examples, as a simulated or deployed run
+        TaskBroken: there is none to train on; the task's test data has no examples, as a simulated or deployed run
             refuses it; or the model, the loss or a metric cannot take a batch.
     """
     train, test = data_of_sites(task, "train"), data_of_sites(task, "test")

@@ -82,7 +82,7 @@ def check_job(job: Job, world_size: int) -> None:
 
 
 def _faults_of_inputs(task: Task, config: TrainConfig) -> Iterator[str]:
-    """Yield what a training lacks: a loop that is ours, data, the file that it starts from."""
+    """Yield what a training lacks: the built-in loop, data, the file that it starts from."""
     if task.fit is not None:
         yield "the task has its own loop (fit), which the trainer can neither distribute nor resume"
     if not task.sites:

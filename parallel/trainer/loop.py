@@ -191,7 +191,7 @@ class Training:
         return "there is no checkpoint yet" if newest is None else f"the checkpoint of step {newest} is kept"
 
     def _check_task(self) -> None:
-        """Refuse wrong guesses of the loss's units, and another form of the model, on all ranks together."""
+        """Refuse wrong guesses of the loss's units, and a changed form of the model, on all ranks together."""
         fault = self.unit_check.found or self.form.fault()
         if found := [sentence for sentence in self.ranks.gather(fault) if sentence]:
             self._settle()

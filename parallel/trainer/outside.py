@@ -1,7 +1,7 @@
 """The state of a model and of a task's functions that is neither parameter nor buffer, as a part of each checkpoint.
 
-Numbers, texts, tensors, arrays, random generators, and containers and objects of them: in the attributes of modules, of
-a loss and of metrics, in what these enclose, and in the globals that a task's functions name. What has changed since
+Numbers, strings, tensors, arrays, random generators, and containers and objects of them: in the attributes of modules,
+of a loss and of metrics, in what these enclose, and in the globals that a task's functions name. What has changed since
 the model was built is saved; what has no such form is named. Torch loads it as weights alone: nothing is executed.
 """
 
@@ -105,7 +105,7 @@ class Outside:
         if name not in self._named:
             self._named.add(name)
             logger.warning(
-                "%s has changed, and a checkpoint cannot hold it (%s): after a resume it starts again", name, why
+                "%s has changed, and a checkpoint cannot hold it (%s): after a resume it starts over", name, why
             )
 
     def _places(self) -> dict[str, tuple[Holder, str]]:
@@ -360,7 +360,7 @@ def _decoded(text: str) -> Any:
 
 @contextmanager
 def loss_kept(loss: Any) -> Iterator[None]:
-    """Set back at the end what a loss holds: a trial must not move it."""
+    """Restore what a loss holds at the end: a trial must not change it."""
     memo: dict[int, Any] = {}
     before = [(holder, key, copied(holder.get(key), memo, DEEP)) for _, holder, key in _of_callable("loss", loss)]
     try:

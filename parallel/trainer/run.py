@@ -129,7 +129,7 @@ def _train(job: Job, here: Surroundings) -> Result:
 
 
 def _tell(job: Job, data: Any, forward: Forward) -> None:
-    """Log what the plan computes otherwise than one process, and does not refuse."""
+    """Log what the plan computes differently from one process, and does not refuse."""
     task, plan, seed = job.task, job.plan, job.config.seed
     for line in (moved_by_passes(task, plan, seed, data, forward), mixes_rows(task, plan, seed, data)):
         if line:
@@ -302,7 +302,7 @@ class _Builder:
         )
 
     def _agreed(self, borrowed: list[str]) -> list[str]:
-        """Return the first rank's list: a model that branches by its values may take another way on other machines."""
+        """Return the first rank's list: a model that branches by its values may differ on other machines."""
         lists = [borrowed]
         if self.axes is not None:
             dist.broadcast_object_list(lists, src=0)

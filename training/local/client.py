@@ -41,7 +41,7 @@ class TrainingClient:
 
     Raises:
         TaskMismatch: the version has other shared tensors than the algorithm.
-        TaskBroken: the algorithm's tensors cannot be sent or be stored.
+        TaskBroken: the algorithm's tensors cannot travel or be stored.
     """
 
     def __init__(
@@ -137,14 +137,14 @@ class TrainingClient:
         }
 
     def _filled(self, tensors: Mapping[str, torch.Tensor], *, keeps: bool = True) -> Tensors:
-        """Return the tensors of a forward pass, which changes not a tensor of the model or of the start.
+        """Return the tensors of a forward pass, which changes no tensor of the model or of the start.
 
         Args:
             tensors: by name, in place of the model's.
             keeps: the pass changes none of the given tensors either; otherwise it may change their buffers in place.
         """
         if unknown := sorted(tensors.keys() - self.start.keys()):
-            raise TaskBroken(f"{', '.join(unknown)}: not a tensor of the model (its tensors: {', '.join(self.start)})")
+            raise TaskBroken(f"{', '.join(unknown)}: no tensor of the model (its tensors: {', '.join(self.start)})")
         now = {name: tensor.detach() for name, tensor in self._tensors().items() if name not in tensors}
         lent = {name: t for name, t in tensors.items() if not keeps and t is not self.start[name]}
         every = {name: t.detach() for name, t in (now | dict(tensors)).items()}
@@ -278,7 +278,7 @@ def first_shared(task: Task, model: torch.nn.Module) -> Arrays:
     """Return the shared tensors of version 0; empty without a custom algorithm.
 
     Raises:
-        TaskBroken: some cannot be sent.
+        TaskBroken: some cannot travel.
     """
     tensors = dict(task.algorithm.shared(model)) if task.algorithm is not None else {}
     form_of_shared(tensors)

@@ -41,7 +41,7 @@ def names_that_stay(model: torch.nn.Module, keep: str | None) -> frozenset[str]:
         kept = {group[name] for name in fits}
         found = [name for name in travels if group[name] in kept]
         if not found:
-            raise TaskBroken(f"local.keep: {word!r} fits not a tensor of the model (its tensors: {', '.join(travels)})")
+            raise TaskBroken(f"local.keep: {word!r} fits no tensor of the model (its tensors: {', '.join(travels)})")
         stays.update(found)
     if len(stays) == len(travels):
         raise TaskBroken(

@@ -80,7 +80,7 @@ def aliases_of(model: torch.nn.Module) -> dict[str, list[str]]:
 
 
 def travel_fault(name: str, tensor: Any) -> str | None:
-    """Return the reason why an entry of a state_dict cannot be sent, with the way out, or None."""
+    """Return the reason why an entry of a state_dict cannot travel, with the way out, or None."""
     if not isinstance(tensor, torch.Tensor):
         return f"{name} is a {type(tensor).__name__}, and only tensors can travel"
     if is_lazy(tensor):

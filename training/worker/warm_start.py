@@ -177,7 +177,7 @@ def differing(found: Sequence[str], where: str) -> str:
 
 
 def not_finite(name: str, where: str) -> str:
-    """Return the fault of a tensor with values that cannot be sent."""
+    """Return the fault of a tensor with values that cannot travel."""
     return f"{name} has NaN, infinite values or values beyond float32 in {where}"
 
 

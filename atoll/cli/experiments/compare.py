@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from atoll.task.task import Task
 
 PLOT, FOLDER = "compare.png", Path("atoll-compare-runs")
-"""The file of the plots of a comparison that trains, and the default folder of those of runs."""
+"""The plot file of a comparison that trains, and the default plot folder of a comparison of runs."""
 
 Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Draw PNG files into the folder.")]
 
@@ -48,7 +48,7 @@ def compare(
     `--set train.*` and `plan.*` apply to the centralized training, `local.*` to both, all other settings to the
     federated run. Both continue after an interruption. Exit code 130 after Ctrl-C or SIGTERM.
 
-    Of folders of simulated runs nothing is trained: those that differ in the seed alone are one row, with mean and
+    Given folders of simulated runs, it trains nothing: runs that differ in the seed alone are one row, with mean and
     deviation, and `--by` compares runs of different modes at the largest place that all have reached.
     """
     if_stopped("before a round began; nothing was written")

@@ -86,7 +86,7 @@ def _waited(coordinator: "subprocess.Popen[bytes]", agents: "Sequence[subprocess
     """Return the exit code of the coordinator.
 
     Raises:
-        TaskFailed: an agent has ended before it with a fault of its own; without a killed one the run goes on.
+        TaskFailed: an agent has failed before it; the run continues without a killed one.
     """
     while (code := coordinator.poll()) is None:
         for place, agent in enumerate(agents):
@@ -144,7 +144,7 @@ def _address(coordinator: "subprocess.Popen[bytes]", state: Path) -> str:
 
 
 def _end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """End all processes, in order if they obey in time."""
+    """End all processes, and kill those that do not exit in time."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The files of an exported app, with `$name` in the places of its own."""
+"""The files of an exported app, with `$name` as placeholders."""
 
 from string import Template
 

@@ -1,4 +1,4 @@
-"""`atoll authority ...`: make the authority that signs all certificates, and run it on a machine of its own."""
+"""`atoll authority ...`: make the authority that signs all certificates, and run it on a separate machine."""
 
 import time
 from contextlib import suppress
@@ -24,7 +24,7 @@ AUTHORITY_BYTES = 20_000
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    help="Make, show and run the authority that signs all certificates, on a machine of its own.",
+    help="Make, show and run the authority that signs all certificates, on a separate machine.",
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The authority's directory.")]
@@ -99,7 +99,7 @@ def replace(
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the next authority, for people.")] = "",
     json: options.Json = False,
 ) -> None:
-    """Make the authority that replaces this one. No member enrols anew.
+    """Make the authority that replaces this one. No member enrols again.
 
     The present one vouches for it. From the next start of the coordinator (or of `atoll authority serve`) on, members
     learn to trust both with their renewals; after the life of a certificate the next one signs, and after another one

@@ -81,7 +81,7 @@ def _parsed(text: str) -> "JoinCode":
     """Parse the join code that was given, or that standard input has.
 
     Raises:
-        CommandError: the text is not a join code.
+        CommandError: the text is no join code.
     """
     from atoll.protocol.identity.join_code import JoinCode, JoinCodeError
 

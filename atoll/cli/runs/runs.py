@@ -54,7 +54,7 @@ After = Annotated[
         "--after",
         metavar="ENTRY",
         callback=options.between(0, 2**53),
-        help="With --follow: go on after this entry, the last `seq` of an earlier --json; 0: from the beginning.",
+        help="With --follow: continue after this entry, the last `seq` of an earlier --json; 0: from the beginning.",
     ),
 ]
 Rounds = Annotated[
@@ -96,11 +96,11 @@ def resume(
 ) -> None:
     """Continue a paused run, or reopen an ended one from its last committed version.
 
-    `--rounds 6` gives a finished run of 3 three more rounds; a paused, stopped or failed one may go on with other
+    `--rounds 6` gives a finished run of 3 three more rounds; a paused, stopped or failed one may continue with other
     settings of `rounds`, `pause`, `round`, `cohort`, `local`, `schedule`, `evaluation`, `model` and `stop`. A cosine or
-    linear schedule that ends with the run gets another course, which the answer states. Settings of `local` that change
-    are asked for at the sites again, where approval is by hand. A run that ended early goes on, and its
-    patience begins anew. It is queued while `max_runs` runs are active.
+    linear schedule that ends with the run gets another course, which the answer states. Changed settings of `local`
+    need a new approval at sites that approve by hand. A run that ended early continues, with fresh patience. It is
+    queued while `max_runs` runs are active.
     """
     _report(resume_run(run, state, overrides, rounds=rounds), json)
 

@@ -61,10 +61,10 @@ def statistics(
     show: Show = None,
     json: options.Json = False,
 ) -> None:
-    """Ask the connected sites of a task for statistics of their data, before a run: counts, labels, moments, own sums.
+    """Ask the connected sites of a task for statistics of their data before a run: counts, labels, moments, other sums.
 
     No model is involved, and no run begins. Each site's policy decides what leaves it. The sums are exact: mean and
-    variance are those of the pooled data. `docs/statistics.md` explains the output.
+    variance equal those of the pooled data. `docs/statistics.md` explains the output.
     """
     if (what is None) == (show is None):
         got = "" if what is None else f"got {what} and --show {show}: "
@@ -85,7 +85,7 @@ def statistics(
 
 
 def say_statistics(found: Mapping[str, Any]) -> None:
-    """Print statistics as tables: those of all sites together, those of each site that allows it, and the reasons."""
+    """Print statistics as tables: all sites together, each site that allows it, and the reasons."""
     if "number" in found:
         answered, asked = len(found["answered"]), count_of(len(found["asked"]), "site")
         when = clock(found["ended_at"])

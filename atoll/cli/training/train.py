@@ -43,7 +43,7 @@ def train(request: TrainRequest, json: options.Json = False) -> None:
 
 
 def train_in_process(job: "Job", request: TrainRequest) -> "Result":
-    """Train in this process, show the progress, and let a signal end the training in order.
+    """Train in this process, show the progress, and let a signal end the training cleanly.
 
     Raises:
         CommandError: the training is refused, or has failed; a bug, too, ends it with exit code 1.

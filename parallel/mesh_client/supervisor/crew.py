@@ -92,7 +92,7 @@ class RanksLost(WorkerCrashed):
 
 
 class _Lost(Exception):
-    """The ranks have ended, or their line."""
+    """The ranks exited or their control line closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Crew:
         terms: the settings.
         start: starts the ranks.
         site: the owner of the data.
-        settings: the site's own settings for the task.
+        settings: the site's settings for the task.
         noise: the key of the noise that no request has a key for; empty: there is no secret here.
     """
 
@@ -169,7 +169,7 @@ class Crew:
 
         Args:
             op: the request's name.
-            timeout_s: for the answer [s], infinite for none; `tell("extend", ...)` prolongs it. A start has its own.
+            timeout_s: for the answer [s], infinite for none; `tell("extend", ...)` prolongs it. A start is timed apart.
             args: the request's fields; paths as str.
 
         Raises:
@@ -221,7 +221,7 @@ class Crew:
     # ------------------------------------------------------------ healing
 
     def _healed(self, losses: _Losses, work: Callable[[], Json]) -> Json:
-        """Return the result of some work, which begins again after each loss of ranks, up to `max_restarts` times."""
+        """Return the result of some work, which is repeated after each loss of ranks, up to `max_restarts` times."""
         while True:
             try:
                 return work()
@@ -232,7 +232,7 @@ class Crew:
                 raise
 
     def _judge(self, losses: _Losses, how: str) -> None:
-        """Raise what a loss of ranks comes to; return if they may start again."""
+        """Raise the error for lost ranks; return if a restart is allowed."""
         if self._is_closed:
             raise RuntimeError("the crew is closed")
         if self._is_killed:
@@ -308,7 +308,7 @@ class Crew:
             self._ranks = self._start(lambda code: self._events.put(_Event("ended", launch, code)))
 
     def _on_line(self, line: Line, hello: Json) -> None:
-        """Take over rank 0's line, on a thread of its own, and read it until its end."""
+        """Take over rank 0's line, on a separate thread, and read it until its end."""
         self._events.put(_Event("line", line, hello))
         for message in line.messages():
             self._events.put(_Event("answer", line, message))
@@ -334,7 +334,7 @@ class Crew:
         line.tell(request)  # its end is an event
         while True:
             event = self._heard(line, until, f"no answer to {request['op']} in time")
-            if event.kind == "line":  # the ranks were quicker than the end of the old line
+            if event.kind == "line":  # the ranks reconnected before the old line ended
                 self._events.put(event)
             elif event.source is not line:
                 continue
@@ -347,7 +347,7 @@ class Crew:
             raise _Lost("ranks have ended")
 
     def _heard(self, line: Line, until: Callable[[], float], late: str) -> _Event:
-        """Return the next event but the answers to pings, as long as rank 0 gives them.
+        """Return the next event, skipping pongs, as long as rank 0 answers.
 
         Raises:
             _Lost, WorkerHung: as `_next`; and when it gives none for the time that a collective may take.
@@ -356,7 +356,7 @@ class Crew:
         while silent_s <= self._terms.ranks.collective_timeout:
             event = self._next(until, late, PING_S)
             if event is None:
-                silent_s += PING_S  # not by the clock, which goes on while this process is stopped
+                silent_s += PING_S  # not by the clock, which runs while this process is stopped
                 line.tell({"op": "ping"})
             elif event.source is line and event.kind == "answer" and event.content.get("op") == "pong":
                 silent_s = 0.0

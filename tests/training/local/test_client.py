@@ -287,11 +287,7 @@ def sets_shared(client: Any) -> None:
             NotFinite,
             "client's state has NaN or infinite values in state/h",
         ),
-        (
-            {"begin": lambda self, client: client.outputs({"nothing": 1})},
-            TaskBroken,
-            "nothing: not a tensor of the model",
-        ),
+        ({"begin": lambda self, client: client.outputs({"nothing": 1})}, TaskBroken, "nothing: no tensor of the model"),
         ({"loss": lambda self, client, loss, outputs: outputs}, TaskBroken, "loss"),
     ],
 )

@@ -156,7 +156,7 @@ def test_several_words_and_every_kind_of_batch_norm() -> None:
 @pytest.mark.parametrize(
     ("keep", "fault"),
     [
-        ("hed.*", r"local.keep: 'hed.\*' fits not a tensor of the model \(its tensors: 0.weight, "),
+        ("hed.*", r"local.keep: 'hed.\*' fits no tensor of the model \(its tensors: 0.weight, "),
         ("3.*, batchnorms", "'batchnorms' fits no tensor"),
         ("*", "keeps the whole model"),
     ],
