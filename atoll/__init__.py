@@ -7,7 +7,7 @@ Everything that a project of yours imports is here:
     Base           the files of a model's tensors that every site has and none sends
     Local          the settings of the local training in one round
     Context        the circumstances of a call of a task's function: site, round, version, options, settings
-    Statistic      a number of a site's data, and the rule by which those of sites are merged
+    Statistic      a number of a site's data, and the rule by which sites' numbers are merged
     Metric         a metric whose value is more than a ratio of two sums
     ArrayTask      the protocol of a task in numpy arrays, for scikit-learn and all else that is not PyTorch
     Instructions   the request to an `ArrayTask` for one local training

@@ -1,4 +1,4 @@
-"""The export as TensorBoard's event file: scalars, with settings and state as texts, and settings as hparams.
+"""The export as TensorBoard's event file: scalars, with settings and state as text, and settings as hparams.
 
 The package `tensorboard` (the extra of the same name) has the format; nothing of torch is imported.
 """

@@ -1,6 +1,6 @@
 """The export as an offline run of Weights & Biases, which `wandb sync` uploads when its owner wants that.
 
-The package `wandb` (the extra of the same name) has the messages. Its own writer would start a service and keep rows in
+The package `wandb` (the extra of the same name) has the messages. Its writer would start a service and keep rows in
 memory, so that a killed export loses some and a resumed one begins a second file: this one appends to one file.
 """
 

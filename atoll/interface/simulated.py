@@ -44,7 +44,7 @@ def simulate(
 
     Args:
         task: the task, its reference, or a run's TOML.
-        rounds: the rounds of the run; None: those of the settings.
+        rounds: the rounds of the run; None: the settings'.
         clients: simulated clients, with an iid split of the data unless `population.kind` is set; None: the sites.
         set: settings by their keys, such as `{"round.cohort_size": 20}`.
         out: the folder of the run, in which an interrupted one resumes; None: a temporary one, which lasts as long as

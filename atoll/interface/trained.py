@@ -43,7 +43,7 @@ def train(
 
     Args:
         task: the task, or its reference.
-        epochs: passes over the pooled data; None: those of the settings.
+        epochs: passes over the pooled data; None: the settings'.
         steps: optimizer steps; None: those of the epochs.
         mesh: the mesh, such as "dp=2": its ranks are separate processes, for a task in a file; None: this process.
         set: settings of `local`, `train`, `plan` and `task` by their keys, such as `{"train.batch_size": 64}`.

@@ -75,7 +75,7 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 def export_whole(source: Source, out: Path) -> Exported:
-    """Write all tensors of the task's model, each in its own dtype: those that did not travel are the task's.
+    """Write all tensors of the task's model, each in its dtype; tensors that did not travel are the task's.
 
     Raises:
         CommandError: the task cannot build its model here; or as `export`.

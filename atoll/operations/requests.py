@@ -239,7 +239,7 @@ class PlanRequest:
     count: Annotated[
         str | None,
         Param(
-            "Accounting of memory: that of this engine, or a convention of the literature; by default engine.",
+            "Accounting of memory: this engine's, or a convention of the literature; by default engine.",
             "engine|lecture|zero-paper",
         ),
     ] = None

@@ -34,7 +34,7 @@ def writing_to(
 ) -> Iterator[None]:
     """Turn an error of a full or absent disk into one sentence about a folder, and exit code 75.
 
-    A file system that is mounted read-only is none of these: it stays so until a person remounts it (exit code 2).
+    A file system that is mounted read-only is another matter: it stays so until a person remounts it (exit code 2).
 
     Args:
         option: the setting that names the folder.

@@ -21,7 +21,7 @@ from atoll.parallel.data.batch import Batch, count_units, map_tensors
 from atoll.parallel.data.loader import State
 from atoll.parallel.data.order import cut
 from atoll.parallel.data.shards import generator
-from atoll.training.local.draws import Drew, drawn_stream, undrawn_stream
+from atoll.training.data.draws import Drew, drawn_stream, undrawn_stream
 
 T = TypeVar("T")
 

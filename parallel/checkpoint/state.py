@@ -87,7 +87,7 @@ def local_state(
         optimizers: one for each part, in their order; or none, for the model alone.
         tied: the first name of a tied weight by each of its further names (`first_names`); ties within a part are
             found.
-        without: names of tensors that are left out: those of a base, which its own files have.
+        without: names of tensors that are left out: a base's, which its files have.
 
     Raises:
         ValueError: the numbers of optimizers and parts differ.

@@ -7,7 +7,7 @@ Legend: g_i rank i's gradient, C a codec, e_i the residual of rank i's codec, n 
     powersgd      torch's: rank-r factors, the same error feedback, plain all-reduce in the first two steps
 
 The residual e_i is in units of the gradient, belongs to one rank and one parameter, and can be saved. A gradient that
-is not finite arrives as not finite, so that the step's own guard sees it.
+is not finite arrives as not finite, so that the step's guard sees it.
 
 Sources: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy et al., ICML 2019
 (EF-signSGD); Vogels et al., "PowerSGD", NeurIPS 2019.

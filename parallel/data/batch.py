@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from atoll.training.local.draws import Fetch
-from atoll.training.local.trees import map_tensors, tensors
-from atoll.training.local.units import IGNORED, count_units, units_in
+from atoll.training.data.draws import Fetch
+from atoll.training.data.trees import map_tensors, tensors
+from atoll.training.data.units import IGNORED, count_units, units_in
 
 __all__ = ["IGNORED", "Batch", "Parts", "count_units", "map_tensors", "tensors", "units_in"]
 

@@ -16,7 +16,7 @@ from atoll.parallel.data.batch import Batch, count_units, in_parts, map_tensors
 from atoll.parallel.data.order import Indices, Order
 from atoll.task.collated import collate_of
 from atoll.task.errors import TaskBroken
-from atoll.training.local.draws import Drew, Fetch, drawing, is_fixed, unseeded
+from atoll.training.data.draws import Drew, Fetch, drawing, is_fixed, unseeded
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ CARRIED = ("num_ranks", "last_min")
 class Loader:
     """The batches of one data-parallel rank: a `for` yields the rest of the epoch, or, if it is over, the next epoch.
 
-    The state is that of the batches yielded, not of those prefetched. An error of the data set is raised at its
+    The state is the yielded batches', not the prefetched ones'. An error of the data set is raised at its
     step; iterating again fetches that step again. Random numbers that the data set draws itself are a function of
     (the order's seed, epoch, index of the example); a thread cannot prefetch such a data set beside a model that draws
     from the same generators, so after its first draw batches are fetched on demand, or by worker processes. The same
@@ -115,7 +115,7 @@ class Loader:
 
         It may come from another number of ranks: the global batches of the epoch stay the same, divided over the
         present ranks. With `partition`, ranks therefore read examples of each other's old parts until the epoch ends;
-        from the next one on, the parts are those of the present ranks.
+        from the next one on, the parts are the present ranks'.
 
         Raises:
             ValueError: the state is of another order; all differences at once.

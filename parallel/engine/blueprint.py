@@ -1,8 +1,8 @@
 """The blueprint of a model: its declaration of how it can be divided along every axis.
 
 A model without a blueprint trains under data parallelism. Pipelines and tensor parallelism need the attribute
-`blueprint`; a model of Hugging Face is planned from itself (`adapters.pipeline_plan`) and by transformers' plan of its
-tensors (`adapters.tensor_plan`):
+`blueprint`; a Hugging Face model is planned from itself (`huggingface.pipeline_plan`) and by transformers' plan of its
+tensors (`huggingface.tensor_plan`):
 
     class Net(nn.Module):
         blueprint = Blueprint(chain=("embed", "layers", "head"), tensor=styles, divisible={"heads": 8})
@@ -52,7 +52,7 @@ class Blueprint:
 
     is_planned: bool = False
     """The chain is that of a Hugging Face model, in the order of definition: its layers may take more than one
-    argument, and a stage takes the inputs of the model, too (`adapters.pipeline_plan`)."""
+    argument, and a stage takes the inputs of the model, too (`huggingface.pipeline_plan`)."""
 
     tensor: Callable[[bool, bool], Styles] | None = None
     """(sequence_parallel, loss_parallel) -> the styles of tensor parallelism."""

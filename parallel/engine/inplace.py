@@ -1,4 +1,4 @@
-"""The parameters that a model's own forward pass changes in place, such as clamped weights and moving averages.
+"""The parameters that a model's forward pass changes in place, such as clamped weights and moving averages.
 
 A rank's forward pass sees a gathered copy under `fully_shard`, and a stage of a pipeline runs passes that a plain loop
 does not. So the change would be lost, or made at other times.
@@ -74,7 +74,7 @@ def written_in_forward(model: nn.Module, run: Callable[[], Any]) -> Written:
 def _places(model: nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
     """Return the parameters and the buffers that are state by name, each with the identity of its memory.
 
-    They are the modules' own: a hook of the state_dict may make new tensors in each call.
+    They are read from the modules, as a hook of the state_dict may make new tensors in each call.
     """
     saved = {id(buffer) for _, _, buffer in saved_buffers(model)}
     tensors = [*model.named_parameters(), *(pair for pair in model.named_buffers() if id(pair[1]) in saved)]
@@ -96,7 +96,7 @@ def differing_copies(named: Iterable[tuple[str, torch.Tensor]], group: dist.Proc
     """Return the names of the tensors of which the ranks have different copies; the same on every rank.
 
     One broadcast of each tensor. Values that are no number are left to the check of the loss. The tolerance (1e-4 of
-    the value, and 1e-6) is that of unlike devices in one group.
+    the value, and 1e-6) allows for unlike devices in one group.
     """
     names, flags = [], []
     for name, tensor in named:

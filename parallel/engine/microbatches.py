@@ -11,7 +11,7 @@ import torch
 
 from atoll.ground.printable import count_of
 from atoll.parallel.data.batch import Batch, Parts, count_units, part_sizes, units_in
-from atoll.training.local.rows import Cut, Division, Forms
+from atoll.training.data.rows import Cut, Division, Forms
 
 
 @dataclass(frozen=True, slots=True)

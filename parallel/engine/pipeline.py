@@ -28,7 +28,7 @@ from atoll.parallel.engine.sharding import whole
 from atoll.parallel.huggingface.pipeline_stages import INPUTS
 from atoll.task.errors import TaskBroken
 from atoll.task.randomness import generators_kept
-from atoll.training.local.rows import Forms
+from atoll.training.data.rows import Forms
 
 Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a batch's inputs."""

@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from atoll.parallel.data.batch import tensors
-from atoll.training.local.as_built import LIBRARIES
-from atoll.training.local.places import is_generator
-from atoll.training.local.unit_check import is_due
+from atoll.training.model.as_built import LIBRARIES
+from atoll.training.model.places import is_generator
 from atoll.training.optimizers.norms import local
+from atoll.training.trials.unit_check import is_due
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 OF_TORCH = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs", "_flat_weights_names"}) - {"_buffers"}
@@ -92,7 +92,7 @@ class Repetition:
         """Return the contexts of a pass and of its repetition.
 
         Args:
-            inner: returns those of a kind of recomputation. A pass that is looked at has none: saved results would hide
+            inner: returns the contexts of a kind of recomputation. An examined pass has none: saved results would hide
                 a difference.
         """
         found: dict[str, Any] = {}

@@ -25,7 +25,7 @@ from atoll.parallel.engine.passes import Observe, Total, pass_of_copies
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.scalars import sum_scalars
 from atoll.parallel.engine.ties import Ties
-from atoll.training.local.lone_row import lone_row_refused
+from atoll.training.trials.lone_row import lone_row_refused
 
 DP_AXES = ("dp_replicate", "dp_shard")
 

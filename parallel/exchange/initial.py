@@ -1,7 +1,7 @@
 """The initial values of a sharded model, made one parameter at a time: no rank ever holds the whole model.
 
-The model is built twice: blank, for the engine, and for real, from the same seed, for the values, which are those of a
-plain construction to the bit. In the second construction a parameter has memory while operations use it. When another
+The model is built twice: blank, for the engine, and for real, from the same seed, for the values, which equal a plain
+construction's to the bit. In the second construction a parameter has memory while operations use it. When another
 one is used, this rank's box of it is copied to the shards and its memory is freed:
 
     made, filled --> copied, freed -- filled again from nothing --> copied, freed

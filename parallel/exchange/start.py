@@ -35,7 +35,7 @@ def start_shares(
 ) -> tuple[str, list[str]]:
     """Give the shards of this rank the values of a file, rounded to float32 and to their dtypes.
 
-    Memory: one box. The rules are those of `warm_start`; each rank sees the faults of its boxes alone.
+    Memory: one box. The rules are `warm_start`'s; each rank sees the faults of its boxes alone.
 
     Args:
         shares: of this rank.

@@ -25,7 +25,7 @@ from atoll.parallel.huggingface.tensor_plan import hugging_face_models
 def planned_chain(model: nn.Module) -> tuple[str, ...]:
     """Return the chain of a Hugging Face model, or of one that has it inside, in the order of definition.
 
-    A ModuleList stands for its items. Each stage keeps the tables beside the chain, such as those of rotary embeddings.
+    A ModuleList stands for its items. Each stage keeps the tables beside the chain, such as rotary embeddings'.
     Empty if there are no layers or several lists of them, as in an encoder with a decoder, or if the chain leaves out
     state.
     """

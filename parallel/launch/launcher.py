@@ -21,7 +21,7 @@ class Launcher:
     Args:
         command: the launcher's program and its arguments; its standard input ends with the supervisor.
         environment: further variables of the launcher and its ranks.
-        log: the file of its output, and of a rank's until it has a log; None: that of this process.
+        log: the file of its output, and of a rank's until it has a log; None: this process's output.
         on_end: is called with the exit code, on a thread, once the process and all that it has started have ended.
     """
 

@@ -39,7 +39,7 @@ def in_turn(first: Callable[[], None] | None, second: Callable[[], None]) -> Cal
 
 
 def correct(shards: Sequence[Shard], corrections: Sequence[torch.Tensor]) -> Callable[[], None]:
-    """Return SCAFFOLD's change: c - c_i is added to each gradient (`local_training.scaffold`).
+    """Return SCAFFOLD's change: c - c_i is added to each gradient (`training.local.scaffold`).
 
     Args:
         shards: of the trained parameters.

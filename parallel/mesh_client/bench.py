@@ -30,7 +30,6 @@ from atoll.parallel.mesh_client.crash_points import reached
 from atoll.parallel.mesh_client.faults import faults_of_mesh, is_divided, look, outline_of
 from atoll.parallel.mesh_client.hook_files import client_of
 from atoll.parallel.mesh_client.hooks import MeshClient
-from atoll.parallel.mesh_client.hooks_trial import ROUNDS, HooksTrial, places_of
 from atoll.parallel.mesh_client.in_round import checkpoints
 from atoll.parallel.mesh_client.kept_optimizer import give_state
 from atoll.parallel.mesh_client.together import together
@@ -39,9 +38,10 @@ from atoll.parallel.mesh_client.update import Files
 from atoll.parallel.mesh_client.use import RoundUse
 from atoll.parallel.trainer.data import in_order as loader_in_order
 from atoll.parallel.trainer.evaluation import statistics
-from atoll.parallel.trainer.forward import needs_look
-from atoll.parallel.trainer.mixed_rows import mixes_rows
 from atoll.parallel.trainer.stopping import INTERVAL_S, Agreement
+from atoll.parallel.trials.forward import needs_look
+from atoll.parallel.trials.hooks import ROUNDS, HooksTrial, places_of
+from atoll.parallel.trials.mixed_rows import mixes_rows
 from atoll.parallel.world import World
 from atoll.task.context import Context, within
 from atoll.task.deadline import Deadline
@@ -52,13 +52,13 @@ from atoll.task.randomness import repeat_on, seed_everything, seeded
 from atoll.task.task import Task
 from atoll.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.tensors.safetensors_file import parse_header
+from atoll.training.data.batches import batch_sizes
 from atoll.training.local.algorithms import check_training
-from atoll.training.local.batches import batch_sizes
 from atoll.training.local.client import form_of_shared
 from atoll.training.local.local_layers import names_that_stay
 from atoll.training.local.local_order import draw_order
-from atoll.training.local.parameters import forms_of
 from atoll.training.local.training import Work
+from atoll.training.model.parameters import forms_of
 from atoll.training.worker.bench import Json
 from atoll.training.worker.left_behind import LeftBehind
 from atoll.training.worker.operations import layout_fields
@@ -297,7 +297,7 @@ class MeshBench:
         known |= {(local, context.version + number) for number in range(ROUNDS)}
 
     def _client(self, model: MeshModel, local: Local, context: Context, request: Json) -> MeshClient | None:
-        """Return the client of the task's algorithm, with the model as it is loaded; None: it has none.
+        """Return the client of the task's algorithm, with the loaded model; None: it has none.
 
         Raises:
             TaskMismatch, TaskBroken, OSError: as `client_of`; on all ranks.
@@ -327,7 +327,7 @@ class MeshBench:
         return self._model
 
     def _check_buffers(self, model: MeshModel) -> None:
-        """Check that training has changed no frozen tensor, and no buffer by a rank's own examples.
+        """Check that training has changed no frozen tensor, and no buffer by a rank's examples.
 
         Raises:
             TaskBroken: with their names; on all ranks.

@@ -26,15 +26,15 @@ from atoll.parallel.mesh_client.faults import is_divided
 from atoll.parallel.mesh_client.frozen import FrozenTensors, base_of, drawn_of, read_base
 from atoll.parallel.mesh_client.tally import Tally
 from atoll.parallel.mesh_client.together import together
-from atoll.parallel.trainer.between_passes import OWN_EXAMPLES
+from atoll.parallel.trials.between_passes import OWN_EXAMPLES
 from atoll.task.task import Task
 from atoll.training.base.loading import Matched
-from atoll.training.local.as_built import AsBuilt
-from atoll.training.local.frozen import Unchanged, frozen_of
-from atoll.training.local.parameters import bare_model, build_model, forms_of
-from atoll.training.local.passing_state import PassingState
-from atoll.training.local.same_form import SameForm
+from atoll.training.model.as_built import AsBuilt
+from atoll.training.model.frozen import Unchanged, frozen_of
+from atoll.training.model.parameters import bare_model, build_model, forms_of
+from atoll.training.model.passing_state import PassingState
 from atoll.training.optimizers.norms import local
+from atoll.training.trials.same_form import SameForm
 from atoll.training.worker.left_behind import restored
 
 
@@ -68,7 +68,7 @@ class Outline:
     tied: list[list[str]]
     """The names of each tied weight."""
     frozen: frozenset[str]
-    """All names of the tensors that training does not change (`local_training.frozen`)."""
+    """All names of the tensors that training does not change (`training.model.frozen`)."""
 
     @classmethod
     def of(cls, model: nn.Module) -> "Outline":

@@ -9,10 +9,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.mesh_client.frozen import base_of
-from atoll.parallel.mesh_client.hooks_trial import WAY_OUT, HooksTrial
-from atoll.parallel.trainer.between_passes import moves_by_pass
-from atoll.parallel.trainer.forward import check_forward
 from atoll.parallel.trainer.job import JobRefused
+from atoll.parallel.trials.between_passes import moves_by_pass
+from atoll.parallel.trials.forward import check_forward
+from atoll.parallel.trials.hooks import WAY_OUT, HooksTrial
 from atoll.task.algorithm import Algorithm
 from atoll.task.base import TRAINED
 from atoll.task.context import context_of
@@ -20,10 +20,10 @@ from atoll.task.errors import TaskBroken
 from atoll.task.local import Local
 from atoll.task.task import Task
 from atoll.training.base.peft_models import adapter_faults
-from atoll.training.local.custom_optimizer import custom_optimizer, is_elementwise
-from atoll.training.local.frozen import keep_frozen
 from atoll.training.local.local_layers import names_that_stay
-from atoll.training.local.parameters import built_on_meta, travel_faults
+from atoll.training.model.frozen import keep_frozen
+from atoll.training.model.parameters import built_on_meta, travel_faults
+from atoll.training.optimizers.custom_optimizer import custom_optimizer, is_elementwise
 
 RANKS_MAX = 1024
 """The largest number of ranks: each may send a part of the update (`protocol/part_manifest`)."""

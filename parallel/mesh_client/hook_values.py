@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from atoll.parallel.mesh_client.hooks import settled
-from atoll.training.local.places import is_generator
+from atoll.training.model.places import is_generator
 
 Json = dict[str, Any]
 Tensors = Mapping[str, torch.Tensor]
@@ -50,11 +50,11 @@ class Form:
     dtype: str
     is_on_cpu: bool
     requires_grad: bool | None
-    """The flag of a parameter; None: it is none."""
+    """The flag of a parameter; None: the tensor is no parameter."""
     like: str | None = None
-    """A tensor of the model on the same mesh; None: this one is on none."""
+    """A tensor of the model on the same mesh; None: this one is on no mesh."""
     dims: list[int | None] | None = None
-    """The dimension that each axis of that mesh divides, or None; None in all: those of that tensor."""
+    """The dimension that each axis of that mesh divides, or None; None in all: as that tensor is divided."""
 
     def fits(self, model: Tensors) -> bool:
         """Return whether there is such a tensor on any mesh."""

@@ -2,7 +2,7 @@
 
 Where the mesh divides a tensor, a hook gets a DTensor. Arithmetic moves each element by itself, sums and norms are over
 the whole tensor, and a plain tensor that a hook makes counts as the same on all ranks. So a hook that is written for
-whole tensors gives the numbers of one process; `hooks_trial` finds those that do not.
+whole tensors gives the numbers of one process; `trials.hooks` finds those that do not.
 """
 
 import copy

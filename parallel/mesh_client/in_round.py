@@ -67,7 +67,7 @@ def checkpoints(
 
     Args:
         request: `train` (`worker/main`): `checkpoint` is the folder, `checkpoint_every` the number of steps, or
-            `checkpoint_every_s` that of seconds.
+            `checkpoint_every_s` the number of seconds.
         task: whose loss and metrics may keep a state.
         model: with the values of the version and the optimizer of the round.
         dataset: on which the round trains.

@@ -13,9 +13,9 @@ from atoll.parallel.engine.sharding import whole
 from atoll.parallel.mesh_client.crash_points import reached
 from atoll.task.metrics import Statistics, add, as_statistics, of_batch, of_parts
 from atoll.task.task import Task
-from atoll.training.local.same_form import SameForm
-from atoll.training.local.unit_check import UnitCheck
-from atoll.training.local.units import units_of
+from atoll.training.data.units import units_of
+from atoll.training.trials.same_form import SameForm
+from atoll.training.trials.unit_check import UnitCheck
 
 PENDING_MAX = 64
 """The number of losses that wait on the device to be read together."""

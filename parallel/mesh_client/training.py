@@ -21,15 +21,15 @@ from atoll.task.collated import collate_of
 from atoll.task.errors import OutOfTime, TaskBroken
 from atoll.task.local import Local
 from atoll.task.task import Task
-from atoll.training.local.custom_optimizer import custom_optimizer
-from atoll.training.local.draws import drawing, is_fixed
+from atoll.training.data.draws import drawing, is_fixed
+from atoll.training.data.units import units_of
 from atoll.training.local.fednova import Normalizer
 from atoll.training.local.local_order import LocalOrder
 from atoll.training.local.training import Work
-from atoll.training.local.unit_check import is_due
-from atoll.training.local.units import units_of
+from atoll.training.optimizers.custom_optimizer import custom_optimizer
 from atoll.training.optimizers.make import make_optimizer
 from atoll.training.optimizers.options import OptimizerConfig
+from atoll.training.trials.unit_check import is_due
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,7 +87,7 @@ class RoundUse:
 
         Args:
             task: that was trained.
-            inputs: returns those of an example; called on rank 0, once for a task.
+            inputs: returns an example's inputs; called on rank 0, once for a task.
             steps: that this attempt has made.
             examples: of these steps, on all ranks.
         """

@@ -3,7 +3,7 @@
     need    parameters + gradients + optimizer + transient of the rank with most [bytes] (`memory`)
     room    memory of a rank / 2; the other half is for activations, which are unknown of a custom model
 
-The order is that of `search` where no speed is predicted: the narrowest tp, whose activations are waited for, and never
+The order is `search`'s where no speed is predicted: the narrowest tp, whose activations are waited for, and never
 across machines; then the least traffic of ZeRO's stage (`accounting.TRAFFIC`); then the fewest moving parts. So copies
 come first if they fit (DDP), then shards (ZeRO-1 to 3), then tensor parallelism. A pipeline is not chosen: its stages
 would have to be balanced by the times of this model. If no plan has room, the one with the least need is taken, as long
@@ -47,7 +47,7 @@ def choose(model: nn.Module, plans: Sequence[Plan], machine: Machine, *, optimiz
         model: the task's, on meta, with `requires_grad` as in training.
         plans: the possible ones (`plan.possible_plans`), all of one number of ranks.
         machine: the ranks of one machine.
-        optimizer: that of the training, one of `candidate.MOMENTS`.
+        optimizer: the training's, one of `candidate.MOMENTS`.
         faults_of: returns the reasons against a plan.
 
     Raises:

@@ -2,7 +2,7 @@
 
 The process group is torch's fake one, in which a collective returns at once; the model is built on `meta` and made of
 fake tensors, which have shapes and no data. So any rank of 64, with a model of 8 B, fits a laptop, and the counts are
-those of the engine's real step: every collective, the bytes of the rank's shards, the tensors alive at each moment.
+the engine's real step's: every collective, the bytes of the rank's shards, the tensors alive at each moment.
 """
 
 import multiprocessing

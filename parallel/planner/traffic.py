@@ -9,7 +9,7 @@ Legend: n ranks of a group, M bytes of the group's tensors together. A ring move
 ZeRO-1 and -2 gather and reduce each parameter once, which is the volume of DDP's all-reduce; ZeRO-3 gathers it again
 for the backward pass: 1.5 times as much. A tensor-parallel block has two all-reduces of its activations in each
 direction, or, with the sequence sharded, an all-gather and a reduce-scatter in place of each; recomputation repeats
-those of the forward pass.
+the forward pass's.
 
 Sources: Rajbhandari et al. 2020, section 7; Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al. 2022,
 section 4.2; Narayanan et al. 2021, section 3.2.

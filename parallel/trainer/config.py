@@ -43,7 +43,7 @@ class TrainConfig:
     """Passes over the pooled data (>= 1); none: `local.epochs`, the epochs of every site in one round."""
 
     steps: int | None = None
-    """Optimizer steps (>= 1), whatever the number of epochs; none: `local.max_steps`, or those of the epochs."""
+    """Optimizer steps (>= 1), whatever the number of epochs; none: `local.max_steps`, or the epochs' steps."""
 
     batch_size: int | None = None
     """Examples of one step on all ranks together (>= 1); none: `local.batch_size` for each data-parallel rank."""

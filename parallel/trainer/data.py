@@ -17,9 +17,9 @@ from atoll.task.context import context_of
 from atoll.task.errors import TaskBroken
 from atoll.task.randomness import data_of, server_data_of
 from atoll.task.task import Task
-from atoll.training.local.draws import Steady
-from atoll.training.local.row_forms import kind_of
-from atoll.training.local.trial import Rows, sites_by_kind, try_batches
+from atoll.training.data.draws import Steady
+from atoll.training.data.row_forms import kind_of
+from atoll.training.trials.first_batch import Rows, sites_by_kind, try_batches
 
 NAMES_MAX = 4
 """Sites that a sentence names."""

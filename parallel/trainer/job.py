@@ -11,6 +11,7 @@ from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.recipe import batch_size_of
+from atoll.parallel.trials.forward import JobRefused as JobRefused
 from atoll.task.base import TRAINED
 from atoll.task.context import context_of
 from atoll.task.errors import TaskBroken
@@ -18,13 +19,9 @@ from atoll.task.task import Task
 from atoll.training.base.base_files import BaseRefused
 from atoll.training.base.loading import Matched
 from atoll.training.base.peft_models import adapter_faults
-from atoll.training.local.frozen import keep_frozen, match_base
-from atoll.training.local.parameters import model_on_meta, travel_faults
-from atoll.training.local.units import SUM
-
-
-class JobRefused(ValueError):
-    """The job cannot begin; the message has every reason, separated by semicolons."""
+from atoll.training.data.units import SUM
+from atoll.training.model.frozen import keep_frozen, match_base
+from atoll.training.model.parameters import model_on_meta, travel_faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ import logging
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -27,7 +26,7 @@ from atoll.parallel.engine.repetition import DEEP, OF_TORCH, PLAIN, copied, is_h
 from atoll.task.context import Contextual
 from atoll.task.metrics import Metric
 from atoll.task.task import Task
-from atoll.training.local.places import is_generator
+from atoll.training.model.places import is_generator
 
 logger = logging.getLogger(__name__)
 
@@ -356,16 +355,3 @@ def _encoded(form: Any) -> str:
 
 def _decoded(text: str) -> Any:
     return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
-
-
-@contextmanager
-def loss_kept(loss: Any) -> Iterator[None]:
-    """Restore what a loss holds at the end: a trial must not change it."""
-    memo: dict[int, Any] = {}
-    before = [(holder, key, copied(holder.get(key), memo, DEEP)) for _, holder, key in _of_callable("loss", loss)]
-    try:
-        yield
-    finally:
-        for holder, key, value in before:
-            if not is_same(value, holder.get(key), DEEP):
-                holder[key] = value

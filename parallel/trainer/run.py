@@ -27,13 +27,11 @@ from atoll.parallel.trainer.building import Built, agreed_base, build, give_valu
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import Data, data_for, in_order
 from atoll.parallel.trainer.flops import flops_per_example, peak_flops
-from atoll.parallel.trainer.forward import Forward, check_forward, moved_by_passes
 from atoll.parallel.trainer.guard import Guard
 from atoll.parallel.trainer.job import Job, JobRefused, check_job
 from atoll.parallel.trainer.logs import Report
 from atoll.parallel.trainer.loop import Training, Values
 from atoll.parallel.trainer.meter import Meter
-from atoll.parallel.trainer.mixed_rows import mixes_rows
 from atoll.parallel.trainer.noise import NoiseMeter
 from atoll.parallel.trainer.outside import Outside, functions_of
 from atoll.parallel.trainer.patience import Patience
@@ -41,17 +39,19 @@ from atoll.parallel.trainer.recipe import Recipe, make_recipe
 from atoll.parallel.trainer.same_batch import SameBatch
 from atoll.parallel.trainer.saver import Carried, Saver, settings_of
 from atoll.parallel.trainer.stopping import Agreement
+from atoll.parallel.trials.forward import Forward, check_forward, moved_by_passes
+from atoll.parallel.trials.mixed_rows import mixes_rows
 from atoll.parallel.world import World, process_group
 from atoll.task.context import context_of, within
 from atoll.task.json_text import to_json
 from atoll.task.randomness import generators_kept
 from atoll.training.base.kept_lines import BASES
-from atoll.training.local.batches import fetcher
-from atoll.training.local.frozen import frozen_of
-from atoll.training.local.same_form import SameForm
-from atoll.training.local.unit_check import UnitCheck
-from atoll.training.local.units import units_of
+from atoll.training.data.batches import fetcher
+from atoll.training.data.units import units_of
+from atoll.training.model.frozen import frozen_of
 from atoll.training.optimizers.make import make_optimizer
+from atoll.training.trials.same_form import SameForm
+from atoll.training.trials.unit_check import UnitCheck
 from atoll.training.worker.warm_start import Start
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from atoll.ground.printable import count_of
 from atoll.protocol.settings import ConfigError, or_faults
-from atoll.training.local.batches import fetcher
+from atoll.training.data.batches import fetcher
 
 Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Function from a batch (inputs, targets) to the adversary's version of it; it does not modify its arguments."""

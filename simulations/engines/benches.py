@@ -15,8 +15,8 @@ from atoll.task.context import context_of, within
 from atoll.task.deadline import Deadline
 from atoll.task.errors import NotFinite
 from atoll.task.task import Task
-from atoll.training.local.as_built import AsBuilt
-from atoll.training.local.parameters import build_model
+from atoll.training.model.as_built import AsBuilt
+from atoll.training.model.parameters import build_model
 from atoll.training.worker.bench import ONE_JOB, Received
 from atoll.training.worker.benches import bench_of
 from atoll.training.worker.operations import detail_of, kind_of

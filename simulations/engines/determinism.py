@@ -13,7 +13,7 @@ from atoll.task.context import context_of, within
 from atoll.task.errors import TaskBroken
 from atoll.task.metrics import Statistics
 from atoll.task.task import Task
-from atoll.training.local.parameters import initial_parameters
+from atoll.training.model.parameters import initial_parameters
 
 CLIENTS = 2
 """Number of clients that are trained twice."""

@@ -12,8 +12,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from atoll.task.errors import TaskBroken
 from atoll.task.randomness import data_of
 from atoll.task.task import Task
-from atoll.training.local.batches import pair_of, to_device
-from atoll.training.local.draws import drawing
+from atoll.training.data.batches import pair_of, to_device
+from atoll.training.data.draws import drawing
 
 CACHED_BYTES_MAX = 2**30
 """Maximum size of the cached examples of all clients [bytes]; the least recently used ones are dropped, and read

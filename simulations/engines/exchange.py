@@ -17,10 +17,10 @@ from atoll.task.arrays import Arrays, check_finite, check_like
 from atoll.task.errors import TaskMismatch
 from atoll.task.task import Task
 from atoll.tensors.layout import BESIDE, CONTROL, STATE, Layout, in_order
-from atoll.training.local.frozen import Unchanged, frozen_tensors
-from atoll.training.local.parameters import initial_parameters, integer_difference, state_of, trained_by_name
-from atoll.training.local.passing_state import PassingState
 from atoll.training.local.scaffold import ControlVariates, split
+from atoll.training.model.frozen import Unchanged, frozen_tensors
+from atoll.training.model.parameters import initial_parameters, integer_difference, state_of, trained_by_name
+from atoll.training.model.passing_state import PassingState
 
 Array = np.ndarray[Any, Any]
 

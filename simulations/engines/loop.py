@@ -19,12 +19,12 @@ from atoll.task.context import Context, context_of, depends_on_context, within
 from atoll.task.errors import NotFinite
 from atoll.task.randomness import repeat_on, seed_everything
 from atoll.task.task import Task
-from atoll.training.local.batches import batch_sizes
+from atoll.training.data.batches import batch_sizes
+from atoll.training.data.units import units_of
 from atoll.training.local.fednova import Normalizer
-from atoll.training.local.lone_row import lone_row_refused
-from atoll.training.local.parameters import build_model
 from atoll.training.local.step import Descent, Step
-from atoll.training.local.units import units_of
+from atoll.training.model.parameters import build_model
+from atoll.training.trials.lone_row import lone_row_refused
 
 BLOCK_BYTES = 8 << 20
 """Maximum size of the results of a window, which are contiguous in memory."""

@@ -25,8 +25,8 @@ from atoll.task.context import context_of, depends_on_context, within
 from atoll.task.metrics import Statistics
 from atoll.task.randomness import generators_kept, repeat_on, seed_everything
 from atoll.task.task import Task
-from atoll.training.local.parameters import build_model
 from atoll.training.local.training import Evaluation
+from atoll.training.model.parameters import build_model
 from atoll.training.worker.bench import Bench, Received
 from atoll.training.worker.benches import bench_of
 from atoll.training.worker.model_bench import ModelBench

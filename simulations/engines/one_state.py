@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from atoll.training.local.as_built import AsBuilt
+from atoll.training.model.as_built import AsBuilt
 
 logger = logging.getLogger(__name__)
 

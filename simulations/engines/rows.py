@@ -22,7 +22,7 @@ from atoll.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.training.local.client import form_of_shared, form_of_state
 from atoll.training.local.kept_optimizer import layout_of_optimizer
 from atoll.training.local.local_layers import names_that_stay
-from atoll.training.local.parameters import difference_dtype, state_of, trained_by_name, travelling_dtype
+from atoll.training.model.parameters import difference_dtype, state_of, trained_by_name, travelling_dtype
 
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for dtype, name in ALLOWED.items()}  # type: ignore[call-overload]
 

@@ -19,7 +19,7 @@ from atoll.task.local import Local
 from atoll.task.metrics import is_loss
 from atoll.task.randomness import data_of
 from atoll.task.task import Task
-from atoll.training.local.batches import row_at
+from atoll.training.data.batches import row_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

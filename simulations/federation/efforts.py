@@ -10,8 +10,8 @@ from atoll.simulations.federation.trainings import Effort
 from atoll.task.array_task import ArrayTask
 from atoll.task.given import Given
 from atoll.task.task import Task
-from atoll.training.local.batches import batch_sizes
-from atoll.training.local.parameters import build_model
+from atoll.training.data.batches import batch_sizes
+from atoll.training.model.parameters import build_model
 
 LENGTHS = frozenset({"epochs", "batch_size", "max_steps"})
 """Local settings on which the length of a training depends."""

@@ -13,8 +13,8 @@ from atoll.task.context import context_of
 from atoll.task.given import Given
 from atoll.task.randomness import data_of, server_data_of
 from atoll.task.task import Task
-from atoll.training.local.row_forms import kind_of
-from atoll.training.local.trial import Rows, first_of_kinds, try_batches
+from atoll.training.data.row_forms import kind_of
+from atoll.training.trials.first_batch import Rows, first_of_kinds, try_batches
 
 
 def try_rows(population: Population, config: RunConfig, device: str) -> None:

@@ -30,8 +30,8 @@ from atoll.simulations.populations.pool import NoLabels, labels_of, reading
 from atoll.task.collated import form_fault
 from atoll.task.randomness import generators_kept, seeded_data_of
 from atoll.task.task import Task
-from atoll.training.local.row_forms import kind_of
-from atoll.training.local.trial import SITES_READ
+from atoll.training.data.row_forms import kind_of
+from atoll.training.trials.first_batch import SITES_READ
 
 FIRST = 64
 """Number of sites that are read before the duration of all is estimated."""

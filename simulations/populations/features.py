@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from atoll.simulations.populations.partitions import stream
-from atoll.training.local.draws import drawing
+from atoll.training.data.draws import drawing
 
 STRENGTH = 0.1
 """Default strength of a change, in units of the inputs."""

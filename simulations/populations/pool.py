@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from atoll.simulations.populations.partitions import Ints
-from atoll.training.local.batches import row_at
+from atoll.training.data.batches import row_at
 
 
 class NoLabels(ValueError):

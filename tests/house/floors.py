@@ -51,8 +51,10 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "training": (
         ("base", "optimizers"),
+        ("model",),
+        ("data",),
+        ("statistics", "trials"),
         ("local",),
-        ("statistics",),
         ("worker",),
     ),
     "task": (
@@ -97,8 +99,9 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "parallel": (
         ("checkpoint", "communication", "data", "huggingface", "world.py"),
         ("engine",),
-        ("exchange", "launch", "models"),
-        ("mesh_client/supervisor", "planner", "trainer"),
+        ("exchange", "launch", "mesh_client/hooks.py", "models"),
+        ("mesh_client/supervisor", "planner", "trials"),
+        ("trainer",),
         ("mesh_client",),
     ),
     "protocol": (

@@ -18,9 +18,9 @@ from atoll.task.randomness import data_of, server_data_of
 from atoll.task.task import Task
 from atoll.task.told import logger, tell_rows
 from atoll.training.local.algorithms import check_training
-from atoll.training.local.trial import Casting, Rows, try_batches
 from atoll.training.statistics.of_data import of_task
 from atoll.training.statistics.parts import SPLITS, SiteStatistics
+from atoll.training.trials.first_batch import Casting, Rows, try_batches
 from atoll.training.worker.bench import Json, Measures, only_declared
 
 READINGS_KEPT = 2

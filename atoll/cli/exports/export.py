@@ -67,7 +67,7 @@ def export(
 ) -> None:
     """Export a run's settings, rounds, metrics and state to TensorBoard, MLflow, Weights & Biases or a file of JSON.
 
-    The same command goes on where it stopped, however it ended: it reads what the place has, and writes what is
+    The same command resumes where it stopped, however it ended: it reads what the place has, and writes what is
     missing. Nothing leaves this machine, unless `--to` is the address of a server. With `--state` or `--database` the
     argument is a run's id, otherwise a folder of that name comes first.
     """

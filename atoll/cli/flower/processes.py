@@ -33,7 +33,7 @@ def run_app(
     Args:
         reference: of the app.
         overrides: `key=value`.
-        nodes: the number of clients; None: that of the project, or as many as a round needs.
+        nodes: the number of clients; None: the project's, or as many as a round needs.
         out: the folder of the run.
         again: start a new run in the folder, where one with the same settings has ended.
 

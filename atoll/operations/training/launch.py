@@ -43,7 +43,7 @@ def launch(
         request: the request.
         show: the report of the first rank's events, beside the log; it is called on a thread.
         times_asked: returns how often the ranks were asked to end: once, they save before; twice, they end at once.
-        log: the output of the ranks; None: that of this process.
+        log: the output of the ranks; None: this process's output.
 
     Returns:
         The result; None: the ranks were asked to end before they had anything to save.

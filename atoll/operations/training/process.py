@@ -68,7 +68,7 @@ def train_here(
 
 @contextmanager
 def failures_of(request: TrainRequest) -> Iterator[None]:
-    """Raise an expected error of a training in sentences; a bug, or the loss of another rank, stays as it is.
+    """Raise an expected error of a training in sentences; a bug, or the loss of another rank, stays unchanged.
 
     Raises:
         CommandError: the training is refused, or has failed.

@@ -6,7 +6,7 @@ crew. Other ranks notice a rank that hangs in a collective; pings tell that rank
 
     RanksLost       the ranks were lost more than `max_restarts` times in one request, or `kill` was called
     WorkerHung      they did not answer in time; they have been killed
-    WorkerError     the task's own code failed: on all ranks, or twice in the same way at the same step
+    WorkerError     the task's code failed: on all ranks, or twice in the same way at the same step
 """
 
 import logging
@@ -165,7 +165,7 @@ class Crew:
             self._healed(_Losses(), self._ready)
 
     def call(self, op: str, timeout_s: float, **args: Any) -> Json:
-        """Send a request and wait for its answer; `crew/main` lists both. Start the ranks if needed.
+        """Send a request and wait for its answer; `mesh_client/main` lists both. Start the ranks if needed.
 
         Args:
             op: the request's name.

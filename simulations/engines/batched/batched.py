@@ -39,9 +39,9 @@ from atoll.task.context import depends_on_context, within
 from atoll.task.errors import NotFinite
 from atoll.task.task import Task
 from atoll.tensors.layout import BESIDE, STATE
-from atoll.training.local.batches import batch_sizes
-from atoll.training.local.parameters import build_model, integer_difference, trained_by_name
+from atoll.training.data.batches import batch_sizes
 from atoll.training.local.scaffold import ControlVariates, split
+from atoll.training.model.parameters import build_model, integer_difference, trained_by_name
 
 logger = logging.getLogger(__name__)
 

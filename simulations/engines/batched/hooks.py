@@ -31,12 +31,12 @@ from atoll.task.local import Local
 from atoll.task.randomness import states_of_generators
 from atoll.task.task import Task
 from atoll.tensors.layout import SHARED, STATE
-from atoll.training.local.as_built import AsBuilt
+from atoll.training.data.trees import tensors
 from atoll.training.local.client import Tensors, tensors_with
-from atoll.training.local.one_loss import one_loss
-from atoll.training.local.parameters import build_model, load_parameters, state_of, trained_by_name
 from atoll.training.local.scaffold import split
-from atoll.training.local.trees import tensors
+from atoll.training.model.as_built import AsBuilt
+from atoll.training.model.parameters import build_model, load_parameters, state_of, trained_by_name
+from atoll.training.trials.one_loss import one_loss
 
 DTYPES = (torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """Dtypes of a state that are stored unchanged."""

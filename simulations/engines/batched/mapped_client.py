@@ -21,9 +21,9 @@ from atoll.task.context import Context
 from atoll.task.errors import TaskBroken
 from atoll.task.local import Local
 from atoll.task.task import Task
+from atoll.training.data.trees import children, map_tensors, tensors
 from atoll.training.local.client import Tensors, evaluating
-from atoll.training.local.one_loss import one_loss
-from atoll.training.local.trees import children, map_tensors, tensors
+from atoll.training.trials.one_loss import one_loss
 
 COMMON = ("round", "version", "options")
 

@@ -19,8 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 from atoll.simulations.engines.batched.outputs import by_client, filled
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.task.metrics import Metric, Metrics, Statistics, of_batch
-from atoll.training.local.trees import map_tensors, tensors
-from atoll.training.local.units import IGNORED, Units, are_numbered, as_units
+from atoll.training.data.trees import map_tensors, tensors
+from atoll.training.data.units import IGNORED, Units, are_numbered, as_units
 
 Sizes = np.ndarray[tuple[int], np.dtype[np.int64]]
 

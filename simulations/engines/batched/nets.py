@@ -24,8 +24,8 @@ from atoll.simulations.engines.batched.stacked_layers import keep_in_range
 from atoll.simulations.engines.batched.swapping import swap
 from atoll.task.arrays import Arrays
 from atoll.task.local import Local
-from atoll.training.local.parameters import state_of
-from atoll.training.local.trees import map_tensors, tensors
+from atoll.training.data.trees import map_tensors, tensors
+from atoll.training.model.parameters import state_of
 
 
 class Net:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from atoll.simulations.engines.batched.stack import CannotBatch
-from atoll.training.local.trees import leaves, map_tensors
+from atoll.training.data.trees import leaves, map_tensors
 
 
 def filled(tree: Any, tensors: Iterable[torch.Tensor]) -> Any:

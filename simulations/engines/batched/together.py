@@ -25,10 +25,10 @@ from atoll.task.context import depends_on_context
 from atoll.task.metrics import Statistics, of_parts
 from atoll.task.randomness import generators_kept, seed_everything
 from atoll.task.task import Task
-from atoll.training.local.parameters import build_model
+from atoll.training.data.trees import map_tensors
+from atoll.training.data.units import units_of
 from atoll.training.local.training import EVALUATED_AT_ONCE
-from atoll.training.local.trees import map_tensors
-from atoll.training.local.units import units_of
+from atoll.training.model.parameters import build_model
 
 TRIED = 4
 """Number of clients of a window that are evaluated both ways."""

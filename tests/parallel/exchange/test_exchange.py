@@ -22,7 +22,7 @@ from atoll.parallel.exchange.write import write_part
 from atoll.task.errors import NotFinite, TaskMismatch
 from atoll.tensors import safetensors_file
 from atoll.tensors.layout import pieces_in_order
-from atoll.training.local.parameters import parameters_of
+from atoll.training.model.parameters import parameters_of
 from tests.parallel.exchange.layouts import LAYOUTS, plain
 from tests.parallel.ranks import call_on_ranks
 
@@ -164,7 +164,7 @@ class Counted(torch.nn.Module):
 
 
 def test_integers_and_half_floats_have_the_differences_of_one_process(tmp_path: Path) -> None:
-    from atoll.training.local.parameters import load_parameters, update_of
+    from atoll.training.model.parameters import load_parameters, update_of
 
     model = Counted()
     start = parameters_of(model) | {"weight": np.array([1.001, 2.001], np.float32)}

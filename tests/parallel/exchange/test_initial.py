@@ -21,7 +21,7 @@ from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.exchange import initial
 from atoll.parallel.exchange.initial import NotRepeatable, blank_of, fill
 from atoll.parallel.exchange.shares import shares_of
-from atoll.training.local.parameters import parameters_of
+from atoll.training.model.parameters import parameters_of
 from tests.parallel.exchange.layouts import LAYOUTS
 from tests.parallel.ranks import call_on_ranks
 

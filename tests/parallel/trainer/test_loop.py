@@ -16,20 +16,20 @@ from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointMismatc
 from atoll.parallel.engine.blueprint import Blueprint
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.trainer import forward
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import data_of_sites, pooled
 from atoll.parallel.trainer.flops import flops_per_example
-from atoll.parallel.trainer.forward import check_forward
 from atoll.parallel.trainer.job import Job, JobRefused
 from atoll.parallel.trainer.logs import read_log
 from atoll.parallel.trainer.saver import RunDiffers
+from atoll.parallel.trials import forward
+from atoll.parallel.trials.forward import check_forward
 from atoll.task import metrics
 from atoll.task.errors import NotFinite, TaskBroken
 from atoll.tensors.safetensors_file import BUFFERS, read_metadata
-from atoll.training.local.batches import fetcher
-from atoll.training.local.parameters import state_of
+from atoll.training.data.batches import fetcher
 from atoll.training.local.training import evaluate, seed_everything
+from atoll.training.model.parameters import state_of
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import CONFIG, mesh, model, run
 

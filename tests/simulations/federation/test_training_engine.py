@@ -12,7 +12,7 @@ from atoll.server.config.run import RunConfig
 from atoll.simulations.engines.engine import Job, Training
 from atoll.simulations.federation.config import SimulationConfig
 from atoll.simulations.federation.training_engine import check_evaluations, engine_of, training_of
-from atoll.training.local.parameters import initial_parameters
+from atoll.training.model.parameters import initial_parameters
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -15,7 +15,7 @@ from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.population import Population, names, populate
 from atoll.simulations.populations.report import report
 from atoll.task.task import Task
-from atoll.training.local.batches import fetcher
+from atoll.training.data.batches import fetcher
 from tests.simulations.populations.tasks import Listed, digits_task, labelled, places, task_of
 
 KINDS: dict[str, dict[str, Any]] = {
