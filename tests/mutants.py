@@ -854,8 +854,8 @@ PLANTED = (
     Mutant(
         "trained for twice",
         SESSION,
-        "            if waiting.request.key in self.outgoing:\n                continue  # asked for again while",
-        "            if False:\n                continue  # asked for again while",
+        "            if waiting.request.key in self.outgoing:\n                continue  # it was requested again",
+        "            if False:\n                continue  # it was requested again",
         "an invitation that arrives a second time while its job ends makes a second update",
     ),
     Mutant(

@@ -316,7 +316,7 @@ def test_a_tar_file_that_was_cut_short_is_refused(state, tmp_path, num_bytes):
     whole = (tmp_path / "b.tar").read_bytes()
     (tmp_path / "cut.tar").write_bytes(whole[:num_bytes])
     (fault,) = refused("restore", tmp_path / "cut.tar", tmp_path / "new")
-    assert fault.startswith(f"{tmp_path / 'cut.tar'} is no ")
+    assert fault.startswith(f"{tmp_path / 'cut.tar'} is not a ")
     assert not (tmp_path / "new.part").exists()
 
 
@@ -332,7 +332,7 @@ def test_a_tar_file_that_names_sizes_that_no_file_has_is_refused(state, tmp_path
         block[head + 148 : head + 156] = b"%06o\0 " % sum(block[head : head + 512])
         (tmp_path / "bad.tar").write_bytes(block)
         assert refused("restore", tmp_path / "bad.tar", tmp_path / "new")[0].startswith(
-            f"{tmp_path / 'bad.tar'} is no "
+            f"{tmp_path / 'bad.tar'} is not a "
         )
     assert not (tmp_path / "new.part").exists()
 

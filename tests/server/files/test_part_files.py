@@ -220,7 +220,7 @@ def test_a_rank_reads_its_parts_and_zeros_for_the_others(tmp_path):
     np.testing.assert_array_equal(found[0], [1.0, -2.0, 0.0, 0.0, 0.0, -4.0])
     np.testing.assert_array_equal(found[0] + found[1], VALUES.reshape(-1))
     assert stores[2].stored_update(root.digest, meta, None, rank=2).pieces == ()
-    with pytest.raises(StoreCorrupted, match=r"0001\.bin: is not whole"):
+    with pytest.raises(StoreCorrupted, match=r"0001\.bin: is incomplete"):
         stores[0].stored_update(root.digest, meta, None, rank=1)
 
 

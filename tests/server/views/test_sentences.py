@@ -206,8 +206,8 @@ def test_a_late_update_that_was_kept_says_where_it_counts():
     client = reported(11.2)
     client.fate, client.work = Fate.CARRIED, 0.625
     text = (
-        "west (carried): its upload arrived 1.2 s after the round had closed and was kept for the next round that "
-        "commits: 1,200 examples, 62.5 % of the requested work, 4.0 MB"
+        "west (carried): its upload arrived 1.2 s after the round had closed and was kept for the next committed "
+        "round: 1,200 examples, 62.5 % of the requested work, 4.0 MB"
     )
     assert said_of(client) == f"{text}."
     client.used_in = 8

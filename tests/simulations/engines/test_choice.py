@@ -241,7 +241,7 @@ def test_what_stays_at_a_client_must_be_the_same_too() -> None:
         return made
 
     training = Case("own", model=model, local={"keep": "0.*", "batch_size": 100}).training()
-    with pytest.raises(NotDeterministic, match=r"differ in 0\.weight \(its own\) by up to"):
+    with pytest.raises(NotDeterministic, match=r"differ in 0\.weight \(local state\) by up to"):
         check_deterministic(lambda: Sequential(training), first_version(training), SITES)
 
 

@@ -128,7 +128,7 @@ def test_settings_that_weigh_or_change_rows_are_refused(given, fault):
 
 def test_updates_one_by_one_are_no_ensemble():
     given = ("aggregation.rule=concatenate", "round.mode=fedasync", "rounds=3")
-    with pytest.raises(ConfigError, match="concatenate is a rule for several updates"):
+    with pytest.raises(ConfigError, match="concatenate is for several updates"):
         settings(*given, task=TASK + "task")
 
 

@@ -444,7 +444,7 @@ REFUSED: list[tuple[str, Callable[..., Any], str]] = [
     ("begin", lambda self, client: client.start["layers.0.0.weight"].zero_(), "changes client.start or"),
     ("begin", lambda self, client: client.received["s"].add_(1), "changes client.start or client.received in place"),
     ("end", lambda self, client: client.inputs.sum(), "end looks at the last batch"),
-    ("loss", looks_at_the_model, "loss looks at client.model"),
+    ("loss", looks_at_the_model, "loss reads client.model"),
     ("loss", steps_in_the_loss, "changes layers.0.0.weight in place"),
     ("gradients", scaled(lambda self, client, g: g.sum().item()), r"torch.func .*\.item"),
     ("gradients", scaled(lambda self, client, g: 2.0 if g.sum() > 0 else 1.0), "torch.func .*control flow"),
@@ -454,7 +454,7 @@ REFUSED: list[tuple[str, Callable[..., Any], str]] = [
     ("gradients", scaled(lambda self, client, g: self.tensor.add_(g.sum())), "torch.func"),
     ("gradients", scaled(lambda self, client, g: len(client.context.site)), "reads context.site"),
     ("gradients", lambda self, client, gradients: {}, "returns no gradient of layers.0.0.weight"),
-    ("gradients", keep(lambda client, gradients: gradients["layers.1.0.bias"]), "memory of a parameter or gradient"),
+    ("gradients", keep(lambda client, gradients: gradients["layers.1.0.bias"]), "view of a parameter or gradient"),
     ("gradients", keep(lambda client, gradients: client.parameters["layers.1.0.bias"]), "memory of a parameter"),
     ("gradients", keep(lambda client, gradients: torch.zeros(4)), r"to \(\(4,\), torch.float32\); before, it was"),
     ("after_step", lambda self, client: client.state.update(b=torch.zeros(2)), "adds names to client.state"),
@@ -482,7 +482,7 @@ def test_a_gradient_that_the_client_keeps_is_refused_where_it_is_clipped() -> No
 
 
 def test_layers_that_stay_at_a_client_are_refused() -> None:
-    with pytest.raises(CannotBatch, match="lets layers stay"):
+    with pytest.raises(CannotBatch, match="keeps layers at the clients"):
         Batched(training_of(Proximal(), {"keep": "layers.1.*"}))
 
 
