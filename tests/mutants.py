@@ -591,8 +591,8 @@ PLANTED = (
     Mutant(
         "the queue outlives the stream",
         SESSION,
-        "                self.waiting.clear()  # what is still",
-        "                pass  # what is still",
+        "                self.waiting.clear()  # the coordinator asks",
+        "                pass  # the coordinator asks",
         "a client begins a job that was withdrawn while it was disconnected",
     ),
     Mutant(
@@ -647,7 +647,7 @@ PLANTED = (
     Mutant(
         "the sampler ends a closed buffer",
         BUFFER,
-        "        self._is_drawing = False  # the answer to a draw that is under way is ignored\n",
+        "        self._is_drawing = False  # the answer to a pending draw is ignored\n",
         "",
         "a sampler that fails after the buffer was full abandons it while it is folded",
     ),
@@ -710,7 +710,7 @@ PLANTED = (
     Mutant(
         "what was in an abandoned buffer is lost",
         LEDGER,
-        "            self.waiting = [*updates, *self.waiting]  # those that came during its fold came later\n",
+        "            self.waiting = [*updates, *self.waiting]  # updates that arrived during its fold are later\n",
         "",
         "accepted updates vanish with an abandoned buffer",
     ),
