@@ -1,8 +1,6 @@
 """The agent's process: enrolment, state directory, worker and signals around one `Agent`; task names."""
 
-import logging
 import os
-import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,8 +25,6 @@ from atoll.protocol.signals import call_at_end
 from atoll.task.apps import is_app
 from atoll.task.task import TaskNotFound, task_name
 from atoll.training.worker.process import Environment, Worker
-
-logger = logging.getLogger(__name__)
 
 
 async def run_agent(
@@ -78,13 +74,8 @@ async def run_agent(
         verifier = Verifier(config.site, authorities, Memory(state.seen)) if authorities is not None else None
         agent = Agent(config, tasks, runner, state, gate, membership, verifier)
         life.tell(agent.recovered)
-
-        def end(number: signal.Signals) -> None:
-            logger.info("stopped by %s: the agent ends, and finished updates wait in its spool", number.name)
-            agent.stop()
-
         if handle_signals:
-            let_go = call_at_end(end)
+            let_go = call_at_end(agent.stop, "stopped by %s: the agent ends, and finished updates wait in its spool")
         service_manager.tell(service_manager.READY, f"{config.site}, dialling {membership.address}")
         return await agent.run()
     finally:

@@ -79,8 +79,12 @@ def end_by_default() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def call_at_end(end: Callable[[signal.Signals], object]) -> Callable[[], None]:
-    """Call a function of the running event loop at each signal that ends this process.
+def call_at_end(end: Callable[[], object], line: str) -> Callable[[], None]:
+    """Call a function in the running event loop at each signal that ends this process.
+
+    Args:
+        end: the function, which begins the shutdown.
+        line: the line of the log, with a place for the name of the signal: `stopped by %s: the rank ends`.
 
     Returns:
         A function that removes the handlers.
@@ -92,7 +96,8 @@ def call_at_end(end: Callable[[signal.Signals], object]) -> Callable[[], None]:
     def handle(number: signal.Signals) -> None:
         leave_closed_terminal()
         service_manager.tell(service_manager.STOPPING)
-        end(number)
+        logger.info(line, number.name)
+        end()
 
     def remove() -> None:
         for number in numbers:

@@ -4,13 +4,13 @@ import asyncio
 import logging
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.ground.process.exit_code import ExitCode
 from atoll.protocol.notices.life import Life
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import ConfigError
@@ -35,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 FAREWELL_S = 2.0
 """Seconds for clients to learn of the end of the runs and to leave, before the server closes."""
-
-EXIT_OK, EXIT_RUN_FAILED, EXIT_OPERATOR, EXIT_BUG = 0, 1, 2, 70
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +101,13 @@ async def host(
             coordinator.clocks.accepted(accepted)
             coordinator.notices = _watch(coordinator, gate, notify).notices
             ports = await Ports.open(coordinator, gate)
-            stop, ranks = _stop_on_signals(), None
+            stop, ranks = asyncio.Event(), None
+            call_at_end(stop.set, "stopped by %s: the coordinator ends")
             try:
                 begun = _start(coordinator, ports, gate, run, again=again, accept_losses=accepts.losses, on_open=stays)
                 starting = asyncio.ensure_future(begun)
                 if await _is_stopped(stop, starting):
-                    return EXIT_OK
+                    return ExitCode.OK
                 asked, ranks = starting.result()
                 life.tell(coordinator.recovered)
                 state.announce(ports.address, ports.admin_address, os.getpid(), insecure=config.insecure)
@@ -235,17 +234,6 @@ async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bo
     return run_id
 
 
-def _stop_on_signals() -> asyncio.Event:
-    stop = asyncio.Event()
-
-    def end(number: signal.Signals) -> None:
-        logger.info("stopped by %s: the coordinator ends", number.name)
-        stop.set()
-
-    call_at_end(end)
-    return stop
-
-
 async def _until_over(coordinator: Coordinator, stop: asyncio.Event, asked: RunId | None, *, stay: bool) -> int:
     while (code := await _ended_from_outside(coordinator, stop, stay=stay)) is None:
         await _farewell(coordinator)
@@ -269,14 +257,14 @@ async def _ended_from_outside(coordinator: Coordinator, stop: asyncio.Event, *, 
         for wait in waits:
             wait.cancel()
     if coordinator.crashed.done():
-        return EXIT_BUG
-    return EXIT_OK if stop.is_set() else None
+        return ExitCode.BUG
+    return ExitCode.OK if stop.is_set() else None
 
 
 def _code_of_runs(coordinator: Coordinator, asked: RunId | None) -> int:
     concerned = [run_id for run_id, run in coordinator.runs.items() if run.ended.is_set() or run_id == asked]
     states = {coordinator.state_of(run_id) for run_id in concerned}
-    return EXIT_RUN_FAILED if states & {RunState.FAILED, RunState.STOPPED} else EXIT_OK
+    return ExitCode.FAILED if states & {RunState.FAILED, RunState.STOPPED} else ExitCode.OK
 
 
 async def _all_ended(coordinator: Coordinator) -> None:

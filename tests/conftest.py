@@ -93,9 +93,9 @@ def memory_is_returned() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_log_to_a_closed_stream() -> Iterator[None]:
     """A command that a test calls in this process logs to the stream of that test, which is closed when it ends."""
-    _forget_closed_streams()
+    _forget_logs()
     yield
-    _forget_closed_streams()
+    _forget_logs()
 
 
 @pytest.fixture(autouse=True)
@@ -114,12 +114,11 @@ def no_process_group_left() -> Iterator[None]:
         pytest.fail("this test left a process group behind")
 
 
-def _forget_closed_streams() -> None:
+def _forget_logs() -> None:
     for handler in list(logging.root.handlers):
-        if getattr(getattr(handler, "stream", None), "closed", False):
+        is_closed = getattr(getattr(handler, "stream", None), "closed", False)
+        if is_closed or type(handler).__module__ == "atoll.cli.log":
             logging.root.removeHandler(handler)
-    if "atoll.cli.printing" in sys.modules:
-        sys.modules["atoll.cli.printing"].log_notes(None)
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ PLANTED = (
         "a round commits one update below its quorum",
     ),
     Mutant(
-        "hopeless round goes on",
+        "hopeless round continues",
         ROUNDS,
         "            return self._below_quorum(AbandonReason.QUORUM_OUT_OF_REACH, now)\n        if policy.linger",
         "            return ()\n        if policy.linger",
@@ -638,7 +638,7 @@ PLANTED = (
         "each draw requests a full number of clients although some train",
     ),
     Mutant(
-        "overdue buffer goes on asking",
+        "overdue buffer keeps asking",
         BUFFER,
         "        if self._is_overdue or self._is_drawing:\n",
         "        if self._is_drawing:\n",
@@ -922,7 +922,7 @@ PLANTED = (
         "the best version moves to a later one of the same value",
     ),
     Mutant(
-        "patience goes on after a stop",
+        "patience continues after a stop",
         RUN,
         'ledger.failures, ledger.progress, ledger.early_stop = 0, None, ""',
         "ledger.failures = 0",

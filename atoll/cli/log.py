@@ -8,7 +8,6 @@ import stat
 import time
 from contextlib import suppress
 
-from atoll.cli.printing import log_notes
 from atoll.protocol.log_fields import fields_of
 
 VARIABLE = "ATOLL_LOG"
@@ -66,7 +65,7 @@ class _Json(logging.Formatter):
         return json.dumps(said, ensure_ascii=False)
 
 
-class _Stream(logging.StreamHandler):  # type: ignore[type-arg]
+class Stream(logging.StreamHandler):  # type: ignore[type-arg]
     """Handler of standard error, whose file is opened again at its path after a rotation."""
 
     def __init__(self) -> None:
@@ -105,12 +104,16 @@ def configure(process: str, site: str = "", form: str = "text") -> None:
         site: the name of an agent's site; it follows the time in every line, as several agents may share a terminal.
         form: `text`, lines for a person, or `json`.
     """
-    handler = _Stream()
+    handler = Stream()
     handler.setFormatter(_Json(process, site) if form == "json" else _Text(site))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("atoll").setLevel(logging.INFO)
-    log_notes(logging.getLogger("atoll").info)
     os.environ[VARIABLE] = form
+
+
+def has_log() -> bool:
+    """Return whether this process has a log."""
+    return any(isinstance(handler, Stream) for handler in logging.root.handlers)
 
 
 def quiet_grpc() -> None:

@@ -16,12 +16,28 @@ from atoll.operations.faults import CommandError
 from atoll.operations.requests import DROP_EMPTY, SET
 
 State = Annotated[Path, typer.Option("--state", metavar="DIR", help="The coordinator's state directory.")]
+StateOfRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        help="The coordinator's state directory; by default `coordinator.state` of the TOML, or atoll-state.",
+    ),
+]
 Database = Annotated[
     str,
     typer.Option(
         "--database",
         metavar="URL",
         help="Read the records from this PostgreSQL database; the state directory may then be on another machine.",
+    ),
+]
+Coordinator = Annotated[
+    str | None,
+    typer.Option(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="Address of the coordinator; by default the one from enrolment; short for coordinator.",
     ),
 ]
 Set = Annotated[

@@ -12,20 +12,21 @@ from pathlib import Path
 
 from atoll.ground.folders import finds_no_room
 from atoll.ground.printable import printable_size
-from atoll.operations.faults import EXIT_AWAY, CommandError, temporary_cause
+from atoll.ground.process.exit_code import ExitCode
+from atoll.operations.faults import CommandError, temporary_cause
 from atoll.server.errors import DatabaseFull
 
 START_BYTES = 1_000_000
 """Room that a start needs at least in its state directory [bytes]: a new coordinator's took 148 kB, an agent's 32 kB.
 Journal and write-ahead log grow from there, and each model comes on top."""
 
-AGAIN = f"a service manager starts it again by itself (exit code {EXIT_AWAY})"
+AGAIN = f"a service manager starts it again by itself (exit code {ExitCode.AWAY})"
 
 
 class TryAgain(CommandError):
     """A failure that passes by itself, or when a person has freed space; no setting is wrong."""
 
-    code = EXIT_AWAY
+    code = ExitCode.AWAY
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-import signal
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -89,12 +88,7 @@ async def unless_stopped(taking: Coroutine[Any, Any, Membership]) -> Membership 
     The signal handlers stay installed; the caller replaces them.
     """
     task = asyncio.ensure_future(taking)
-
-    def end(number: signal.Signals) -> None:
-        logger.info("stopped by %s before it was enrolled", number.name)
-        task.cancel()
-
-    call_at_end(end)
+    call_at_end(task.cancel, "stopped by %s before it was enrolled")
     try:
         await asyncio.wait({task})
     finally:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -52,7 +51,6 @@ DISPLACED_S = 10.0
 """First wait while another process uses the place of this rank [s]."""
 
 CALLS_PER_CLIENT = 16
-EXIT_OK = 0
 
 
 async def host_rank(
@@ -61,7 +59,7 @@ async def host_rank(
     with_parent: bool = False,
     on_ready: Callable[[str], None] = lambda address: None,
     on_end: Callable[[], None] = lambda: None,
-) -> int:
+) -> None:
     """Serve as one rank until a signal arrives or, `with_parent`, until standard input ends; `on_end` is called then.
 
     Args:
@@ -70,13 +68,9 @@ async def host_rank(
         on_ready: called with the address of the data plane.
         on_end: called when the rank begins to end.
 
-    Returns:
-        The exit code 0.
-
     Raises:
         OperatorError, OSError: the directory belongs to another rank, the port is taken, the interface does not exist,
-            or
-            the coordinator at that address has no such rank.
+            or the coordinator at that address has no such rank.
         ConfigError: the rank has no valid credential.
     """
     allow_open_files()
@@ -89,7 +83,7 @@ async def host_rank(
         where = {"join": config.join, "coordinator": config.coordinator, "insecure": config.insecure}
         taking = Membership.take(here, who, **where)  # type: ignore[arg-type]
         if (membership := await unless_stopped(taking)) is None:
-            return EXIT_OK
+            return
         channels = [membership.dialer.channel(membership.address, COORDINATOR)]
         try:
             place = RankPlace(config.rank, config.ranks, config.interface, folder_id(config.state))
@@ -108,7 +102,6 @@ async def host_rank(
     finally:
         life.close()
         os.close(lock)
-    return EXIT_OK
 
 
 async def _serve(
@@ -121,12 +114,7 @@ async def _serve(
     on_end: Callable[[], None],
 ) -> None:
     stop = asyncio.Event()
-
-    def end(number: signal.Signals) -> None:
-        logger.info("stopped by %s: the rank ends", number.name)
-        stop.set()
-
-    call_at_end(end)
+    call_at_end(stop.set, "stopped by %s: the rank ends")
     server, bound = await _listen(rank, config, _listener(membership))
     address = reached_as(bound, config.public)
 

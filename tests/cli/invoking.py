@@ -1,6 +1,7 @@
 """The command line in this process, as a person types it."""
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from click.testing import CliRunner, Result
 from typer.main import get_command
 
 from atoll.cli.commands import app
-from atoll.cli.printing import log_notes
+from atoll.cli.log import Stream
 
 COMMAND: Any = get_command(app)
 """The command line, made once: that takes ten times as long as to refuse a line."""
@@ -20,7 +21,7 @@ TINY = Path(__file__).parents[1] / "wire" / "tasks" / "four_numbers_task.py"
 
 def invoke(*arguments: object) -> Result:
     """Return the outcome of `atoll ARGUMENTS`; an exception that the command line does not catch is raised."""
-    log_notes(None)  # a service before, in this process, had a log
+    logging.root.handlers[:] = [each for each in logging.root.handlers if not isinstance(each, Stream)]  # of a service
     result = CliRunner().invoke(COMMAND, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

@@ -6,13 +6,11 @@ import socket
 import subprocess
 import sys
 import traceback
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from atoll.cli import commands, main, stopping
-from atoll.operations.faults import EXIT_AWAY
+from atoll.ground.process.exit_code import ExitCode
 from atoll.operations.task_failures import one_line
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.training.worker.operations import detail_of
@@ -69,7 +67,7 @@ def test_a_database_that_is_away_is_worth_another_try(tmp_path: Path) -> None:
     pytest.importorskip("psycopg")
     where = ["--set", "coordinator.database=postgresql://127.0.0.1:1/atoll", "--set", "coordinator.listen=127.0.0.1:0"]
     result = invoke("coordinator", "--state", tmp_path / "state", *where)
-    assert result.exit_code == EXIT_AWAY == 75
+    assert result.exit_code == ExitCode.AWAY == 75
     assert "cannot be reached" in result.stderr
     assert "Traceback" not in result.output
 
@@ -253,15 +251,13 @@ def test_no_command_prints_the_path_of_a_webhook(tmp_path: Path, form: tuple[str
         assert "s3cret" not in (tmp_path / "out" / "run.toml").read_text(), "others may read it"
 
 
-def test_a_mistake_of_ours_keeps_its_traceback_and_ends_with_70(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(commands, "app", lambda: 1 / 0)
-    monkeypatch.setattr(stopping, "one_line", nullcontext)  # or this process would handle the signals of a command
-    with pytest.raises(SystemExit) as end:
-        main.run()
-    assert end.value.code == 70
-    assert "ZeroDivisionError" in capsys.readouterr().err
+@pytest.mark.real
+def test_a_mistake_of_ours_keeps_its_traceback_and_ends_with_70() -> None:
+    program = "from atoll.cli.command import Command\nwith Command(): 1 / 0"
+    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=BOUND_S)
+    assert done.returncode == 70
+    assert done.stderr.startswith("Traceback")
+    assert "ZeroDivisionError" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from atoll.cli import options
+from atoll.cli.command import if_stopped
 from atoll.cli.printing import as_json, best_text, note, say, say_settings, seconds
 from atoll.cli.requested import requested
 from atoll.cli.runs.sites import say_sites
-from atoll.cli.stopping import INTERRUPTED, if_stopped
 from atoll.ground.printable import count_of, printable_size
+from atoll.ground.process.exit_code import ExitCode
 from atoll.ground.process.loading import loading
 from atoll.operations.faults import CommandError
 from atoll.operations.requests import SimulateRequest
-from atoll.protocol.signals import interrupting
 
 if TYPE_CHECKING:
     from atoll.simulations.federation.config import SimulationFile
@@ -79,16 +79,14 @@ def simulate_as_asked(
         raise typer.Exit
     folder = request.folder(file)
     if file.run.is_of_messages:
-        result = run_messages(
-            file, task, folder, is_fresh=request.fresh, handling=lambda federation: interrupting(federation.interrupt)
-        )
+        result = run_messages(file, task, folder, is_fresh=request.fresh)
         if json:
             as_json(result)
         else:
             _say_messages(result, folder)
     else:
         result = _simulate_rounds(file, task, request, sites=sites, json=json)
-    raise typer.Exit({"finished": 0, "interrupted": INTERRUPTED}.get(result["state"], 1))
+    raise typer.Exit({"finished": ExitCode.OK, "interrupted": ExitCode.STOPPED}.get(result["state"], ExitCode.FAILED))
 
 
 def _simulate_rounds(
@@ -108,14 +106,7 @@ def _simulate_rounds(
     keep_freed_blocks()
     with RoundProgress(sys.stderr, note, rounds=file.rounds) as progress, exports:
         report = to_all(progress.round, exports.take)
-        result = run_simulation(
-            file,
-            task,
-            folder,
-            report,
-            is_fresh=request.fresh,
-            handling=lambda federation: interrupting(federation.interrupt),
-        )
+        result = run_simulation(file, task, folder, report, is_fresh=request.fresh)
     if_stopped("")
     measured = _sites_of(folder) if sites else {}
     if json:

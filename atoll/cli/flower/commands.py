@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.command import Commands
+from atoll.cli.command import if_stopped
 from atoll.cli.flower.export import export
+from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, note, say
-from atoll.cli.stopping import if_stopped
 from atoll.operations.faults import CommandError
 from atoll.task.apps import with_app
 

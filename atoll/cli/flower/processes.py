@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from atoll.cli.command import if_stopped
 from atoll.cli.log import message_of
 from atoll.cli.printing import note, say
-from atoll.cli.stopping import if_stopped
 from atoll.flower.task import NODES
 from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError, RunFailed, TaskFailed, raised

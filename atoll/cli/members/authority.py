@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.command import Commands
+from atoll.cli.command import if_stopped
+from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, clock, note, say, shortened
-from atoll.cli.stopping import if_stopped
 from atoll.operations.faults import CommandError
 from atoll.protocol.identity.names import Role
 
@@ -251,13 +251,11 @@ def serve(
         serving = asyncio.current_task()
         assert serving is not None
         service_manager.tell(service_manager.READY, f"dialling {coordinator}")
-        call_at_end(lambda _number: serving.cancel())
+        call_at_end(serving.cancel, "stopped by %s: the authority ends")
         await server.serve(coordinator)
 
-    try:
+    with suppress(asyncio.CancelledError):
         asyncio.run(until_stopped())
-    except asyncio.CancelledError:
-        note("the authority has ended")
 
 
 def _open(folder: Path, days: float = 30.0) -> "Authority":

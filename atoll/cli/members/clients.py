@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from atoll.cli import completion, options
-from atoll.cli.command import Commands
+from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, table
 from atoll.ground.printable import instead_of
 from atoll.operations.faults import CommandError

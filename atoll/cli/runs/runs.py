@@ -1,12 +1,11 @@
 """`atoll run ...`: start, stop, pause, resume and delete runs; list and show them; statistics before a run."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atoll.cli import options
-from atoll.cli.command import Commands
+from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, best_text, clock, metrics_text, note, say, shortened, table
 from atoll.cli.runs.sites import show_sites
 from atoll.cli.runs.statistics import statistics
@@ -29,14 +28,6 @@ What = Annotated[
     typer.Argument(
         metavar="TASK | RUN.toml",
         help="The run's TOML, or a task (`module:attribute` or `path/to/file.py:attribute`) to run with the defaults.",
-    ),
-]
-State = Annotated[
-    Path | None,
-    typer.Option(
-        "--state",
-        metavar="DIR",
-        help="The coordinator's state directory; by default `coordinator.state` of the TOML, or atoll-state.",
     ),
 ]
 Reason = Annotated[
@@ -65,7 +56,12 @@ Yes = Annotated[bool, typer.Option("--yes", help="Delete without asking for conf
 
 
 @app.command()
-def start(what: What, state: State = None, overrides: options.Set = [], json: options.Json = False) -> None:  # noqa: B006
+def start(
+    what: What,
+    state: options.StateOfRun = None,
+    overrides: options.Set = [],  # noqa: B006
+    json: options.Json = False,
+) -> None:
     """Start a run on a running coordinator. It is queued while `max_runs` runs are active.
 
     The task's file must be on the coordinator's machine; if that is another machine, name the file by an absolute path.

@@ -1,7 +1,6 @@
 """`atoll run statistics`: statistics of the sites' data before a training, merged exactly."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,14 +22,6 @@ What = Annotated[
         metavar="TASK | RUN.toml",
         help="The TOML of the planned run, or its task (`module:attribute` or `path/to/file.py:attribute`).",
         show_default=False,
-    ),
-]
-State = Annotated[
-    Path | None,
-    typer.Option(
-        "--state",
-        metavar="DIR",
-        help="The coordinator's state directory; by default `coordinator.state` of the TOML, or atoll-state.",
     ),
 ]
 Deadline = Annotated[
@@ -55,7 +46,7 @@ Show = Annotated[
 
 def statistics(
     what: What = None,
-    state: State = None,
+    state: options.StateOfRun = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     deadline: Deadline = 300.0,
     show: Show = None,

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from atoll.operations.faults import EXIT_AWAY
+from atoll.ground.process.exit_code import ExitCode
 from atoll.protocol.identity.certificates import Issuer
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.names import COORDINATOR
@@ -260,7 +260,7 @@ def test_what_fails_leaves_nothing_behind(state, out, monkeypatch):
             ["restore", state.parent / "source", state.parent / "new"],
         ):
             ended = invoke(*command)
-            assert ended.exit_code == EXIT_AWAY
+            assert ended.exit_code == ExitCode.AWAY
             assert f"{command[-1]} has no room: " in ended.stderr
     assert everything(state.parent) == before
     for command in (
