@@ -28,6 +28,9 @@ from tests.house.style.words import turns
         ("A rule of a user's own.", "of a user's own"),
         ("A fault that a person mends.", "mends"),
         ("A process that ends in order.", "ends in order"),
+        ("A run goes on after a restart.", "goes on"),
+        ("A run that is begun anew.", "begun anew"),
+        ("A digest is another one than before.", "is another one than"),
     ],
 )
 def test_a_banned_turn_is_reported(text: str, turn: str) -> None:
