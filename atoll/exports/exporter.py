@@ -167,6 +167,6 @@ class LiveExport:
                 destination.close()
                 why = " ".join(str(error).split()) or type(error).__name__
                 self._tell(
-                    f"the export to {destination.place} has ended: {why}; the run goes on, and `atoll export` writes "
+                    f"the export to {destination.place} has ended: {why}; the run continues, and `atoll export` writes "
                     "what is missing"
                 )

@@ -129,7 +129,7 @@ def _grid(
     of_call = None if isinstance(task, str) else named(task)
     document = plain_of(document | {"task": task if of_call is None else of_call.reference})
     if faults := [f"{key}: got {value!r}" for key, value in _columns(document) if not is_plain(value)]:
-        raise AtollError(*(f"grid: {fault}; allowed: numbers, texts, true, false, lists of them" for fault in faults))
+        raise AtollError(*(f"grid: {fault}; allowed: numbers, strings, true, false, lists of them" for fault in faults))
     return parse_grid(tomli_w.dumps(document).encode(), Path("grid"), overrides), of_call
 
 

@@ -18,7 +18,7 @@ from atoll.server.config.run import RunFile
 
 PLAN_TIMEOUT_S = 600.0
 
-HOSTED = "without program.native (--native) the app runs hosted, as it is"
+HOSTED = "without program.native (--native) the app runs hosted, unchanged"
 
 KEEP_SITES = 1_000_000
 """Versions whose metrics of single sites stay: the `Result` of Flower has the metrics of each training."""

@@ -76,7 +76,7 @@ def test_main_is_called_to_find_out_only_for_a_native_run_which_it_may_refuse(
         load_run(str(app), ["program.native=true"])
     assert refused.value.faults == (
         "program.native: main() uses the grid itself",
-        "without program.native (--native) the app runs hosted, as it is: leave it out",
+        "without program.native (--native) the app runs hosted, unchanged: leave it out",
     )
     assert (tmp_path / "starts").read_text() == "main\n"
 

@@ -180,7 +180,7 @@ def show(
     has ended; with `--json` one object for each event. A coordinator that dies meanwhile is waited for.
     """
     if after is not None and not follow:
-        raise CommandError("--after names the place at which --follow goes on: add --follow, or leave --after out")
+        raise CommandError("--after names the place at which --follow continues: add --follow, or leave --after out")
     if follow:
         from atoll.cli.runs.following import follow_run
 
