@@ -31,6 +31,8 @@ Everything that a project of yours imports is here:
 
 from typing import TYPE_CHECKING, Any
 
+from atoll.ground.version import VERSION
+
 if TYPE_CHECKING:
     from atoll.interface.comparisons import Comparison, compare
     from atoll.interface.deployed import DeployedRound, DeployedRun, Federation, connect
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from atoll.tensors.codecs.contract import codec_faults
     from atoll.training.base.peft_models import freeze_a
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 APPS = "atoll.flower.framework"
 """The framework whose apps are tasks: `task.apps` finds it here, so that no room below names it."""

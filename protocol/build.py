@@ -5,7 +5,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-from atoll import __version__
+from atoll.ground.version import VERSION
 
 LETTERS = 10
 """Hexadecimal digits of a build's digest."""
@@ -14,7 +14,7 @@ LETTERS = 10
 @cache
 def software() -> str:
     """Return name, version and build of this program, such as `atoll 0.1.0 build 3f2a9c1d07`."""
-    return f"atoll {__version__} build {build_of(Path(__file__).absolute().parents[1])}"
+    return f"atoll {VERSION} build {build_of(Path(__file__).absolute().parents[1])}"
 
 
 def build_of(package: Path) -> str:

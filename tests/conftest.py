@@ -37,8 +37,8 @@ start.install()  # with these variables
 gc.disable()  # until all tests are collected: a million objects that stay
 
 # No example fails because the machine is busy. On a build machine a property is tried on the same examples each time;
-# elsewhere every run looks further.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# elsewhere every run looks further, so that fifty do where nothing else is said.
+settings.register_profile("suite", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("build", settings.get_profile("suite"), derandomize=True)
 settings.load_profile("build" if os.environ.get("CI") else "suite")
 
@@ -88,6 +88,14 @@ def memory_is_returned() -> Iterator[None]:
     gc.collect()
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ranks_end_with_the_tests() -> Iterator[None]:
+    """End the ranks that tests share (`tests/parallel/ranks.py`)."""
+    yield
+    if "tests.parallel.ranks" in sys.modules:
+        sys.modules["tests.parallel.ranks"].SHARED.end()
 
 
 @pytest.fixture(autouse=True)

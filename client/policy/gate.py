@@ -3,6 +3,8 @@
 It fails closed: a policy that is no longer valid, or a history or log that cannot be written, allows nothing.
 """
 
+import hashlib
+import json
 import logging
 import shlex
 import tempfile
@@ -11,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.client.disk.spool import Entry
-from atoll.client.policy.content import content_of
 from atoll.client.policy.decide import (
     COUNTED,
     Decision,
@@ -309,3 +310,26 @@ def _update_bytes(model: VersionManifest, request: Invitation) -> int | None:
         )
     except ValueError:  # the codec of a plugin: assume that it is no smaller than plain values
         return model.num_bytes
+
+
+def content_of(invitation: Invitation) -> str:
+    """Return the SHA-256 of all fields of an invitation that the update depends on.
+
+    Two trainings of one round with equal content are the same work: an agent that reconnects and a coordinator that
+    replays its journal repeat it. It excludes the run and the round, which are compared separately; the remaining time
+    and the instant of the first invitation; and the aggregation rank, which changes when a rank is away.
+    """
+    content = {
+        "task": invitation.task,
+        "base_version": invitation.base_version,
+        "model_digest": invitation.model_digest,
+        "seed": invitation.seed,
+        "local": invitation.local,
+        "algorithm": invitation.algorithm,
+        "codec": invitation.codec,
+        "counted_round": invitation.counted_round,
+        "model_seed": invitation.model_seed,
+    }
+    if invitation.message:
+        content |= {"message": invitation.message, "group": invitation.group}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -5,18 +5,22 @@ use has a live worker.
 """
 
 import asyncio
+import json
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import count
+from pathlib import Path
 from textwrap import indent
-from typing import Any
+from typing import Any, Literal
 
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.session.events import Sums
 from atoll.client.work.data_away import said_of_data
-from atoll.client.work.readings import Readings, Reread
 from atoll.client.work.runner import EvaluateOrder, MessageOrder, RunnerFailed, StatisticsOrder, Training, TrainOrder
 from atoll.ground.noise.key import key_of
 from atoll.ground.printable import conclusion
@@ -32,6 +36,9 @@ from atoll.training.statistics.parts import SiteStatistics
 from atoll.training.worker.process import Environment, Worker, WorkerCrashed, WorkerError, WorkerHung
 
 logger = logging.getLogger(__name__)
+
+Reread = Literal["run", "job", "never"]
+"""When a site's data is read again: for each run, for each job, or never."""
 
 DESCRIBE_TIMEOUT_S = 600.0
 ANSWER_SLACK_S = 5.0
@@ -332,3 +339,47 @@ def _faults_of(error: RunnerFailed) -> list[str]:
     lines = error.detail.splitlines()
     is_traceback = any(line.startswith(" ") for line in lines)
     return [conclusion(error.detail) or str(error.reason)] if is_traceback or not lines else lines
+
+
+class Readings:
+    """Names of the readings, and the row counts of each task's newest reading, which survive the process.
+
+    Args:
+        reread: the setting of the agent.
+        path: file with the row counts of the last readings.
+    """
+
+    def __init__(self, reread: Reread, path: Path) -> None:
+        self._reread, self._path = reread, path
+        self._ends, self._jobs = Counter[str](), count(1)
+        self._ended: set[str] = set()
+        self._last: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            found = json.loads(path.read_text())
+            self._last = found if isinstance(found, dict) else {}
+
+    def of(self, task: str, run_id: str) -> str:
+        """Return the name of the reading for a job; a worker that has no reading of this name reads the data again."""
+        if self._reread == "job":
+            return f"job {next(self._jobs)}"
+        return f"{run_id} {self._ends[run_id]}" if self._reread == "run" else "once"
+
+    def run_ended(self, run_id: str) -> None:
+        """Give later jobs of the run, after a resume, a new reading."""
+        self._ends[run_id] += 1
+        self._ended.add(run_id)
+
+    def note(self, task: str, run_id: str, rows: Mapping[str, int]) -> None:
+        """Record the rows of each split that a job has read; warn if an earlier process read them for the same run."""
+        if not rows:
+            return
+        last = self._last.get(task)
+        before = last["rows"] if isinstance(last, dict) and last.get("run") == run_id else {}
+        again = [f"{rows[split]} of {split} ({before[split]} before)" for split in rows if split in before]
+        if again and run_id not in self._ended and self._reread != "job":
+            text = "run %s has read its data again in its course: rows %s"
+            logger.warning(text, run_id, ", ".join(again), extra={"run": run_id})
+        self._ended.discard(run_id)
+        self._last[task] = {"run": run_id, "rows": {**before, **rows}}
+        with suppress(OSError):  # the next process then does not know the reading
+            self._path.write_text(json.dumps(self._last))

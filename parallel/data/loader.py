@@ -2,16 +2,17 @@
 
 import logging
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from atoll.ground.printable import count_of
 from atoll.ground.process.forking import reopen_files
-from atoll.parallel.data.ahead import ahead
 from atoll.parallel.data.batch import Batch, count_units, in_parts, map_tensors
 from atoll.parallel.data.order import Indices, Order
 from atoll.task.collated import collate_of
@@ -260,3 +261,26 @@ def _unchanged(batch: Any) -> Any:
 def _described(order: Order) -> State:
     """Return the order in plain JSON values, with a checksum of its shards, which may be many."""
     return asdict(order) | {"shards": zlib.crc32(",".join(map(str, order.shards)).encode())}
+
+
+T = TypeVar("T")
+
+_END: Any = object()
+
+
+def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
+    """Yield the same items in the same order, while one thread draws the next `depth` of them.
+
+    An error is raised in the place of its item. The thread ends when this iterator is closed or garbage-collected.
+    """
+    executor = ThreadPoolExecutor(1, thread_name_prefix="atoll-data")
+    waiting: deque[Future[T]] = deque()
+    try:
+        while True:
+            while len(waiting) <= depth:
+                waiting.append(executor.submit(next, items, _END))
+            if (item := waiting.popleft().result()) is _END:
+                return
+            yield item
+    finally:
+        executor.shutdown(cancel_futures=True)

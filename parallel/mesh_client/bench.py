@@ -5,7 +5,7 @@ Every rank calls the same methods in the same order. Those of rank 0 return what
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -23,13 +23,12 @@ from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.passes import casting
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.mesh_client.amendments import correct, in_turn, pull
-from atoll.parallel.mesh_client.building import Here, MeshModel, Outline, build
+from atoll.parallel.hooks import MeshClient
+from atoll.parallel.mesh_client.building import Here, MeshModel, Outline, Shard, build
 from atoll.parallel.mesh_client.control import corrections_of
 from atoll.parallel.mesh_client.crash_points import reached
 from atoll.parallel.mesh_client.faults import faults_of_mesh, is_divided, look, outline_of
 from atoll.parallel.mesh_client.hook_files import client_of
-from atoll.parallel.mesh_client.hooks import MeshClient
 from atoll.parallel.mesh_client.in_round import checkpoints
 from atoll.parallel.mesh_client.kept_optimizer import give_state
 from atoll.parallel.mesh_client.together import together
@@ -59,6 +58,7 @@ from atoll.training.local.local_layers import names_that_stay
 from atoll.training.local.local_order import draw_order
 from atoll.training.local.training import Work
 from atoll.training.model.parameters import forms_of
+from atoll.training.optimizers.norms import local
 from atoll.training.worker.bench import Json
 from atoll.training.worker.left_behind import LeftBehind
 from atoll.training.worker.operations import layout_fields
@@ -458,3 +458,52 @@ def _normalizer(work: Work, algorithm: str) -> Json:
     if algorithm != "fednova" or work.normalizer is None:
         return {}
     return {"normalizer": work.normalizer.normalizer, "effective_steps": work.normalizer.effective_steps}
+
+
+def pull(shards: Sequence[Shard], mu: float) -> Callable[[], None]:
+    """Return FedProx's change: μ (w - w_global) is added to each gradient (Li et al. 2020, Algorithm 2).
+
+    Args:
+        shards: with the global values; they are copied.
+        mu: μ.
+    """
+    starts = [local(shard.parameter.detach()).clone() for shard in shards]
+
+    @torch.no_grad()
+    def amend() -> None:
+        for shard, start in zip(shards, starts, strict=True):
+            parameter = shard.parameter
+            if parameter.grad is not None:
+                local(parameter.grad).add_(local(parameter.detach()) - start, alpha=mu)
+
+    return amend
+
+
+def in_turn(first: Callable[[], None] | None, second: Callable[[], None]) -> Callable[[], None]:
+    """Return the change that applies both, one after the other."""
+
+    def amend() -> None:
+        if first is not None:
+            first()
+        second()
+
+    return amend
+
+
+def correct(shards: Sequence[Shard], corrections: Sequence[torch.Tensor]) -> Callable[[], None]:
+    """Return SCAFFOLD's change: c - c_i is added to each gradient (`training.local.scaffold`).
+
+    Args:
+        shards: of the trained parameters.
+        corrections: c - c_i of each, of its shape.
+    """
+
+    @torch.no_grad()
+    def amend() -> None:
+        for shard, correction in zip(shards, corrections, strict=True):
+            parameter = shard.parameter
+            if parameter.grad is None:  # no part of this loss: its gradient is zero
+                parameter.grad = torch.zeros_like(parameter)
+            local(parameter.grad).add_(correction)
+
+    return amend

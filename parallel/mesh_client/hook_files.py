@@ -17,8 +17,8 @@ from atoll.parallel.engine.axes import Axes
 from atoll.parallel.exchange.load import load_shares
 from atoll.parallel.exchange.shares import Share, owned, share_of
 from atoll.parallel.exchange.write import Box, differences
+from atoll.parallel.hooks import MeshClient, hooked, placed, settled, stand_in
 from atoll.parallel.mesh_client.building import MeshModel
-from atoll.parallel.mesh_client.hooks import MeshClient, hooked, placed, settled, stand_in
 from atoll.task.context import Context
 from atoll.task.errors import TaskMismatch
 from atoll.task.local import Local

@@ -22,7 +22,7 @@ import torch.distributed.tensor as dtensor
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from atoll.parallel.mesh_client.hooks import settled
+from atoll.parallel.hooks import settled
 from atoll.training.model.places import is_generator
 
 Json = dict[str, Any]

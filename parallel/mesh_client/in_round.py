@@ -34,10 +34,10 @@ from atoll.parallel.checkpoint.store import read_about
 from atoll.parallel.communication.outer_config import parse_outer
 from atoll.parallel.data.rows_read import rows_read
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.hooks import MeshClient
 from atoll.parallel.mesh_client.building import MeshModel
 from atoll.parallel.mesh_client.crash_points import reached
 from atoll.parallel.mesh_client.hook_values import Form, NoForm, Reader, Writer
-from atoll.parallel.mesh_client.hooks import MeshClient
 from atoll.parallel.trainer.outside import Outside, functions_of
 from atoll.parallel.trainer.saver import Carried, Saver
 from atoll.parallel.trainer.stopping import Agreement

@@ -12,9 +12,9 @@ from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.data.batch import Batch, in_parts
 from atoll.parallel.data.order import cut
 from atoll.parallel.engine.optimization import MakeOptimizer
+from atoll.parallel.hooks import MeshClient
 from atoll.parallel.mesh_client.building import MeshModel
 from atoll.parallel.mesh_client.crash_points import reached
-from atoll.parallel.mesh_client.hooks import MeshClient
 from atoll.parallel.trainer.same_batch import SameBatch
 from atoll.parallel.trainer.stopping import Agreement
 from atoll.task.collated import collate_of

@@ -22,7 +22,7 @@ from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
 from atoll.parallel.engine.ties import tied_names
-from atoll.parallel.mesh_client.hooks import MeshClient, hooked, settled, stand_in
+from atoll.parallel.hooks import MeshClient, hooked, settled, stand_in
 from atoll.task.context import Context, within
 from atoll.task.errors import TaskBroken
 from atoll.task.local import Local

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll import __version__
 from atoll.ground.file_lock import Locked, lock_file
 from atoll.ground.folders import sync_folder
 from atoll.ground.printable import printable
+from atoll.ground.version import VERSION
 from atoll.protocol.progress import OnBytes, not_told
 from atoll.protocol.secrets import without_password
 from atoll.server.backup.contents import FOLDERS, BackupFailed, Contents, Part, belongs, is_immutable, is_key
@@ -386,7 +386,7 @@ def _write(staging: Path, part: Path, staged: _Staged, on_bytes: OnBytes, *, has
         for path in paths:
             parts.append(target.add(path, path.relative_to(staging).as_posix(), lambda more: on_bytes(more, total)))
         contents = Contents(
-            atoll=__version__, made_at=staged.made_at, has_keys=has_keys, files=parts, database=staged.database
+            atoll=VERSION, made_at=staged.made_at, has_keys=has_keys, files=parts, database=staged.database
         )
         written = staging / CONTENTS
         written.write_text(contents.encoded())

@@ -1,5 +1,6 @@
 """An upload in progress: a file that grows, or a few bytes in memory."""
 
+import ctypes
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,7 +11,6 @@ from atoll.ground.durable import naming_full_disk
 from atoll.ground.printable import count_of
 from atoll.protocol.wire.bulk_messages import Buffer
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX
-from atoll.server.files.writeback import begin_writeback
 from atoll.tensors.layout import Piece
 from atoll.tensors.updates.inspection import Inspection, Inspector
 
@@ -111,3 +111,21 @@ class Incoming:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+SYNC_FILE_RANGE_WRITE = 2
+"""A flag of Linux's fcntl.h."""
+
+
+def begin_writeback(fd: int, start: int, num_bytes: int) -> None:
+    """Let the kernel start writing these bytes of a file to the disk.
+
+    A hint without a guarantee: if the call does not exist or fails, fdatasync writes everything.
+    """
+    if _sync_file_range is not None:
+        _sync_file_range(fd, start, num_bytes, SYNC_FILE_RANGE_WRITE)
+
+
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ from sqlalchemy import (
 )
 
 from atoll.protocol.identity.names import ANYBODY, Identity, Role, Wanted
-from atoll.server.identity.revocations import Revocations
 from atoll.server.journal.database import Database
 
 if TYPE_CHECKING:  # the views read members without loading cryptography
@@ -42,6 +41,45 @@ ID_BYTES, SECRET_BYTES = 8, 16
 CERTIFICATES_MAX = 32
 """Number of certificates stored for one identity. A member that renews twice a second would otherwise fill the disk
 within the month until the first one expires; an honest member has two or three, plus some whose answers were lost."""
+
+
+class Revocations:
+    """Identities that were ever revoked, each with the serials that are valid nevertheless.
+
+    A revoked identity's only valid certificates are those recorded as issued since. So a certificate that a remote
+    authority has signed without reporting it here is not valid either. It is in memory, where every call looks it up.
+    """
+
+    def __init__(self, standing: Mapping[Identity, Iterable[int]] | None = None) -> None:
+        self._standing = {identity: set(serials) for identity, serials in (standing or {}).items()}
+
+    def is_revoked(self, identity: Identity, serial: int) -> bool:
+        """Return whether this certificate is no longer valid."""
+        standing = self._standing.get(identity)
+        return standing is not None and serial not in standing
+
+    def is_refused(self, leaf: "Leaf") -> bool:
+        """Return whether this certificate, given as a leaf, is no longer valid."""
+        return self.is_revoked(leaf.identity, leaf.serial)
+
+    def revoke(self, identity: Identity) -> None:
+        """Revoke all certificates of an identity."""
+        self._standing[identity] = set()
+
+    def issued(self, identity: Identity, serial: int) -> None:
+        """Record a new certificate: it is valid, although older ones were revoked."""
+        if identity in self._standing:
+            self._standing[identity].add(serial)
+
+    def forgotten(self, identity: Identity, serials: Iterable[int]) -> None:
+        """Record that certificates are no longer stored: if their identity was ever revoked, they become invalid."""
+        if identity in self._standing:
+            self._standing[identity].difference_update(serials)
+
+    def standing(self) -> Mapping[Identity, frozenset[int]]:
+        """Return the identities that were ever revoked, and the serials that are valid nevertheless."""
+        return {identity: frozenset(serials) for identity, serials in self._standing.items()}
+
 
 metadata = MetaData()
 INVITATIONS = Table(

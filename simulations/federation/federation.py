@@ -7,8 +7,10 @@ Decisions and outcome depend on the settings alone, not on real durations or the
 crash of all processes at the end of a round: clients that were working start again.
 """
 
+import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -39,7 +41,6 @@ from atoll.simulations.federation.config import SimulationConfig
 from atoll.simulations.federation.data_read import data_read, other_data
 from atoll.simulations.federation.efforts import Efforts
 from atoll.simulations.federation.evaluations import Evaluations
-from atoll.simulations.federation.garbage import few_collections
 from atoll.simulations.federation.invitation_tally import InvitationTally
 from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.report import Json, Measured, RunFolder, best_of, line_of
@@ -440,3 +441,25 @@ class Federation:
     ) -> None:
         self.engine.close()
         self._report.close()
+
+
+COLLECT_EVERY = 100_000
+"""Allocations minus deallocations between two collections of the youngest generation; Python's default is 700."""
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Freeze all existing objects and collect new ones rarely; restore the settings at the end.
+
+    A simulation makes hundreds of thousands of small values a second, and no cycles: the collector would only traverse
+    the sites, the records and all libraries repeatedly.
+    """
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_EVERY, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

@@ -44,6 +44,13 @@ def told(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if not note.match(line)]
 
 
+def ran(*arguments: object, code: int = 0) -> Result:
+    """Return the outcome of a command that ends with this exit code."""
+    result = invoke(*arguments)
+    assert result.exit_code == code, result.output
+    return result
+
+
 def faults_in(stderr: str) -> list[str]:
     """Return the operator's mistakes of standard error: of a command, and of a service, which has a log."""
     return re.findall(r"^(?:atoll: |.{19} (?:\S+: )?error: )(.*)$", stderr, re.MULTILINE)
@@ -51,13 +58,9 @@ def faults_in(stderr: str) -> list[str]:
 
 def shown(*arguments: object) -> Any:
     """Return the parsed output of a command with --json."""
-    result = invoke(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    return json.loads(ran(*arguments, "--json").stdout)
 
 
 def said(*arguments: object) -> str:
     """Return the output of a command without --json, as a person reads it."""
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return ran(*arguments).stdout

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -12,7 +11,8 @@ import pytest
 
 from atoll.server.views.views import View, look
 from atoll.tensors.safetensors_file import read
-from tests.federation.processes import ATOLL, federation
+from tests.cli.invoking import said
+from tests.federation.processes import federation
 
 GIB = 1 << 30
 
@@ -164,7 +164,7 @@ def test_a_run_waits_for_its_first_sites_and_names_the_one_that_goes_away(tmp_pa
             return row["state"] == "waiting" and row["wait"]["cause"] == "too_few_clients" and sites == [*missing]
 
         it.wait_for(lambda: "no client has joined yet" in it.log("coordinator") and shown())
-        subprocess.run([ATOLL, "client", "invite", "late", "--state", it.state], check=True, capture_output=True)
+        said("client", "invite", "late", "--state", it.state)
         it.wait_for(lambda: shown("late"))
         assert "late (invited, has not enrolled)" in look(it.history(), View.RUNS)[0]["cause"]
         it.agent("a")

@@ -13,7 +13,7 @@ from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import RunState
 from atoll.server.journal.holder import running_coordinator
 from benchmarks.members import equip
-from tests.cli.invoking import faults_in
+from tests.cli.invoking import faults_in, ran
 from tests.cli.serving.test_full_disk import NAMESPACE, can_mount
 from tests.federation.processes import ATOLL, Federation, ended_after, federation
 from tests.turns import in_turn
@@ -139,14 +139,10 @@ def look_at_the_commands(it):
     it.show("model", "export", "--run", "mean", "--out", folder / "ended.safetensors")
     assert (folder / "ended.safetensors").read_bytes() == (folder / "running.safetensors").read_bytes()
     (it.state / "aggregators" / "0of2" / "runs").rename(it.folder / "gone")
-    done = subprocess.run(
-        [ATOLL, "model", "export", "--run", "mean", "--out", folder / "x", "--state", it.state],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "lies in 2 parts, and aggregation rank 0, which has one of them, is away" in done.stderr
+    (line,) = ran(
+        "model", "export", "--run", "mean", "--out", folder / "x", "--state", it.state, code=2
+    ).stderr.splitlines()
+    assert "lies in 2 parts, and aggregation rank 0, which has one of them, is away" in line
     assert not (folder / "x").exists()
 
 
@@ -365,11 +361,10 @@ def test_a_missing_rank_costs_the_round_and_another_number_of_ranks_is_refused(t
 
 def assert_refused(command, fault):
     """One line, exit code 2."""
-    done = subprocess.run([ATOLL, *map(str, command)], capture_output=True, text=True, check=False, timeout=BOUND_S)
-    assert done.returncode == 2, done.stderr
-    (line,) = faults_in(done.stderr)
+    told = ran(*command, code=2).stderr
+    (line,) = faults_in(told)
     assert fault in line
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in told
 
 
 def test_what_cannot_be_is_said_in_one_line(tmp_path):

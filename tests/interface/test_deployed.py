@@ -59,7 +59,8 @@ def watched(found, it):
     before = run.version
     assert (run.run_id, run.state) == ("python-1", "finished")
     assert run.rounds.column("version") == [*range(1, before + 1)]
-    assert run.round(2).sentences == it.show("round", "show", "2", "--run", "python")["sentences"]
+    of_round = [ATOLL, "round", "show", "2", "--run", "python", "--state", it.state, "--json"]
+    assert run.round(2).sentences == json.loads(subprocess.check_output(of_round))["sentences"]
     assert set(run.round().clients.column("client")) == set(line_task.SITES)
     sites = run.sites.frame()
     assert {*zip(sites["site"], sites["version"], strict=True)} == {

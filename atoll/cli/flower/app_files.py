@@ -9,11 +9,11 @@ from typing import Any
 
 import tomli_w
 
-from atoll import __version__
 from atoll.cli.flower import templates
 from atoll.cli.flower.counterparts import A_NUMBER, Counterpart
 from atoll.cli.flower.sources import Sources
 from atoll.flower.exported.run_values import RunValues
+from atoll.ground.version import VERSION
 from atoll.plugins.reference import is_file, split
 from atoll.task.task import task_name
 
@@ -114,7 +114,7 @@ class AppFiles:
                 "name": re.sub(r"[_.]+", "-", name).strip("-") or "app",
                 "version": "1.0.0",
                 "description": f"{task_name(self.task)} of Atoll as a Flower app",
-                "dependencies": [f"atoll[flower]>={__version__}", *self.sources.packages],
+                "dependencies": [f"atoll[flower]>={VERSION}", *self.sources.packages],
             },
             "tool": {"hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}}, "flwr": {"app": app}},
         }

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll import __version__
 from atoll.cli import options
 from atoll.cli.command import current, if_stopped
 from atoll.cli.printing import note, say_settings
 from atoll.cli.waiting import waiting_for
 from atoll.ground.process.loading import loading
+from atoll.ground.version import VERSION
 from atoll.operations.faults import CommandError
 from atoll.task.apps import is_app
 
@@ -112,7 +112,7 @@ def coordinator(
     from atoll.cli import log
 
     log.configure("coordinator", form=log_form)
-    note(f"atoll {__version__}: the coordinator starts, state in {file.coordinator.state}")
+    note(f"atoll {VERSION}: the coordinator starts, state in {file.coordinator.state}")
     run = file.run if isinstance(file, RunFile) else None
     accepted = {"clock": accept_clock, "losses": accept_losses}
     raise typer.Exit(_host(file, accepted, again=again, stay=stay or run is None))

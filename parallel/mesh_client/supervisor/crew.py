@@ -9,6 +9,8 @@ crew. Other ranks notice a rank that hangs in a collective; pings tell that rank
     WorkerError     the task's code failed: on all ranks, or twice in the same way at the same step
 """
 
+import hashlib
+import json
 import logging
 import math
 import queue
@@ -24,7 +26,6 @@ from atoll.ground.printable import count_of
 from atoll.parallel.launch.line import Json, Line, Listener
 from atoll.parallel.launch.rank_fault import RankFault, cause, take_faults
 from atoll.parallel.mesh_client.supervisor.interval import NEVER, Interval
-from atoll.parallel.mesh_client.supervisor.round_folder import prepare
 from atoll.parallel.mesh_client.supervisor.terms import Terms
 from atoll.training.base.kept_lines import BASES
 from atoll.training.worker.process import LOAD_TIMEOUT_S, RunTerms, WorkerCrashed, WorkerError, WorkerHung
@@ -258,7 +259,7 @@ class Crew:
         if every.is_never:
             return request
         folder = self._terms.folder / ROUND
-        prepare(folder, request)
+        prepare_folder(folder, request)
         intervals = {"checkpoint_every": every.steps, "checkpoint_every_s": every.seconds}
         return request | {"checkpoint": str(folder.absolute()), **intervals}
 
@@ -389,3 +390,20 @@ class Crew:
                 raise _Lost(f"their launcher has ended with exit code {event.content}")
             if event.kind not in ("killed", "ended"):
                 return event
+
+
+ORDER = "order"
+VOLATILE = {"out", "own_out", "residual", "budget_s", "lease_s"}
+"""Fields of a request that do not change what is trained."""
+
+
+def prepare_folder(folder: Path, request: Mapping[str, Any]) -> None:
+    """Make the folder ready for the training of a request: checkpoints of this very one stay, others are deleted."""
+    fields = {name: value for name, value in request.items() if name not in VOLATILE}
+    identity = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    note = folder / ORDER
+    if note.exists() and note.read_text("ascii") == identity:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    note.write_text(identity, "ascii")

@@ -25,6 +25,7 @@ from atoll.tensors.layout import pieces_in_order
 from atoll.training.model.parameters import parameters_of
 from tests.parallel.exchange.layouts import LAYOUTS, plain
 from tests.parallel.ranks import call_on_ranks
+from tests.turns import in_turn
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -87,7 +88,7 @@ def boxes_of(path: Path, pieces: list[Any]) -> list[tuple[Any, np.ndarray[Any, A
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [in_turn(name, number=n, days=2) for n, name in enumerate(LAYOUTS)])
 def test_each_box_is_owned_once_and_goes_to_and_from_files_exactly(name: str, tmp_path: Path) -> None:
     make, degrees, _ = LAYOUTS[name]
     whole = parameters_of(make())

@@ -17,8 +17,7 @@ from atoll.protocol.identity.names import Role, is_name
 from atoll.protocol.manifest import UpdateManifest, parse_update
 from atoll.protocol.wire.stream import first_status
 from atoll.server.identity import guard as guard_module
-from atoll.server.identity.claims import client_of
-from atoll.server.identity.guard import Denied, Guard
+from atoll.server.identity.guard import Denied, Guard, client_of
 from atoll.server.identity.rules import RULES, Touches
 from atoll.tensors.layout import Piece
 from tests.client.fake_coordinator import live

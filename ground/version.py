@@ -1,0 +1,3 @@
+"""The version of Atoll."""
+
+VERSION = "0.1.0"
