@@ -84,7 +84,7 @@ def test_a_round_that_got_all_it_wanted():
     record = committed({name: reported() for name in ("north", "south", "east", "west")})
     assert sentences(record)[:3] == [
         "Round 7 started from version 6 and was committed as version 7 after 12.4 s: "
-        "4 of the 4 wanted updates had arrived.",
+        "4 of the 4 wanted updates were in.",
         "4 of 6 available clients were invited: east, north, south, west.",
         "east (reported): its update was accepted 3.1 s after the invitation: "
         "1,200 examples, all of the requested work, 4.0 MB.",
@@ -380,8 +380,7 @@ def test_a_buffer_that_was_committed_names_each_update_with_its_age_and_scale():
     flow.fold(at=27)
     said = sentences(flow.record)
     assert said[0] == (
-        "Round 2 started from version 1 and was committed as version 2 after 15.0 s: 2 of the 2 wanted updates had "
-        "arrived."
+        "Round 2 started from version 1 and was committed as version 2 after 15.0 s: 2 of the 2 wanted updates were in."
     )
     assert "In the buffer: the update of round 2 by a (10 examples, fresh), scaled by 1." in said
     assert "In the buffer: the update of round 1 by c (10 examples, 1 version old), scaled by 0.707." in said

@@ -455,7 +455,7 @@ REFUSED: list[tuple[str, Callable[..., Any], str]] = [
     ("gradients", scaled(lambda self, client, g: len(client.context.site)), "reads context.site"),
     ("gradients", lambda self, client, gradients: {}, "returns no gradient of layers.0.0.weight"),
     ("gradients", keep(lambda client, gradients: gradients["layers.1.0.bias"]), "view of a parameter or gradient"),
-    ("gradients", keep(lambda client, gradients: client.parameters["layers.1.0.bias"]), "memory of a parameter"),
+    ("gradients", keep(lambda client, gradients: client.parameters["layers.1.0.bias"]), "view of a parameter"),
     ("gradients", keep(lambda client, gradients: torch.zeros(4)), r"to \(\(4,\), torch.float32\); before, it was"),
     ("after_step", lambda self, client: client.state.update(b=torch.zeros(2)), "adds names to client.state"),
     ("after_step", lambda self, client: client.state.clear(), "adds names to client.state, or removes them: a"),
