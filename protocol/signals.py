@@ -1,4 +1,4 @@
-"""The signals that end a process of Atoll in order, and SIGHUP, which a service without a terminal survives."""
+"""The end of a process of Atoll: its exit codes, the signals that end it in order, and those that it survives."""
 
 import errno
 import logging
@@ -8,6 +8,7 @@ import termios
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from enum import IntEnum
 from types import FrameType
 
 from atoll.protocol import service_manager
@@ -18,6 +19,27 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[int, FrameType | None], object]
+
+
+class ExitCode(IntEnum):
+    """Exit code of a process of the program `atoll`; docs/running.md has a row for each."""
+
+    OK = 0
+    """The work is done, or a signal has ended a service."""
+    FAILED = 1
+    """A run has failed or was stopped."""
+    OPERATOR = 2
+    """An operator's mistake."""
+    BUG = 70
+    """A bug, with its traceback (EX_SOFTWARE of sysexits.h)."""
+    AWAY = 75
+    """A disk is full, or a disk, the database or a site's data are away: try again (EX_TEMPFAIL of sysexits.h)."""
+    STOPPED = 128 + signal.SIGINT
+    """A signal has ended a command before it was done; of whichever signal, as a shell reports Ctrl-C."""
+    PIPE = 128 + signal.SIGPIPE
+    """The reader of a pipe has closed it, as a shell reports SIGPIPE."""
+    LATE = 128 + signal.SIGALRM
+    """The process missed the deadline of its shutdown: what a shell reports of the kernel's SIGALRM."""
 
 
 class Stopped(SystemExit):

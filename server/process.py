@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.ground.process.exit_code import ExitCode
 from atoll.protocol.notices.life import Life
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.signals import call_at_end
+from atoll.protocol.signals import ExitCode, call_at_end
 from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
 from atoll.protocol.wire.allocator import keep_freed_memory, share_heaps
 from atoll.server.config.process import CoordinatorConfig

@@ -15,10 +15,10 @@ from atoll.aggregation.rules.coordinate import TrimmedMean
 from atoll.cli.sections import Section, described
 from atoll.client.session import events as client_events
 from atoll.ground.process import crash_points
-from atoll.ground.process.exit_code import ExitCode
 from atoll.parallel.mesh_client import crash_points as rank_crash_points
 from atoll.protocol import vocabulary
 from atoll.protocol.settings import load_text
+from atoll.protocol.signals import ExitCode
 from atoll.server.audit.actions import Action
 from atoll.server.config.extensions import CUSTOM_RULE
 from atoll.server.config.run import RunFile

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.ground.process.exit_code import ExitCode
+from atoll.protocol.signals import ExitCode
 from tests.cli.invoking import TINY, said
 from tests.waiting import BOUND_S
 

@@ -1,6 +1,6 @@
 """The command that this process runs: its signals, its exit code, and its end in time.
 
-This module is imported before anything slow, so that a signal ends a command in order from the beginning on.
+This module is imported before anything slow, so that a signal ends a command cleanly from the beginning.
 """
 
 import atexit
@@ -16,8 +16,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
-from atoll.ground.process.exit_code import ExitCode
-from atoll.protocol.signals import ENDING, Stopped, end_by_default, ending, leave_closed_terminal, survive_hang_up
+from atoll.protocol.signals import (
+    ENDING,
+    ExitCode,
+    Stopped,
+    end_by_default,
+    ending,
+    leave_closed_terminal,
+    survive_hang_up,
+)
 
 SERVICES = (["coordinator"], ["agent"], ["aggregator"], ["authority", "serve"])
 """The commands that run until a signal comes."""
@@ -125,7 +132,7 @@ class Command:
             signal.alarm(seconds)
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
-        """Print the line, and end the process in order; the next signal ends it at once."""
+        """Print the line, and end the process cleanly; the next signal ends it at once."""
         self._is_stopped = True  # first: what follows may wait for a reader, or for a lock
         end_by_default()
         leave_closed_terminal()

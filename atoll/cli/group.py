@@ -10,10 +10,9 @@ from typer.core import TyperGroup
 from atoll.cli.command import Command
 from atoll.cli.printing import complain, note
 from atoll.cli.waiting import waiting_for
-from atoll.ground.process.exit_code import ExitCode
 from atoll.operations.faults import Interrupted, RunCrashed, code_of, faults_of
 from atoll.operations.reporter import Reporter, reporting_to
-from atoll.protocol.signals import interrupting
+from atoll.protocol.signals import ExitCode, interrupting
 
 TERMINAL = Reporter(note, waiting_for, interrupting)
 """The reporter of a command's operations: lines on standard error, or in the log of a service; signals interrupt."""

@@ -51,7 +51,7 @@ def as_json(value: object) -> None:
 
 
 def as_json_line(value: object) -> None:
-    """Print a value as JSON on one line, at once, for a script that reads while the command goes on."""
+    """Print a value as JSON on one line, at once, for a script that reads while the command runs."""
     typer.echo(json.dumps(plain(value), ensure_ascii=False))
 
 

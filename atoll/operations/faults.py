@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from atoll.ground.folders import in_words
-from atoll.ground.process.exit_code import ExitCode
+from atoll.protocol.signals import ExitCode
 
 
 class CommandError(Exception):

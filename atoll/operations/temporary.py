@@ -12,8 +12,8 @@ from pathlib import Path
 
 from atoll.ground.folders import finds_no_room
 from atoll.ground.printable import printable_size
-from atoll.ground.process.exit_code import ExitCode
 from atoll.operations.faults import CommandError, temporary_cause
+from atoll.protocol.signals import ExitCode
 from atoll.server.errors import DatabaseFull
 
 START_BYTES = 1_000_000

@@ -16,16 +16,15 @@ from atoll.parallel.data.batch import Batch, tensors
 from atoll.parallel.engine.agreement import Agreement
 from atoll.parallel.engine.attached import Attached
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.engine.borrowed import pass_of_shards
 from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.gradients import clip, gradients_of, settle, total_norm
-from atoll.parallel.engine.inplace import CopiesDiffer, differing_copies
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.passes import Observe, Total, pass_of_copies
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.scalars import sum_scalars
+from atoll.parallel.engine.step_faults import CopiesDiffer, differing_copies, pass_of_shards
 from atoll.parallel.engine.ties import Ties
-from atoll.training.trials.lone_row import lone_row_refused
+from atoll.training.trials.contract import lone_row_refused
 
 DP_AXES = ("dp_replicate", "dp_shard")
 

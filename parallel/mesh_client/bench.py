@@ -4,7 +4,6 @@ Every rank calls the same methods in the same order. Those of rank 0 return what
 (`worker/main`); an update is a folder of parts, one for each rank that owns boxes of the model.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -27,7 +26,7 @@ from atoll.parallel.hooks import MeshClient
 from atoll.parallel.mesh_client.building import Here, MeshModel, Outline, Shard, build
 from atoll.parallel.mesh_client.control import corrections_of
 from atoll.parallel.mesh_client.crash_points import reached
-from atoll.parallel.mesh_client.faults import faults_of_mesh, is_divided, look, outline_of
+from atoll.parallel.mesh_client.faults import faults_of_mesh, is_divided, outline_of
 from atoll.parallel.mesh_client.hook_files import client_of
 from atoll.parallel.mesh_client.in_round import checkpoints
 from atoll.parallel.mesh_client.kept_optimizer import give_state
@@ -38,9 +37,8 @@ from atoll.parallel.mesh_client.use import RoundUse
 from atoll.parallel.trainer.data import in_order as loader_in_order
 from atoll.parallel.trainer.evaluation import statistics
 from atoll.parallel.trainer.stopping import INTERVAL_S, Agreement
-from atoll.parallel.trials.forward import needs_look
 from atoll.parallel.trials.hooks import ROUNDS, HooksTrial, places_of
-from atoll.parallel.trials.mixed_rows import mixes_rows
+from atoll.parallel.trials.mesh import needs_trials, try_on_mesh
 from atoll.parallel.world import World
 from atoll.task.context import Context, within
 from atoll.task.deadline import Deadline
@@ -63,8 +61,6 @@ from atoll.training.worker.bench import Json
 from atoll.training.worker.left_behind import LeftBehind
 from atoll.training.worker.operations import layout_fields
 from atoll.training.worker.site_task import SiteTask, device_of, model_seed
-
-logger = logging.getLogger(__name__)
 
 IsTold = Callable[[], bool]
 """() -> whether this rank was told to end the training early; rank 0 alone is told."""
@@ -359,13 +355,10 @@ class MeshBench:
         task = self._here.task
 
         def borrowed() -> list[str]:
-            data = self._here.dataset("train") if needs_look(self._plan) else None
+            data = self._here.dataset("train") if needs_trials(self._plan) else None
             if data is None or not len(data):
                 return []
-            found = look(task, self._plan, 0, data)
-            if self._ranks.is_first and (line := mixes_rows(task, self._plan, 0, data)):
-                logger.warning("%s", line)
-            return found
+            return try_on_mesh(task, self._plan, 0, data, is_site=True, tells=self._ranks.is_first)
 
         if self._looked is None or self._looked[0] is not task:
             self._looked = task, together(self._ranks, borrowed)

@@ -1,7 +1,6 @@
 """The reasons why a mesh cannot do the local training of a task, before anything runs."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -9,9 +8,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.mesh_client.frozen import base_of
-from atoll.parallel.trainer.job import JobRefused
-from atoll.parallel.trials.between_passes import moves_by_pass
-from atoll.parallel.trials.forward import check_forward
 from atoll.parallel.trials.hooks import WAY_OUT, HooksTrial
 from atoll.task.algorithm import Algorithm
 from atoll.task.base import TRAINED
@@ -23,7 +19,8 @@ from atoll.training.base.peft_models import adapter_faults
 from atoll.training.local.local_layers import names_that_stay
 from atoll.training.model.frozen import keep_frozen
 from atoll.training.model.parameters import built_on_meta, travel_faults
-from atoll.training.optimizers.custom_optimizer import custom_optimizer, is_elementwise
+from atoll.training.optimizers.custom_optimizer import custom_optimizer
+from atoll.training.trials.elementwise import is_elementwise
 
 RANKS_MAX = 1024
 """The largest number of ranks: each may send a part of the update (`protocol/part_manifest`)."""
@@ -82,33 +79,6 @@ def _check_outline(model: object, task: Task) -> None:
         raise TaskBroken(f"task.model() must return a torch.nn.Module, got {type(model).__name__}")
     if task.travels == TRAINED:
         keep_frozen(model)
-
-
-def look(task: Task, plan: Plan, seed: int, data: Any) -> list[str]:
-    """Examine a forward pass before a training; return the blocks whose parameters are used outside of their calls.
-
-    Args:
-        task: of the model.
-        plan: of the mesh.
-        seed: of the run's model.
-        data: the site's training data.
-
-    Raises:
-        TaskBroken: the pass changes tensors in place, which this plan would lose or repeat; with their names.
-    """
-    try:
-        found = check_forward(task, plan, seed, data)
-    except JobRefused as error:
-        raise TaskBroken(str(error)) from error
-    written = [*found.written.parameters, *found.written.buffers]
-    if not written and plan.microbatches > 1:
-        written = moves_by_pass(task, seed, data)
-    if written and plan.microbatches > 1:
-        raise TaskBroken(
-            f"{', '.join(written)}: each forward pass changes them, and a step has {plan.microbatches} passes, one for "
-            "each micro-batch; allowed: 1 micro-batch, or a model without them"
-        )
-    return found.borrowed
 
 
 def is_divided(plan: Plan) -> bool:

@@ -19,7 +19,8 @@ from atoll.task.randomness import data_of, server_data_of
 from atoll.task.task import Task
 from atoll.training.data.draws import Steady
 from atoll.training.data.row_forms import kind_of
-from atoll.training.trials.first_batch import Rows, sites_by_kind, try_batches
+from atoll.training.trials.first_batch import Batches, Rows, first_batch, sites_by_kind
+from atoll.training.trials.trial import refuse
 
 NAMES_MAX = 4
 """Sites that a sentence names."""
@@ -94,7 +95,7 @@ def data_for(
         + ([] if own is None else [Rows(data=own, where="task.test_data()", context=context, at_once=evaluated)])
     )
     cast = partial(casting, plan, device)
-    try_batches(task, every, seed=seed, device=device, casting=cast, reading=readable)
+    refuse([first_batch], Batches(task=task, every=every, seed=seed, device=device, casting=cast, reading=readable))
     found = {"sites": _whole(test, tested), "test": own}
     return Data(_whole(train, trained), {name: data for name, data in found.items() if data is not None})
 

@@ -11,7 +11,7 @@ from atoll.parallel.engine.step import Engine
 from atoll.task.metrics import Statistics, add, as_statistics, of_batch, of_parts, sound, values
 from atoll.task.task import Task
 from atoll.training.data.units import units_of
-from atoll.training.trials.one_loss import one_loss
+from atoll.training.trials.contract import one_loss
 from atoll.training.trials.unit_check import UnitCheck
 
 

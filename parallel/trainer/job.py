@@ -11,7 +11,6 @@ from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.recipe import batch_size_of
-from atoll.parallel.trials.forward import JobRefused as JobRefused
 from atoll.task.base import TRAINED
 from atoll.task.context import context_of
 from atoll.task.errors import TaskBroken
@@ -22,6 +21,10 @@ from atoll.training.base.peft_models import adapter_faults
 from atoll.training.data.units import SUM
 from atoll.training.model.frozen import keep_frozen, match_base
 from atoll.training.model.parameters import model_on_meta, travel_faults
+
+
+class JobRefused(ValueError):
+    """The job cannot begin; the message has every reason, separated by semicolons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,11 @@
-"""The trial of what a forward pass leaves for the next ones: running sums, centres, queues, counts.
+"""Trial of what a forward pass leaves for the next ones: running sums, centres, queues, counts.
 
 Each rank of a mesh sees other examples. What it keeps of them is not what one process keeps of all, so its results
 differ. Whether a model or a loss does so is decided by running it: on the same rows,
 after other ones.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,13 +14,9 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from atoll.parallel.data.batch import tensors
 from atoll.parallel.engine.buffers import saved_buffers
-from atoll.parallel.engine.plan import Plan
+from atoll.parallel.trials.way import MeshWay
 from atoll.task.randomness import seeded
-from atoll.task.task import Task
-from atoll.training.data.batches import fetcher
-from atoll.training.model.as_built import AsBuilt
-from atoll.training.model.compiled import in_place
-from atoll.training.trials.repeatable import repeatable
+from atoll.training.trials.trial import undone
 
 OWN_EXAMPLES = (
     "a pass leaves values there that depend on its examples, and each rank sees others, so {mesh} cannot compute what "
@@ -36,48 +33,57 @@ ROWS = 8
 Values = dict[str, torch.Tensor]
 
 
-def follows_examples(task: Task, plan: Plan, seed: int, data: Any) -> str | None:
-    """Return the sentence that a task keeps what depends on a rank's examples; None: it does not, or cannot be run.
+def follows_examples(way: MeshWay) -> Iterator[str]:
+    """Yield a sentence if a task keeps what depends on a rank's examples.
 
     Norms of torch are left out: `plan.batchnorm` says what theirs are.
-
-    Args:
-        task: of the model and the loss.
-        plan: of the training.
-        seed: of the model.
-        data: the training data, of which a few examples are read.
     """
-    if plan.mesh.dp == 1 or len(data) < 2:
-        return None
+    data = way.data
+    if not way.is_small or way.plan.mesh.dp == 1 or len(data) < 2:
+        return
     count = min(ROWS, max(2, len(data) // 2))
     fewer = count - (count > 2)  # by chance two parts of one size may have the same classes
     first, last = torch.arange(count), torch.arange(max(len(data) // 2, len(data) - fewer), len(data))
     spread = torch.arange(count) * len(data) // count  # rows may be sorted by classes
     try:
-        one, other = (_after(task, seed, data, rows, spread) for rows in (first, last))
+        one, other = (_after(way, rows, spread) for rows in (first, last))
     except Exception:  # the first step reports it
-        return None
-    if not (differing := _differing(one, other)):
-        return None
-    return f"{', '.join(differing[:3])}: {OWN_EXAMPLES.format(mesh=plan.mesh)}"
+        return
+    if differing := _differing(one, other):
+        yield f"{', '.join(differing[:3])}: {OWN_EXAMPLES.format(mesh=way.plan.mesh)}"
 
 
-def moves_by_pass(task: Task, seed: int, data: Any) -> list[str]:
-    """Return what, beside buffers, is another after two passes over the same rows than after one; nothing if none runs.
+def repeats(way: MeshWay) -> Iterator[str]:
+    """Yield a sentence about state that a step changes once in each of its passes, and one process once.
 
-    Args:
-        task: of the model and the loss.
-        seed: of the model.
-        data: the training data, of which a few examples are read.
+    Of a large model the buffers alone are known. Norms have `plan.batchnorm`.
     """
-    rows = torch.arange(min(2, len(data)))
-    before = AsBuilt({"model": task.model, "loss": task.loss}, with_process=True)
+    number = way.plan.microbatches
+    if number > 1 and (names := way.effects.moved or (_moved_outside(way) if way.is_small else [])):
+        yield (
+            f"{', '.join(names[:4])}: each forward pass changes them, and a step has {number} passes, one for each "
+            f"micro-batch: they change {number} times a step, in one pass over the batch once (plan.accumulate=1"
+            f"{', plan.num_microbatches=1' if way.plan.mesh.pp > 1 else ''} has one)"
+        )
+
+
+def repeats_at_a_site(way: MeshWay) -> Iterator[str]:
+    """Yield the refusal of what `repeats` names, and of any other tensor that a pass changes in place."""
+    number, written = way.plan.microbatches, way.effects.written
+    if number > 1 and (names := [*written.parameters, *written.buffers] or _moved_outside(way)):
+        yield (
+            f"{', '.join(names)}: each forward pass changes them, and a step has {number} passes, one for each "
+            "micro-batch; allowed: 1 micro-batch, or a model without them"
+        )
+
+
+def _moved_outside(way: MeshWay) -> list[str]:
+    """Return what, beside buffers, is another after two passes over the same rows than after one."""
+    rows = torch.arange(min(2, len(way.data)))
     try:
-        once, twice = (_after(task, seed, data, rows, rows, passes) for passes in (1, 2))
+        once, twice = (_after(way, rows, rows, passes) for passes in (1, 2))
     except Exception:  # the first step reports it
         return []
-    finally:
-        before.restore()
     return _differing({name: once[name] for name in OWN_STATE}, twice)
 
 
@@ -87,34 +93,33 @@ def _differing(one: Values, other: Values) -> list[str]:
     return [name for name in found if name not in OWN_STATE] or found[:1]
 
 
-def _after(task: Task, seed: int, data: Any, rows: torch.Tensor, probe: torch.Tensor, passes: int = 1) -> Values:
+def _after(way: MeshWay, rows: torch.Tensor, probe: torch.Tensor, passes: int = 1) -> Values:
     """Return the buffers of a new model after passes over some rows, and what it then makes of others."""
-    with seeded(seed):
-        model = in_place(task.model())
-        loss = repeatable(task.loss)
-    for module in model.modules():
-        if isinstance(module, _NormBase):
-            module.momentum = 0.0
-    model.train()
-    for _ in range(passes):
-        _run(model, loss, seed, data, rows)
-    found = {
-        f"{prefix}.{name}".removeprefix("."): buffer.clone()
-        for prefix, module in model.named_modules()
-        for holder, name, buffer in saved_buffers(module)
-        if holder is module and not isinstance(module, _NormBase)
-    }
-    of_model, of_loss, of_evaluation = OWN_STATE
-    found[of_model], found[of_loss] = _run(model, loss, seed, data, probe)
-    model.eval()
-    found[of_evaluation], _ = _run(model, None, seed, data, probe)
-    return found
+    with undone(model=way.task.model), undone(loss=way.task.loss) as of_loss:
+        loss = way.task.loss if of_loss.is_complete else None
+        model = way.new_model()
+        for module in model.modules():
+            if isinstance(module, _NormBase):
+                module.momentum = 0.0
+        model.train()
+        for _ in range(passes):
+            _run(way, model, loss, rows)
+        found = {
+            f"{prefix}.{name}".removeprefix("."): buffer.clone()
+            for prefix, module in model.named_modules()
+            for holder, name, buffer in saved_buffers(module)
+            if holder is module and not isinstance(module, _NormBase)
+        }
+        of_model, with_loss = _run(way, model, loss, probe)
+        model.eval()
+        of_evaluation, _ = _run(way, model, None, probe)
+        return found | dict(zip(OWN_STATE, (of_model, with_loss, of_evaluation), strict=True))
 
 
-def _run(model: nn.Module, loss: Any, seed: int, data: Any, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _run(way: MeshWay, model: nn.Module, loss: Any, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the outputs and the loss of some rows, each as one vector; a data set may draw them."""
-    with seeded(seed):
-        inputs, targets = fetcher(data)(rows)
+    with seeded(way.seed):
+        inputs, targets = way.rows(rows)
         outputs = model(inputs)
         value = outputs if loss is None else loss(outputs, targets)
     return _vector(outputs), _vector(value)

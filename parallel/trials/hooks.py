@@ -1,4 +1,4 @@
-"""A trial of a custom algorithm's hooks, before a round: would a mesh compute what one process does?
+"""Trial of a custom algorithm's hooks, before a round: would a mesh compute what one process does?
 
 Two rounds of a few steps with drawn tensors, whose shapes are those of the model, or shorter for a large one. It finds
 hooks that look at batches or at the whole data, draw random numbers, or use an operation that DTensors lack or compute

@@ -1,4 +1,4 @@
-"""The trial for what mixes the rows of a batch, so that its gradient differs from its parts' together.
+"""Trial of what mixes the rows of a batch, so that its gradient differs from its parts' together.
 
     g(batch) = sum_p u_p g(part p) / sum_p u_p        u_p: the units of part p; of a sum the factors are 1
 
@@ -7,68 +7,52 @@ their batch, an embedding scaled by frequencies, experts with a capacity, or pad
 Whether a task has one is decided by computing both, of a few rows.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from atoll.parallel.engine.plan import Plan
+from atoll.parallel.trials.way import MeshWay
 from atoll.task.errors import TaskBroken
 from atoll.task.randomness import seeded
-from atoll.task.task import Task
 from atoll.training.data.draws import drawing
 from atoll.training.data.trees import map_tensors
 from atoll.training.data.units import units_in, units_of
-from atoll.training.model.as_built import AsBuilt
-from atoll.training.model.compiled import in_place
-from atoll.training.model.parameters import model_on_meta
-from atoll.training.trials.one_loss import one_loss
-from atoll.training.trials.repeatable import repeatable
+from atoll.training.trials.contract import one_loss
+from atoll.training.trials.trial import undone
 from atoll.training.trials.unit_check import disagreement
 
 ROWS = 8
 """Rows of the batch, which is compared with its halves."""
 
-SMALL = 10_000_000
-"""Number of parameters up to which a model is built once more for the look."""
-
 TOLERANCE = 1e-3
 """The largest distance of two gradients, as a fraction of their norms, that is rounding."""
 
 
-def mixes_rows(task: Task, plan: Plan, seed: int, data: Any) -> str:
-    """Return the sentence that a plan computes another gradient than one process, or "".
+def mixes_rows(way: MeshWay) -> Iterator[str]:
+    """Yield the sentence that a plan computes another gradient than one process.
 
-    The cause: a batch's gradient is not the mean over its parts. Empty: it is, or it cannot be known. Norms of torch
-    are left out: `plan.batchnorm` states their statistics.
-
-    Args:
-        task: of the model and the loss.
-        plan: of the training.
-        seed: of the model and of what the data set draws.
-        data: the training data, of which a few examples are read.
+    The cause: the gradient of a batch is not the mean of its parts' gradients. Norms of torch are left out:
+    `plan.batchnorm` states their statistics.
     """
-    if (plan.mesh.dp == 1 and plan.microbatches == 1) or len(data) < 4:
-        return ""
-    if sum(parameter.numel() for parameter in model_on_meta(task).parameters()) >= SMALL:
-        return ""
-    before = AsBuilt({"model": task.model, "loss": task.loss}, with_process=True)
+    plan, rows = way.plan, min(ROWS, len(way.data))
+    if (plan.mesh.dp == 1 and plan.microbatches == 1) or rows < 4 or not way.is_small:
+        return
     try:
-        found = _Gradients(task, seed, data).distance()
+        with undone(model=way.task.model), undone(loss=way.task.loss) as of_loss:
+            found = _Gradients(way).distance() if of_loss.is_complete else 0.0
     except Exception:  # any: of the task's code; the first step reports it
-        return ""
-    finally:
-        before.restore()
+        return
     if not found > TOLERANCE:
-        return ""
+        return
     parts = [
         *([f"each of {plan.mesh.dp} ranks"] if plan.mesh.dp > 1 else []),
         *([f"each of {plan.microbatches} micro-batches"] if plan.microbatches > 1 else []),
     ]
-    return (
-        f"the gradient of a batch is not the mean of its parts' (of {min(ROWS, len(data))} rows and their halves it is "
+    yield (
+        f"the gradient of a batch is not the mean of its parts' (of {rows} rows and their halves it is "
         f"{found:.2g} of its norm away): the model, the loss or the collation mixes rows, as a contrastive loss does, "
         f"and {' and '.join(parts)} sees its own, so the training is another one than in one process with whole batches"
     )
@@ -77,21 +61,18 @@ def mixes_rows(task: Task, plan: Plan, seed: int, data: Any) -> str:
 class _Gradients:
     """The gradients of a new model of a task."""
 
-    def __init__(self, task: Task, seed: int, data: Any) -> None:
-        self._seed, self._units, self._loss = seed, units_of(task), repeatable(task.loss)
-        with seeded(seed):
-            self._model: nn.Module = in_place(task.model())
+    def __init__(self, way: MeshWay) -> None:
+        self._seed, self._units, self._loss = way.seed, units_of(way.task), way.task.loss
+        self._model = way.new_model()
         for parameter in self._model.parameters():
             for hooks in (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)):
                 if hooks:  # the engine calls them after the sums
                     hooks.clear()
-        self._fetch, count = drawing(data, seed), min(ROWS, len(data))
-        self._places = torch.arange(count) * len(data) // count
+        self._fetch, count = drawing(way.data, way.seed), min(ROWS, len(way.data))
+        self._places = torch.arange(count) * len(way.data) // count
 
     def distance(self) -> float:
         """Return the distance of both sides as a fraction of their norms; 0: it cannot be known."""
-        if self._loss is None:
-            return 0.0
         for is_training in (True, False):
             self._model.train(is_training)
             for module in self._model.modules():
@@ -117,7 +98,6 @@ class _Gradients:
         """Return the gradient of some rows as one vector, and their units."""
         inputs, targets = self._fetch(0, places)
         with seeded(self._seed + offset):
-            assert self._loss is not None
             outputs = self._model(inputs)
             if not self._units.is_said and disagreement(self._loss, self._units, _detached(outputs), targets):
                 raise TaskBroken("the units of the loss are guessed, and wrong")  # its check refuses it

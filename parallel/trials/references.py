@@ -1,4 +1,4 @@
-"""The trial for parameters that a task's code holds beside their modules, or reads on a stage that does not have them.
+"""Trial of the parameters that a task's code holds beside their modules, or reads on a stage that does not have them.
 
 The wrappers of a plan put other objects in the places of a model's parameters. A list, a closure, a weak reference or
 a view that the model, the loss or a hook keeps would keep the first values forever. So a model that is thrown away
@@ -6,7 +6,7 @@ gets equal copies in the places of its parameters and takes a pass: an operation
 one shows that it is held. And the stages of a pipeline run one after another: none may use a parameter of another.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,63 +15,49 @@ from torch import nn
 
 from atoll.parallel.engine.attached import hooks_of
 from atoll.parallel.engine.blueprint import blueprint_of, cut, stage
-from atoll.parallel.engine.borrowed import Uses
-from atoll.parallel.engine.inplace import storage_of
-from atoll.parallel.engine.plan import Plan
 from atoll.parallel.huggingface.pipeline_stages import INPUTS
+from atoll.parallel.trials.watched import Uses, storage_of
+from atoll.parallel.trials.way import MeshWay
 from atoll.task.randomness import states_of_generators
 
-Loss = Callable[[Any, Any], torch.Tensor]
 
+def references(way: MeshWay) -> Iterator[str]:
+    """Yield the reasons why a plan would give the task's code other parameters than it reads.
 
-def reference_faults(model: nn.Module, plan: Plan, inputs: Any, targets: Any, loss: Loss) -> list[str]:
-    """Return the reasons why a plan would give the task's code other parameters than it reads, one sentence each.
-
-    Args:
-        model: on meta or not; it has its parameters, but may have gradients, afterwards.
-        plan: of the training.
-        inputs: of some examples.
-        targets: of these.
-        loss: of the task.
+    The model of the way has its parameters, but may have gradients, afterwards.
     """
-    where = f"{plan.mesh}" + (f" with zero={plan.zero_stage}" if plan.is_sharded else "")
-    faults = []
+    model, plan = way.model, way.plan
     with _copies(model) as originals:
-        held = Uses({storage_of(original): name for name, original in originals.items()}, _never)
+        held = Uses({storage_of(original): name for name, original in originals.items()})
         foreign: set[str] = set()
         with suppress(Exception), held:  # any: the task's code; what fails here fails in the first step, too
-            _pass(model, inputs, targets, loss)
+            _pass(way)
         if plan.mesh.pp > 1:
             with suppress(Exception):
-                foreign = _foreign(model, originals, plan, inputs, targets, loss)
+                foreign = _foreign(way, originals)
         registered = {name for name, copy in model.named_parameters() if hooks_of(copy)}
         drawn = _call_hooks(model, originals, held)
     if held.borrowed and (plan.is_sharded or plan.mesh.tp > 1):
-        faults.append(
+        yield (
             f"{_listed(held.borrowed)}: the model, the loss or a hook reads a parameter that it holds beside its "
-            f"module (in a list, a closure, a view), and {where} puts others in the places of parameters: read it "
+            f"module (in a list, a closure, a view), and {way.where} puts others in the places of parameters: read it "
             "from its module in each pass, or use dp_replicate"
         )
     if foreign:
-        faults.append(
+        yield (
             f"{_listed(foreign)}: another stage of the pipeline, or the loss, reads this parameter, which is trained "
             "on its stage alone: put both into one layer, or use pp=1"
         )
     if registered:
-        faults.append(
+        yield (
             f"{_listed(registered)}: a forward pass registers a hook on it, which would see the gradient of a part of "
             "the batch: register it in task.model(), or train in one process without micro-batches"
         )
     if drawn:
-        faults.append(
+        yield (
             f"{_listed(drawn)}: a hook draws random numbers, and each rank draws others: give it a generator with a "
             "seed of its own, or train in one process"
         )
-    return faults
-
-
-def _never(_name: str) -> bool:
-    return False
 
 
 def _listed(names: set[str]) -> str:
@@ -107,33 +93,33 @@ def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         setattr(module, name, parameter)
 
 
-def _pass(model: nn.Module, inputs: Any, targets: Any, loss: Loss) -> None:
-    found = loss(model(inputs), targets)
+def _pass(way: MeshWay) -> None:
+    inputs, targets = way.two
+    found = way.task.loss(way.model(inputs), targets)
     if isinstance(found, torch.Tensor) and found.requires_grad:
         found.sum().backward()  # type: ignore[no-untyped-call]
 
 
-def _foreign(
-    model: nn.Module, originals: Mapping[str, nn.Parameter], plan: Plan, inputs: Any, targets: Any, loss: Loss
-) -> set[str]:
+def _foreign(way: MeshWay, originals: Mapping[str, nn.Parameter]) -> set[str]:
     """Return the parameters that a stage, or the loss, uses and that are on other stages alone.
 
     A loss may hold an original, too: a stage trains the model's parameters.
     """
+    model, (inputs, targets) = way.model, way.two
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     storages = {storage_of(p): name for name, p in (*model.named_parameters(), *originals.items())}
     options = {INPUTS: inputs} if blueprint_of(model).is_planned else {}
-    parts = [stage(model, names) for names in cut(model, plan.num_stages)]
+    parts = [stage(model, names) for names in cut(model, way.plan.num_stages)]
     found: set[str] = set()
     hidden = inputs
     for part in parts:
         here = {name_of[id(parameter)] for parameter in part.parameters() if id(parameter) in name_of}
-        uses = Uses({place: name for place, name in storages.items() if name not in here}, _never)
+        uses = Uses({place: name for place, name in storages.items() if name not in here})
         with uses:
             hidden = part(hidden, **options)
             if part is parts[-1] and not options:
                 with suppress(Exception):
-                    loss(hidden, targets)
+                    way.task.loss(hidden, targets)
         found |= uses.borrowed
     return found
 

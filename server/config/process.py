@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import STRICT, Folder
@@ -30,6 +30,10 @@ def _host(host: str) -> str:
     except ValueError:  # its message would ask for a port, which is usually what is too much here
         raise ValueError("allowed: a name, an IPv4 or an IPv6 address; without a port, and without https://") from None
     return host
+
+
+Host = Annotated[str, AfterValidator(_host)]
+"""A host name or address without a port; or empty."""
 
 
 def _clash(one: str, other: str) -> bool:
@@ -58,7 +62,7 @@ class CoordinatorConfig(BaseModel):
     enrol: Address | Literal[""] = ""
     """host:port for enrolment with a join code; empty: the host of `listen`, at the next port."""
 
-    public: str = ""
+    public: Host = ""
     """Host name or address by which others reach this machine, for join codes; empty: the host of `listen`."""
 
     insecure: bool = False
@@ -144,11 +148,6 @@ class CoordinatorConfig(BaseModel):
             raise ValueError(f"heartbeat {self.heartbeat} is not less than lease ({self.lease})")
         return self
 
-    @field_validator("public")
-    @classmethod
-    def _public_is_a_host(cls, public: str) -> str:
-        return _host(public)
-
     @model_validator(mode="after")
     def _addresses_suit(self) -> "CoordinatorConfig":
         if self.insecure:
@@ -195,7 +194,7 @@ class AggregatorConfig(BaseModel):
     listen: Address = "127.0.0.1:0"
     """host:port of the data plane; port 0: the port of the last start, at first one that the system chooses."""
 
-    public: str = ""
+    public: Host = ""
     """Host name or address by which clients reach this machine; empty: the host of `listen`."""
 
     state: Folder
@@ -212,11 +211,6 @@ class AggregatorConfig(BaseModel):
         if self.rank >= self.ranks:
             raise ValueError(f"rank {self.rank} is not in 0..{self.ranks - 1}")
         return self
-
-    @field_validator("public")
-    @classmethod
-    def _public_is_a_host(cls, public: str) -> str:
-        return _host(public)
 
     @model_validator(mode="after")
     def _addresses_suit(self) -> "AggregatorConfig":

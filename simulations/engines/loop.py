@@ -24,7 +24,7 @@ from atoll.training.data.units import units_of
 from atoll.training.local.fednova import Normalizer
 from atoll.training.local.step import Descent, Step
 from atoll.training.model.parameters import build_model
-from atoll.training.trials.lone_row import lone_row_refused
+from atoll.training.trials.contract import lone_row_refused
 
 BLOCK_BYTES = 8 << 20
 """Maximum size of the results of a window, which are contiguous in memory."""

@@ -14,7 +14,8 @@ from atoll.task.given import Given
 from atoll.task.randomness import data_of, server_data_of
 from atoll.task.task import Task
 from atoll.training.data.row_forms import kind_of
-from atoll.training.trials.first_batch import Rows, first_of_kinds, try_batches
+from atoll.training.trials.first_batch import Batches, Rows, first_batch, first_of_kinds
+from atoll.training.trials.trial import refuse
 
 
 def try_rows(population: Population, config: RunConfig, device: str) -> None:
@@ -38,7 +39,7 @@ def try_rows(population: Population, config: RunConfig, device: str) -> None:
         every.append(Rows(data=own, where="task.test_data()", context=like.context))
     if every:
         unmeasured = () if are_measured else _of_splits(task, like, clients, ["test"])
-        try_batches(task, every, seed=config.seed, device=device, unmeasured=unmeasured)
+        refuse([first_batch], Batches(task=task, every=every, seed=config.seed, device=device, unmeasured=unmeasured))
 
 
 def _of_clients(population: Population, like: Rows, clients: list[str], are_measured: bool) -> Iterator[Rows]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.ground.process.exit_code import ExitCode
 from atoll.operations.task_failures import one_line
+from atoll.protocol.signals import ExitCode
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.training.worker.operations import detail_of
 from tests.cli.invoking import TINY, faults_in, invoke, refused

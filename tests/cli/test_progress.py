@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from atoll.cli.progress import Progress
 from atoll.cli.training.progress import progress
+from atoll.cli.waiting import Progress
 
 SHOW_CURSOR = "\x1b[?25h"
 

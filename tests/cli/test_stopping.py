@@ -271,8 +271,8 @@ def test_a_command_whose_output_nobody_reads_ends_all_the_same(start) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["train", "slow.py:task"], "before a step was made; the same command goes on"),
-        (["simulate", "slow.py:task"], "before a round began; the same command goes on"),
+        (["train", "slow.py:task"], "before a step was made; the same command resumes it"),
+        (["simulate", "slow.py:task"], "before a round began; the same command resumes it"),
     ],
 )
 def test_a_signal_while_the_data_are_loaded(arguments: list[str], told: str, start) -> None:
@@ -286,7 +286,7 @@ def test_ranks_that_still_load_the_task_end_at_once(start) -> None:
     code, errors = command.stopped_at_the_mark(signal.SIGTERM)
     assert code == 130
     told = [text for text in errors.splitlines() if text.startswith("atoll: ")]
-    assert told == ["atoll: stopped by SIGTERM before it was saved; the same command goes on"]
+    assert told == ["atoll: stopped by SIGTERM before it was saved; the same command resumes it"]
     assert "Traceback" not in errors
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from atoll.ground.durable import DiskFull
-from atoll.ground.process.exit_code import ExitCode
 from atoll.operations.faults import TEMPORARY, CommandError, code_of, temporary_cause
 from atoll.operations.temporary import TryAgain, existing_parent, writing_to
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.signals import ExitCode
 from atoll.server.errors import DatabaseAway, StateUnusable
 from atoll.server.identity.authority import AuthorityAway
 

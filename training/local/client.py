@@ -19,7 +19,7 @@ from atoll.training.data.batches import batch_sizes, to_device
 from atoll.training.data.draws import Fetch
 from atoll.training.data.units import units_of
 from atoll.training.model.parameters import state_of, trained_by_name, travelling_dtype
-from atoll.training.trials.one_loss import one_loss
+from atoll.training.trials.contract import one_loss
 
 Tensors = dict[str, torch.Tensor]
 

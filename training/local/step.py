@@ -16,7 +16,7 @@ from atoll.training.data.units import units_of
 from atoll.training.local.client import TrainingClient
 from atoll.training.optimizers.custom_optimizer import custom_optimizer
 from atoll.training.optimizers.make import decay_groups
-from atoll.training.trials.one_loss import one_loss
+from atoll.training.trials.contract import one_loss
 from atoll.training.trials.same_form import SameForm
 from atoll.training.trials.unit_check import check_of
 

@@ -24,8 +24,7 @@ from atoll.training.local.local_order import draw_order
 from atoll.training.local.scaffold import ControlVariates
 from atoll.training.local.step import Descent, Step, make_optimizer, measured
 from atoll.training.model.parameters import initial_parameters, load_parameters, trained_by_name, update_of
-from atoll.training.trials.lone_row import lone_row_refused
-from atoll.training.trials.one_loss import one_loss
+from atoll.training.trials.contract import lone_row_refused, one_loss
 from atoll.training.trials.same_form import SameForm
 from atoll.training.trials.unit_check import check_of
 

@@ -120,6 +120,9 @@ class AsBuilt:
         self._with_caches = with_caches
         self._cells: list[Cell] = [*flags_of_process()] if with_process else []
         self._bytes, self._walked_max = 0, WALKED_MAX
+        self.is_complete = True
+        """Whether all of it can be restored: no iterator is held, and no tensors or arrays beyond `BYTES_MAX`, besides
+        parameters, which no call writes to."""
         self._filled = {id(tensor) for tensor in filled}
         self._seen: set[int] = set()
         self._walk([*roots.items(), *(_hooks_of_all_modules() if with_process else ())])
@@ -231,6 +234,7 @@ class AsBuilt:
             return
         is_kept = self._bytes + value.nbytes <= BYTES_MAX
         self._bytes += value.nbytes if is_kept else 0
+        self.is_complete &= is_kept or (is_tensor(value) and isinstance(value, nn.Parameter))
         self._cells.append(Values(path, value, is_kept))
 
     def _named(self, path: str, owner: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
@@ -279,6 +283,7 @@ class AsBuilt:
 
     def _object(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         held, kind = getattr(value, "__dict__", None), type(value)
+        self.is_complete &= held is not None or not isinstance(value, Iterator)  # its place is in no attribute
         if isinstance(held, dict):
             self._cells.append(Kind(path, value))
             if TENSORS and isinstance(value, nn.Module):

@@ -1,4 +1,4 @@
-"""The trial of a task's model, loss and metrics on a batch of its rows, before a training.
+"""Trial of a task's model, loss and metrics on a batch of its rows, before a training.
 
 A fault found here would end a training at its first step, or leave a metric out of all rounds. The trial builds a
 separate model; changes of the loss, the metrics, the data and the random generators are undone: a run is the same with
@@ -8,7 +8,6 @@ A metric may fail on one batch and not on another: an AUC of a single class, a p
 if it fails on all: on real batches, on these with targets of several classes, and on these with other outputs.
 """
 
-import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,8 +36,8 @@ from atoll.training.data.trees import map_tensors, tensors
 from atoll.training.data.units import units_of
 from atoll.training.model.as_built import AsBuilt
 from atoll.training.model.parameters import bare_model, model_on_meta, training_faults
-from atoll.training.trials.lone_row import lone_row_refused
-from atoll.training.trials.one_loss import one_loss
+from atoll.training.trials.contract import lone_row_refused, one_loss
+from atoll.training.trials.trial import Fault, eager, undone
 
 SMALL = 30_000_000
 """Number of parameters up to which the pass is real; a larger model is built on `meta`, without memory."""
@@ -121,84 +120,70 @@ class _Refused(Exception):
     """A batch that the model or the loss refuses; the message has the reason."""
 
 
-def try_batches(
-    task: Task,
-    every: Sequence[Rows],
-    *,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-    casting: Casting = nullcontext,
-    reading: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
-    unmeasured: Iterable[Rows] = (),
-) -> None:
-    """Try a task's model, loss and metrics on a batch of each data set.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """A way to run a task on a batch of each of some data sets."""
+
+    task: Task
+    """With its options and settings."""
+    every: Sequence[Rows]
+    """The data sets; those without examples have no batch."""
+    seed: int = 0
+    """Of the model, and of what it draws."""
+    device: torch.device | str = "cpu"
+    casting: Casting = nullcontext
+    """Returns a context of the pass, such as autocast."""
+    reading: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach
+    """Of an output, before a metric reads it."""
+    unmeasured: Iterable[Rows] = ()
+    """Data sets for evaluations that this run may not make: a metric that accepts a batch of one of them is not broken.
+    They are read if it accepts no other batch."""
+
+
+def first_batch(way: Batches) -> Iterator[Fault]:
+    """Yield a fault for each way in which a task's model, loss and metrics refuse a batch of each data set.
 
     The log names a metric that fails only on some batches.
 
-    Args:
-        task: with its options and settings.
-        every: the data sets; those without examples have no batch.
-        seed: of the model, and of what it draws.
-        device: of the training.
-        casting: returns a context of the pass, such as autocast.
-        reading: of an output, before a metric reads it.
-        unmeasured: data sets for evaluations that this run may not make: a metric that accepts a batch of one of them
-            is not broken. They are read if it accepts no other batch.
-
     Raises:
-        TaskBroken: they refuse it; the message has a sentence for each fault, and its cause is the task's error.
         OSError: rows cannot be read now.
     """
-    held = {"loss": task.loss, "metrics": dict(task.metrics), "units": task.units}
-    held |= {f"data {place}": rows.data for place, rows in enumerate(every) if not is_fixed(rows.data)}
-    before = AsBuilt(held, with_process=True)
-    try:
-        with seeded(seed):
-            _Trial(task, seed, device, casting, reading, unmeasured).run([rows for rows in every if len(rows.data)])
-    finally:
-        before.restore()
+    task, data = way.task, [rows.data for rows in way.every if not is_fixed(rows.data)]
+    with undone(loss=task.loss, metrics=dict(task.metrics), units=task.units, data=data), seeded(way.seed):
+        yield from _Trial(way).faults([rows for rows in way.every if len(rows.data)])
 
 
 class _Trial:
-    def __init__(
-        self,
-        task: Task,
-        seed: int,
-        device: torch.device | str,
-        casting: Casting,
-        reading: Callable[[torch.Tensor], torch.Tensor],
-        unmeasured: Iterable[Rows],
-    ) -> None:
-        self._unmeasured, self._of_unmeasured = unmeasured, list[_Seen]()
-        self._task, self._seed, self._casting, self._reading = task, seed, casting, reading
-        self._model, self._device = model_on_meta(task), torch.device("meta")
+    def __init__(self, way: Batches) -> None:
+        self._unmeasured, self._of_unmeasured = way.unmeasured, list[_Seen]()
+        self._task, self._seed, self._casting, self._reading = way.task, way.seed, way.casting, way.reading
+        self._model, self._device = model_on_meta(way.task), torch.device("meta")
         of_module = [*self._model.parameters()] if isinstance(self._model, nn.Module) else []
         self._changing = set[int]()
         """The metrics that change their arguments."""
         self._is_real = sum(parameter.numel() for parameter in of_module if not is_lazy(parameter)) < SMALL
         if self._is_real:
-            self._model, self._device = bare_model(task, seed).to(device), torch.device(device)
+            self._model, self._device = bare_model(way.task, way.seed).to(way.device), torch.device(way.device)
 
-    def run(self, every: Sequence[Rows]) -> None:
-        """Try all data sets; errors as in `try_batches`."""
+    def faults(self, every: Sequence[Rows]) -> Iterator[Fault]:
+        """Try all data sets; as `first_batch`."""
         if any(map(is_lazy, self._model.parameters())) or (self._task.fit is None and training_faults(self._model)):
             return  # an untrainable model is refused at its construction, with the names of its layers
         as_built = AsBuilt({"model": self._model})  # `task.model` may return one object again and again
-        refused, seen = dict[str, list[str]](), list[_Seen]()
-        cause: BaseException | None = None
+        refused, seen = dict[str, tuple[list[str], BaseException | None]](), list[_Seen]()
         try:
-            with _eager():
+            with eager():
                 for rows in sorted(every, key=lambda rows: not rows.is_trained):
                     if refused and not rows.is_trained:
                         break  # an evaluation would fail in the same way
                     try:
                         seen += filter(None, [self._seen(rows)])
                     except _Refused as error:
-                        refused.setdefault(str(error), []).append(rows.where)
-                        cause = cause or error.__cause__
-                faults = [f"{', '.join(wheres)}: {why}" for why, wheres in refused.items()]
-                if faults := faults or [*self._faults_of_metrics(seen)]:
-                    raise TaskBroken("; ".join(faults)) from cause
+                        refused.setdefault(str(error), ([], error.__cause__))[0].append(rows.where)
+                for why, (wheres, cause) in refused.items():
+                    yield Fault(f"{', '.join(wheres)}: {why}", cause)
+                if not refused:
+                    yield from map(Fault, self._faults_of_metrics(seen))
         finally:
             as_built.restore()
             self._model.zero_grad(set_to_none=True)
@@ -390,11 +375,6 @@ def _differ(one: Any, other: Any) -> bool:
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Return whether a tensor can be compared by its entries."""
     return tensor.layout is torch.strided and not tensor.is_nested and tensor.device.type != "meta"
-
-
-def _eager() -> AbstractContextManager[Any]:
-    """Return a context in which compiled code runs eagerly; the compiler is not imported for it."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _same(outputs: torch.Tensor) -> torch.Tensor:

@@ -10,14 +10,13 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from atoll.task.errors import TaskBroken
-from atoll.task.randomness import generators_kept
 from atoll.task.task import Task
 from atoll.training.data.rows import Cut, Division, Undivided, lists_in
 from atoll.training.data.trees import map_tensors, tensors
 from atoll.training.data.units import Units, units_in, units_of
 from atoll.training.optimizers.dtensor import is_dtensor
-from atoll.training.trials.one_loss import one_loss
-from atoll.training.trials.repeatable import repeatable
+from atoll.training.trials.contract import one_loss
+from atoll.training.trials.trial import eager, undone
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class UnitCheck:
         self._seen += 1
         if self._is_told or not is_due(self._seen):
             return
-        with torch.no_grad(), generators_kept():
+        with torch.no_grad():
             outputs = tree_map_only(torch.Tensor, _whole, outputs)
             if _num_rows(outputs, targets) == 1:
                 before, self._last = self._last, (outputs, targets)
@@ -106,19 +105,20 @@ def disagreement(loss: Loss, units: Units, outputs: Any, targets: Any, *, may_li
     """Return the sentence that a batch's loss contradicts its units; None if it agrees, or cannot be compared.
 
     It cannot if the batch has one row, it cannot be divided by its examples (`Division`), or the loss fails on a part,
-    is not finite, draws random numbers or keeps state between calls (`repeatable`).
+    is not finite, gives another number when it is called again, or holds state that cannot be restored.
     """
     rows = _num_rows(outputs, targets)
     if rows < 2 or (division := _divided(outputs, targets, rows, may_list)) is None:
         return None
-    if (trial := repeatable(loss)) is None:
-        return None
-    trial = partial(_of_copies, trial)  # it may change its outputs in place, as by a temperature
+    trial = partial(_of_copies, loss)  # it may change its outputs in place, as by a temperature
     try:
-        value = trial(outputs, targets)
-        whole, tolerance = float(value), _tolerance(value, outputs)
-        of_parts = [_of_parts(trial, units, division, cut, rows) for cut in sorted({rows // 2, 1})]
-        is_repeatable = float(trial(outputs, targets)) == whole
+        with undone(loss=loss) as before, eager():
+            if not before.is_complete:
+                return None
+            value = trial(outputs, targets)
+            whole, tolerance = float(value), _tolerance(value, outputs)
+            of_parts = [_of_parts(trial, units, division, cut, rows) for cut in sorted({rows // 2, 1})]
+            is_repeatable = float(trial(outputs, targets)) == whole
     except TaskBroken:
         raise
     except Exception:  # the loss needs more rows than a part has, or other rows

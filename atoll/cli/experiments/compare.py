@@ -99,12 +99,12 @@ def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "Json":
     from atoll.operations.simulate import run_simulation
 
     note("federated")
-    if_stopped("before a round began; the same command goes on")
+    if_stopped("before a round began; the same command resumes it")
     with RoundProgress(sys.stderr, note, rounds=file.rounds) as progress:
         result = run_simulation(file, task, folder, progress.round)
     if result["state"] == "interrupted":
         raise Interrupted
-    if_stopped("after the federated training; the same command goes on")
+    if_stopped("after the federated training; the same command resumes it")
     return result
 
 

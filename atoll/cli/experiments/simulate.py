@@ -13,10 +13,10 @@ from atoll.cli.printing import as_json, best_text, note, say, say_settings, seco
 from atoll.cli.requested import requested
 from atoll.cli.runs.sites import say_sites
 from atoll.ground.printable import count_of, printable_size
-from atoll.ground.process.exit_code import ExitCode
 from atoll.ground.process.loading import loading
 from atoll.operations.faults import CommandError
 from atoll.operations.requests import SimulateRequest
+from atoll.protocol.signals import ExitCode
 
 if TYPE_CHECKING:
     from atoll.simulations.federation.config import SimulationFile
@@ -101,7 +101,7 @@ def _simulate_rounds(
     from atoll.parallel.trainer.logs import to_all
 
     folder = request.folder(file)
-    if_stopped("before a round began; the same command goes on")
+    if_stopped("before a round began; the same command resumes it")
     exports = live_export(request.exports, SimulatedFolder(folder.absolute()), folder.absolute())  # the task may change
     keep_freed_blocks()
     with RoundProgress(sys.stderr, note, rounds=file.rounds) as progress, exports:
@@ -120,7 +120,7 @@ def _simulate_rounds(
 
 def _say_messages(result: Mapping[str, Any], folder: Path) -> None:
     """Print the result of a simulated run of messages."""
-    cause = result["cause"] or "the same command goes on"
+    cause = result["cause"] or "the same command resumes it"
     say(f"{result['state']}: {cause}; {seconds(result['virtual_s'])} of virtual time in {seconds(result['real_s'])}")
     say(
         f"{count_of(result['answers'], 'answer')} by the {result['engine']} engine; "

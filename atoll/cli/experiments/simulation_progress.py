@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TextIO
 
 from atoll.cli.printing import seconds
-from atoll.cli.progress import Progress
+from atoll.cli.waiting import Progress
 from atoll.ground.printable import count_of
 
 SHOWN_MAX = 80

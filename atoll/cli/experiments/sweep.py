@@ -13,11 +13,10 @@ from atoll.cli.experiments.rows import Csv, Markdown, check_formats, draw, say_r
 from atoll.cli.printing import as_json, note
 from atoll.cli.printing import table as say_table
 from atoll.cli.requested import requested
-from atoll.ground.process.exit_code import ExitCode
 from atoll.ground.process.loading import loading
 from atoll.operations.faults import Interrupted
 from atoll.operations.requests import SweepRequest
-from atoll.protocol.signals import handled_by
+from atoll.protocol.signals import ExitCode, handled_by
 
 if TYPE_CHECKING:
     from atoll.operations.sweep import Asked

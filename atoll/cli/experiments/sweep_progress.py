@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from atoll.cli.printing import seconds
-from atoll.cli.progress import Progress
+from atoll.cli.waiting import Progress
 from atoll.ground.printable import count_of
 from atoll.simulations.experiments.grid import Grid
 from atoll.simulations.experiments.sweep import Progress as Sweep

@@ -58,7 +58,7 @@ def run_app(
         file = file.model_copy(update={"round": file.round.model_copy(update={"first_available": number})})
     folder.mkdir(parents=True, exist_ok=True)
     write_private(folder / "run.toml", effective(file, whole=True).encode())  # its coordinator tells a person
-    if_stopped("before the run had ended; the same command goes on")
+    if_stopped("before the run had ended; the same command resumes it")
     processes: list[subprocess.Popen[bytes]] = []
     try:
         state = folder / "coordinator"
@@ -78,7 +78,7 @@ def run_app(
     if failure := _failure_of_main(state):
         raise TaskFailed(f"the run has finished, and then main() failed: {raised(failure)}")
     if code < 0:
-        raise RunFailed(f"{signal.Signals(-code).name} ended the coordinator: the same command goes on with the run")
+        raise RunFailed(f"{signal.Signals(-code).name} ended the coordinator: the same command resumes the run")
     return code
 
 

@@ -17,9 +17,9 @@ from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, note, say, table
 from atoll.cli.waiting import waiting_for
 from atoll.ground.printable import count_of, instead_of, printable, printable_size
-from atoll.ground.process.exit_code import ExitCode
 from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE, is_elsewhere
+from atoll.protocol.signals import ExitCode
 
 if TYPE_CHECKING:
     from atoll.protocol.audit.chain import Checkpoint, Line, Verifier

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from atoll.cli.printing import seconds
-from atoll.cli.progress import Progress
+from atoll.cli.waiting import Progress
 from atoll.ground.printable import printable_size
 from atoll.parallel.trainer.logs import Event, Report
 

@@ -12,11 +12,10 @@ from atoll.cli.command import if_stopped
 from atoll.cli.printing import as_json, complain, note, say, seconds
 from atoll.cli.requested import requested
 from atoll.ground.printable import count_of
-from atoll.ground.process.exit_code import ExitCode
 from atoll.ground.process.loading import loading
 from atoll.operations.faults import CommandError
 from atoll.operations.requests import TrainRequest
-from atoll.protocol.signals import handled_by
+from atoll.protocol.signals import ExitCode, handled_by
 
 if TYPE_CHECKING:
     from atoll.parallel.trainer.job import Job
@@ -35,7 +34,7 @@ def train(request: TrainRequest, json: options.Json = False) -> None:
         from atoll.operations.training.job import ready
 
     request, job = ready(request)
-    if_stopped("before a step was made; the same command goes on")
+    if_stopped("before a step was made; the same command resumes it")
     result = (_launch if (request.nproc or 1) > 1 else train_in_process)(job, request)
     if_stopped("")
     raise typer.Exit(_report(result, request.folder, json))
@@ -71,7 +70,7 @@ def _launch(_job: "Job", request: TrainRequest) -> "Result":
     with handled_by(lambda number, _frame: signals.append(number)), progress(sys.stderr, note) as show:
         result = launch(request, show, lambda: len(signals))
     if result is None:
-        complain(f"stopped by {signal.Signals(signals[0]).name} before it was saved; the same command goes on")
+        complain(f"stopped by {signal.Signals(signals[0]).name} before it was saved; the same command resumes it")
         raise typer.Exit(ExitCode.STOPPED)
     return result
 

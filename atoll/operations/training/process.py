@@ -17,10 +17,9 @@ from atoll.operations.training.folder import folder_lock, folder_of_all_ranks
 from atoll.operations.training.job import device_of
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
 from atoll.parallel.engine.agreement import CallsDiffer
-from atoll.parallel.engine.borrowed import NotGathered
-from atoll.parallel.engine.inplace import CopiesDiffer
 from atoll.parallel.engine.passes import ReadyTwice
 from atoll.parallel.engine.repetition import NotRepeatable
+from atoll.parallel.engine.step_faults import CopiesDiffer, NotGathered
 from atoll.parallel.trainer.job import Job, JobRefused
 from atoll.parallel.trainer.logs import Report, json_log, to_all
 from atoll.parallel.trainer.run import LOG, Result, Surroundings, train

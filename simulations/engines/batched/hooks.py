@@ -35,7 +35,7 @@ from atoll.training.local.client import Tensors, tensors_with
 from atoll.training.local.scaffold import split
 from atoll.training.model.as_built import AsBuilt
 from atoll.training.model.parameters import build_model, load_parameters, state_of, trained_by_name
-from atoll.training.trials.one_loss import one_loss
+from atoll.training.trials.contract import one_loss
 
 DTYPES = (torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """The dtypes of a state that are stored as they are."""

@@ -23,7 +23,7 @@ from atoll.task.local import Local
 from atoll.task.task import Task
 from atoll.training.data.trees import children, map_tensors, tensors
 from atoll.training.local.client import Tensors, evaluating
-from atoll.training.trials.one_loss import one_loss
+from atoll.training.trials.contract import one_loss
 
 COMMON = ("round", "version", "options")
 

@@ -12,9 +12,9 @@ from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, TrainOrder
 from atoll.client.work.worker import DataAway, WorkerRunner, workers_of
 from atoll.ground.printable import conclusion
-from atoll.ground.process.exit_code import ExitCode
 from atoll.operations.faults import code_of
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.signals import ExitCode
 from atoll.tensors.safetensors_file import read, write
 from tests.client.fake_coordinator import live, until
 

@@ -14,8 +14,10 @@ from atoll import Local, Task
 from atoll.parallel.engine.blueprint import Blueprint
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.trainer.job import JobRefused
-from atoll.parallel.trials.forward import Forward, check_forward, moved_by_passes
+from atoll.parallel.trials.between_passes import repeats
+from atoll.parallel.trials.mesh import try_on_mesh
+from atoll.parallel.trials.way import way_of
+from atoll.task.errors import TaskBroken
 
 GENERATOR = torch.Generator().manual_seed(1)
 DATA = TensorDataset(torch.randn(8, 6, generator=GENERATOR), torch.randn(8, 1, generator=GENERATOR))
@@ -108,9 +110,9 @@ class CentredLoss:
         return loss
 
 
-def look(model: Callable[[], nn.Module], plan: Plan, loss: Callable[..., Any] = functional.mse_loss) -> Forward:
+def look(model: Callable[[], nn.Module], plan: Plan, loss: Callable[..., Any] = functional.mse_loss) -> list[str]:
     task = Task(model=model, data=lambda site, split: DATA, loss=loss, sites=["a"], local=Local())
-    return check_forward(task, plan, 0, DATA)
+    return try_on_mesh(task, plan, 0, DATA)
 
 
 @pytest.mark.parametrize("plan", [COPIES, SHARDS, Plan(mesh=Mesh(dp_replicate=2), outer="local_sgd:2")])
@@ -126,7 +128,7 @@ def look(model: Callable[[], nn.Module], plan: Plan, loss: Callable[..., Any] = 
 def test_what_follows_a_ranks_own_examples_is_refused(
     model: Callable[[], nn.Module], loss: Callable[..., Any], name: str, plan: Plan
 ) -> None:
-    with pytest.raises(JobRefused, match=name):
+    with pytest.raises(TaskBroken, match=name):
         look(model, plan, loss)
 
 
@@ -141,11 +143,11 @@ def test_one_process_and_tensor_parallelism_see_all_examples() -> None:
 
 
 def test_a_weight_that_evaluation_alone_uses_elsewhere_is_found() -> None:
-    assert look(ScoresInEvaluation, SHARDS).borrowed == ["layers.0"]
+    assert look(ScoresInEvaluation, SHARDS) == ["layers.0"]
 
 
 def test_a_checkpoint_with_a_backward_pass_of_its_own_is_refused_under_copies_alone() -> None:
-    with pytest.raises(JobRefused, match="use_reentrant=False, or train with zero=1"):
+    with pytest.raises(TaskBroken, match="use_reentrant=False, or train with zero=1"):
         look(Checkpointed, COPIES)
     look(Checkpointed, SHARDS)
     look(NotReentrant, COPIES)
@@ -182,7 +184,7 @@ def test_a_pipeline_is_compared_in_training_too() -> None:
     look(lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout(), nn.Linear(6, 1)), pipeline)
     counting = nn.utils.parametrizations.spectral_norm
     look(lambda: nn.Sequential(counting(nn.Linear(6, 6)), Temperature(), nn.Linear(6, 1)), pipeline)
-    with pytest.raises(JobRefused, match="give other outputs than the model in training"):
+    with pytest.raises(TaskBroken, match="give other outputs than the model in training"):
         look(Skips, pipeline)
 
 
@@ -205,7 +207,8 @@ class Spectral(Layers):
 def test_what_several_passes_of_a_step_move_is_named(kind: type[Layers], names: str) -> None:
     task = Task(model=kind, data=lambda site, split: DATA, loss=functional.mse_loss)
     for plan in (Plan(), Plan(accumulate=2)):
-        found = moved_by_passes(task, plan, 0, DATA, check_forward(task, plan, 0, DATA))
+        with way_of(task, plan, 0, DATA) as way:
+            found = "".join(repeats(way))
         expected = names if plan.microbatches > 1 else ""
         assert found.partition(": each forward pass changes them, and a step has 2 passes")[0] == expected
 
@@ -229,5 +232,5 @@ def test_weights_of_classes_that_a_rank_counts_by_itself_are_refused(is_sorted: 
     classes = torch.tensor([0] * 8 + [1] * 8 + [2] * 8) if is_sorted else torch.tensor([0, 0, 1, 2, 0, 0] * 4)
     data = TensorDataset(torch.randn(24, 6, generator=torch.Generator().manual_seed(2)), classes)
     task = Task(model=lambda: nn.Linear(6, 3), data=lambda site, split: data, loss=Frequencies(), sites=["a"])
-    with pytest.raises(JobRefused, match="the loss's state: a pass leaves values there"):
-        check_forward(task, COPIES, 0, data)
+    with pytest.raises(TaskBroken, match="the loss's state: a pass leaves values there"):
+        try_on_mesh(task, COPIES, 0, data)

@@ -12,6 +12,7 @@ from atoll import Task
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.trials.mixed_rows import mixes_rows
+from atoll.parallel.trials.way import way_of
 from atoll.task.collated import Collated
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -122,19 +123,24 @@ APART = {
 }
 
 
+def said_of(task: Task, plan: Plan, data: Any) -> str:
+    with way_of(task, plan, 0, data) as way:
+        return "".join(mixes_rows(way))
+
+
 @pytest.mark.parametrize("name", MIXED)
 def test_what_mixes_rows_is_named(name: str) -> None:
     task, data = MIXED[name]
-    assert mixes_rows(task, Plan(), 0, data) == ""
-    said = mixes_rows(task, COPIES, 0, data)
+    assert said_of(task, Plan(), data) == ""
+    said = said_of(task, COPIES, data)
     assert said.startswith("the gradient of a batch is not the mean of its parts' (of 8 rows and their halves")
     assert "each of 2 ranks sees its own" in said
-    assert "each of 4 micro-batches sees its own" in mixes_rows(task, MICRO, 0, data)
+    assert "each of 4 micro-batches sees its own" in said_of(task, MICRO, data)
 
 
 @pytest.mark.parametrize("name", APART)
 def test_rows_that_are_apart_are_not(name: str) -> None:
     task, data = APART[name]
     before = torch.get_rng_state()
-    assert mixes_rows(task, COPIES, 0, data) == ""
+    assert said_of(task, COPIES, data) == ""
     assert torch.equal(torch.get_rng_state(), before)

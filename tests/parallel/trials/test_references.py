@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
+from atoll import Task
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.trials.references import reference_faults
+from atoll.parallel.trials.references import references
+from atoll.parallel.trials.way import MeshWay
 from tests.parallel.engine.cases import plan
 
-INPUTS, TARGETS = torch.randn(2, 4), torch.randn(2, 4)
+DATA = TensorDataset(torch.randn(2, 4), torch.randn(2, 4))
 HELD: dict[str, Any] = {}
 SHARDED, STAGES, COPIES = plan(dp_shard=2), plan(pp=2), plan(dp_replicate=2)
 
@@ -144,7 +147,8 @@ def test_what_is_held_is_named(name: str, device: str) -> None:
     with torch.device(device):
         model = make()
         before = dict(model.named_parameters())
-        faults = reference_faults(model, chosen, INPUTS.to(device), TARGETS.to(device), of_task)
+        task = Task(model=make, data=lambda site, split: DATA, loss=of_task)
+        faults = [*references(MeshWay(task, chosen, 0, DATA, model))]
     assert len(faults) == bool(words), faults
     assert all(words in fault for fault in faults)
     assert {name: id(p) for name, p in before.items()} == {name: id(p) for name, p in model.named_parameters()}

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from atoll.ground.process.exit_code import ExitCode
 from atoll.protocol.identity.certificates import Issuer
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.names import COORDINATOR
+from atoll.protocol.signals import ExitCode
 from atoll.server.backup import backup
 from atoll.server.backup.backup import back_up
 from atoll.server.backup.contents import BackupFailed, belongs, is_immutable, is_key, parse_contents

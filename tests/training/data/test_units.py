@@ -17,8 +17,8 @@ from atoll.task.context import Context, contextual, within
 from atoll.task.errors import TaskBroken
 from atoll.training.data.units import Units, as_units, units_of
 from atoll.training.local.training import evaluate, train_locally
+from atoll.training.model import as_built
 from atoll.training.model.parameters import initial_parameters, load_parameters, parameters_of
-from atoll.training.trials.repeatable import repeatable
 from atoll.training.trials.unit_check import UnitCheck, disagreement
 from tests.cli import failing_tasks
 from tests.training import weighted
@@ -133,8 +133,8 @@ def test_a_loss_that_draws_or_fails_on_parts_is_not_judged() -> None:
         assert disagreement(loss, Units(), torch.randn(8, 3), torch.zeros(8)) is None
 
 
-def test_a_loss_with_a_state_is_called_no_more_often_than_without_the_check() -> None:
-    calls, number = [], count()
+def test_a_loss_finds_its_state_as_if_there_were_no_check() -> None:
+    calls, number, seen = [], count(), torch.zeros(1)
 
     def enclosing(outputs: Any, targets: Any) -> Any:
         calls.append(1)
@@ -142,6 +142,10 @@ def test_a_loss_with_a_state_is_called_no_more_often_than_without_the_check() ->
 
     def counting(outputs: Any, targets: Any) -> Any:
         return outputs.sum() * next(number)
+
+    def summing(outputs: Any, targets: Any) -> Any:
+        seen.add_(1)
+        return outputs.sum()
 
     class Object:
         done = 0
@@ -151,20 +155,74 @@ def test_a_loss_with_a_state_is_called_no_more_often_than_without_the_check() ->
             return outputs.sum()
 
     each = Object()
-    for loss in (enclosing, counting, each):
+    for loss in (enclosing, counting, summing, each):
         disagreement(loss, Units(), torch.randn(8, 3), torch.zeros(8))
-    assert (calls, next(number), each.done) == ([], 0, 0)
+    assert (calls, next(number), seen.item(), each.done) == ([], 0, 0, 0)
 
 
-def test_a_loss_that_holds_a_model_is_not_copied() -> None:
-    class Distilled:
-        def __init__(self) -> None:
-            self.teacher = nn.Linear(2000, 2000)
+LAST: list[torch.Tensor] = []
+CALLS = 0
 
-        def __call__(self, outputs: Any, targets: Any) -> Any:
-            return outputs.sum()
 
-    assert repeatable(Distilled()) is None
+def remembering(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A sum, which the guess takes for a mean; it keeps its outputs, for a picture of them."""
+    global CALLS
+    CALLS += 1
+    LAST.append(outputs)
+    return outputs.square().sum()
+
+
+def with_context(outputs: torch.Tensor, targets: torch.Tensor, context: Context) -> torch.Tensor:
+    return remembering(outputs, targets) * context.round
+
+
+class Remembering:
+    calls = 0
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        type(self).calls += 1
+        return remembering(outputs, targets)
+
+
+@pytest.mark.parametrize("loss", [remembering, contextual(with_context, Context()), Remembering()])
+def test_a_loss_whose_state_changes_no_value_is_checked_and_finds_it_unchanged(loss: Any) -> None:
+    with within(Context(round=3)):
+        assert disagreement(loss, Units(), torch.ones(8, 3), torch.zeros(8)) is not None
+    assert (CALLS, LAST, Remembering.calls) == (0, [], 0)
+
+
+def test_a_loss_with_a_generator_is_not_judged_and_draws_as_if_there_were_no_check() -> None:
+    generator = torch.Generator().manual_seed(1)
+    expected = torch.rand(1, generator=torch.Generator().manual_seed(1))
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        return (outputs.squeeze() * torch.rand(len(outputs), generator=generator)).sum()
+
+    assert disagreement(loss, Units(), torch.ones(8, 1), torch.zeros(8)) is None
+    assert torch.equal(torch.rand(1, generator=generator), expected)
+
+
+def test_a_loss_that_holds_more_than_can_be_restored_is_not_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(as_built, "BYTES_MAX", 100)
+    queue = torch.zeros(100)
+
+    def enqueuing(outputs: Any, targets: Any) -> Any:
+        queue.add_(1)
+        return outputs.sum()
+
+    assert disagreement(enqueuing, Units(), torch.ones(8, 3), torch.zeros(8)) is None
+    assert not queue.any()
+
+
+@torch.no_grad()
+def test_parameters_that_a_loss_holds_are_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(as_built, "BYTES_MAX", 100)
+    teacher = nn.Linear(100, 100)
+
+    def distilled(outputs: Any, targets: Any) -> Any:
+        return (outputs - teacher(outputs)).square().sum()
+
+    assert disagreement(distilled, Units(), torch.ones(8, 100), torch.zeros(8)) is not None
 
 
 @pytest.mark.parametrize("wrong", [-1, math.nan, math.inf, None, "8", True, torch.ones(3)])
@@ -249,21 +307,3 @@ def test_a_loop_of_the_tasks_own_is_weighted_by_the_units_of_its_data() -> None:
     data = Words("masked", 20)
     work = train_locally(task, weighted.make_model(), data, task.local, seed=1)
     assert work.num_examples == int(sum(data[index][1]["mask"].sum() for index in range(20)))
-
-
-CALLS = 0
-
-
-def counting(outputs: torch.Tensor, targets: torch.Tensor, context: Context) -> torch.Tensor:
-    global CALLS
-    CALLS += 1
-    return outputs.mean()
-
-
-def test_a_loss_with_a_context_is_called_again_only_if_it_keeps_nothing() -> None:
-    plain = contextual(lambda outputs, targets, context: outputs.mean() * context.round, Context())
-    assert repeatable(contextual(counting, Context())) is None
-    with within(Context(round=3)):
-        again = repeatable(plain)
-        assert again is not None
-        assert again(torch.ones(2), None) == 3.0

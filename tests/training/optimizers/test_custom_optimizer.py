@@ -17,8 +17,8 @@ from atoll.task.errors import TaskBroken
 from atoll.task.overrides import OverridesRefused
 from atoll.training.local.algorithms import check_training
 from atoll.training.local.training import make_optimizer, train_locally
-from atoll.training.optimizers.custom_optimizer import is_elementwise
 from atoll.training.optimizers.lamb import LAMB
+from atoll.training.trials.elementwise import is_elementwise
 from atoll.training.worker.model_bench import ModelBench
 from atoll.training.worker.operations import Operations
 from tests.plugins.packages import LION, install

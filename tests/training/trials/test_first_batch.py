@@ -16,7 +16,8 @@ from atoll.task.context import Context
 from atoll.task.errors import TaskBroken
 from atoll.task.randomness import states_of_generators
 from atoll.training.data.row_forms import form_of, kind_of
-from atoll.training.trials.first_batch import Rows, first_of_kinds, sites_by_kind, try_batches
+from atoll.training.trials.first_batch import Batches, Rows, first_batch, first_of_kinds, sites_by_kind
+from atoll.training.trials.trial import refuse
 
 INPUTS = torch.linspace(-1, 1, 200).reshape(40, 5)
 CLASSES = torch.arange(40) % 3
@@ -37,7 +38,7 @@ def tried(
     where = "the train data of site 'a'"
     others = (Rows(data=other, where="the test data of site 'a'", context=Context()) for other in unmeasured)
     every = [Rows(data=rows, where=where, context=Context(), is_trained=is_trained, at_once=at_once)]
-    try_batches(task, every, unmeasured=others)
+    refuse([first_batch], Batches(task=task, every=every, unmeasured=others))
 
 
 def accuracy(outputs: Any, targets: Any) -> tuple[int, int]:

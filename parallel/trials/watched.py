@@ -1,7 +1,8 @@
-"""The parameters that a model's forward pass changes in place, such as clamped weights and moving averages.
+"""The storages that a model's pass reads outside of its blocks' calls, and those that it writes to.
 
-A rank's forward pass sees a gathered copy under `fully_shard`, and a stage of a pipeline runs passes that a plain loop
-does not. So the change would be lost, or made at other times.
+`fully_shard` gathers a block's parameters for its call alone: a use elsewhere, such as `linear(x, block.weight)`, needs
+the block gathered for the whole pass. A change in place of a gathered copy is lost, and a stage of a pipeline runs
+passes that a plain loop does not.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -18,10 +18,6 @@ from atoll.parallel.engine.buffers import saved_buffers
 
 BATCH_NORMS = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"})
 """The operators that write to their running statistics, the fourth and the fifth argument, and do not declare it."""
-
-
-class CopiesDiffer(ValueError):
-    """The ranks' copies of a parameter differ, though their optimizers take equal steps."""
 
 
 class _Writes(TorchDispatchMode):
@@ -91,21 +87,61 @@ def storage_of(tensor: torch.Tensor) -> int:
     return place
 
 
-@torch.no_grad()
-def differing_copies(named: Iterable[tuple[str, torch.Tensor]], group: dist.ProcessGroup) -> list[str]:
-    """Return the names of the tensors of which the ranks have different copies; the same on every rank.
+class Uses(TorchDispatchMode):
+    """Mode that notes the names of the storages that operators use, unless the block of that name is being called."""
 
-    One broadcast of each tensor. Values that are no number are left to the check of the loss. The tolerance (1e-4 of
-    the value, and 1e-6) allows for unlike devices in one group.
+    def __init__(self, block_of: Mapping[int, str], is_called: Callable[[str], bool] = lambda _name: False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._block_of, self._is_called = block_of, is_called
+        self.borrowed: set[str] = set()
+
+    def note(self, values: Any) -> None:
+        """Note the blocks of all parameters among some values."""
+        for leaf in tree_leaves(values):
+            if isinstance(leaf, torch.Tensor):
+                block = self._block_of.get(storage_of(leaf))
+                if block is not None and not self._is_called(block):
+                    self.borrowed.add(block)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.note((args, kwargs))
+        return func(*args, **(kwargs or {}))
+
+
+def borrowed_blocks(model: nn.Module, block_names: Iterable[str], run: Callable[[], Any]) -> list[str]:
+    """Return the blocks of which a pass uses, or returns, a parameter outside of their call; "" for the model itself.
+
+    The model itself is borrowed from if it returns a parameter that lies in no block, for the loss.
+
+    Args:
+        model: whose blocks are watched; on `meta` or not.
+        block_names: of the blocks (`blueprint.blocks`); a parameter of several belongs to the last one.
+        run: () -> the outputs of the pass.
     """
-    names, flags = [], []
-    for name, tensor in named:
-        first = tensor.detach().clone()
-        dist.broadcast(first, group_src=0, group=group)
-        names.append(name)
-        flags.append(~torch.isclose(tensor, first, rtol=1e-4, atol=1e-6, equal_nan=True).all())
-    if not flags:
-        return []
-    differs = torch.stack(flags).to(torch.int32)
-    dist.all_reduce(differs, op=dist.ReduceOp.MAX, group=group)
-    return [name for name, flag in zip(names, differs.tolist(), strict=True) if flag]
+    blocks = {name: model.get_submodule(name) for name in block_names}
+    depth = dict.fromkeys(blocks, 0)
+    uses = Uses(
+        {storage_of(parameter): name for name, block in blocks.items() for parameter in block.parameters()},
+        lambda name: depth[name] > 0,
+    )
+
+    def step(name: str, by: int) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            depth[name] += by
+
+        return hook
+
+    hooks = [block.register_forward_pre_hook(step(name, 1)) for name, block in blocks.items()]
+    hooks += [block.register_forward_hook(step(name, -1), always_call=True) for name, block in blocks.items()]
+    try:
+        with uses:
+            outputs = run()
+        uses.note(outputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    places = [storage_of(leaf) for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    is_returned = any(storage_of(parameter) in places for parameter in model.parameters())
+    return [name for name in blocks if name in uses.borrowed] + ([""] if is_returned else [])

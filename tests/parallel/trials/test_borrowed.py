@@ -9,10 +9,11 @@ from torch import nn
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blueprint import blocks
-from atoll.parallel.engine.borrowed import NotGathered, borrowed_blocks, pass_of_shards
 from atoll.parallel.engine.forked import RankFailed
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.engine.step_faults import NotGathered, pass_of_shards
+from atoll.parallel.trials.watched import borrowed_blocks
 from tests.parallel.engine.cases import mine, plan
 from tests.parallel.ranks import call_on_ranks
 from tests.turns import table

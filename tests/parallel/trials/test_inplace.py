@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from atoll.parallel.engine.forked import RankFailed
-from atoll.parallel.engine.inplace import Written, written_in_forward
+from atoll.parallel.trials.watched import Written, written_in_forward
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import mine, plan
 from tests.parallel.engine.test_step import engine_of

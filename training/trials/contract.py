@@ -1,10 +1,15 @@
-"""The check that a task's loss is one real number, wherever it is computed."""
+"""Contract of a task with each of its steps: the loss is one real number, and a batch norm gets more than one row."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from atoll.task.errors import TaskBroken
+
+LONE_ROW = "Expected more than 1 value per channel"
+"""The first words of torch's error (`torch.nn.functional._verify_batch_size`)."""
 
 
 def one_loss(found: Any, *, is_trained: bool = False) -> torch.Tensor:
@@ -36,3 +41,21 @@ def _refuse(kind: str) -> None:
         f"the loss must be a single number, the mean over the batch, as a tensor, got {kind} (where it is a sum and a "
         "weight, return their quotient, and the weight by Task(units=...))"
     )
+
+
+@contextmanager
+def lone_row_refused() -> Iterator[None]:
+    """Surround a step, and add the way out, which torch's message lacks, to the error of a batch of one row.
+
+    Raises:
+        TaskBroken: a batch norm got one value per channel, as of a batch of one row.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith(LONE_ROW):
+            raise
+        raise TaskBroken(
+            "a batch norm has a single value per channel to normalize, as in a batch of one row: train on at least two "
+            "rows (leave out a site with one, or choose another batch size), or use GroupNorm or LayerNorm"
+        ) from error
