@@ -62,6 +62,7 @@ def test_a_run_pauses_and_goes_on_also_after_a_kill_of_the_coordinator(tmp_path,
         (folder / "go").touch()  # its next call is held
         it.kill("coordinator")
         started(it, stay=True)
+        it.wait_for(lambda: it.log("coordinator").count("atoll coordinator on ") == 2)
         it.wait_for(lambda: "2 connected" in it.log("coordinator").rpartition("coordinator on")[2])
         assert state_of(it) == ("paused", "lunch")
         assert len(it.show("round", "list")) == 5
