@@ -1,4 +1,4 @@
-"""The agent's process: enrolment, state directory, worker and signals around one `Agent`; the names of its tasks."""
+"""The agent's process: enrolment, state directory, worker and signals around one `Agent`; task names."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -42,8 +42,8 @@ async def run_agent(
         tasks: references of the tasks that it allows, by the names that coordinators use (`tasks_by_name`).
         runner: trains and evaluates; None: a worker process for each task.
         handle_signals: shut down cleanly at the signals that end a process; in the main thread only.
-        authorities: returns the certificates of the trusted authorities, PEM, for each new connection. None: those of
-            the membership; without one the agent is `--insecure` and verifies nothing.
+        authorities: returns the certificates of the trusted authorities, PEM, for each new connection. None: the
+            certificates of the membership; without a membership the agent is `--insecure` and verifies nothing.
 
     Raises:
         ConfigError: the state directory is in use, the policy is not valid, the environment names a proxy that cannot
@@ -88,10 +88,10 @@ async def run_agent(
 
 
 def _workers(config: AgentConfig, tasks: Mapping[str, str], state: StateDirectory) -> Mapping[str, Worker | Crew]:
-    """Return the worker of each task: a crew, if there is a mesh, else one process.
+    """Return the worker of each task: the ranks of a mesh if one is set, else one process.
 
     Raises:
-        ConfigError: a mesh, and a task that trains with code of its own.
+        ConfigError: a mesh is set for a task that trains with custom code.
     """
     given: dict[str, Any] = {"site": config.site, "state": state, "settings": config.task, "device": config.device}
     if config.crew.mesh:
@@ -104,7 +104,7 @@ def _workers(config: AgentConfig, tasks: Mapping[str, str], state: StateDirector
 
 
 def tasks_by_name(references: Iterable[str]) -> dict[str, str]:
-    """Return the references by the names of their tasks, which a coordinator's invitations use.
+    """Return the references by their task names, which a coordinator's invitations use.
 
     Raises:
         ConfigError: a reference is not valid, or two have the same name.

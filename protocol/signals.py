@@ -1,4 +1,4 @@
-"""The end of a process of Atoll: its exit codes, the signals that end it in order, and those that it survives."""
+"""The end of a process of Atoll: its exit codes, the signals that end it cleanly, and those that it survives."""
 
 import errno
 import logging
@@ -14,7 +14,7 @@ from types import FrameType
 from atoll.protocol import service_manager
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals that end a command in order: Ctrl-C, a supervisor, and a terminal that closes."""
+"""Signals that end a command cleanly: Ctrl-C, a supervisor, and a terminal that closes."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,33 +43,33 @@ class ExitCode(IntEnum):
 
 
 class Stopped(SystemExit):
-    """The end of the process by a signal; a SystemExit, as event loops and libraries let it pass."""
+    """Exit of the process by a signal; a SystemExit, which event loops and libraries let pass."""
 
 
 def ending() -> tuple[signal.Signals, ...]:
-    """Return the signals that end this process: all of `ENDING` but those that it ignores or survives.
+    """Return the signals that end this process: `ENDING` without those that it ignores or survives.
 
-    A parent has it ignore some, as `nohup` does; a service survives SIGHUP (`survive_hang_up`).
+    A parent such as `nohup` makes it ignore some; a service survives SIGHUP (`survive_hang_up`).
     """
     spared = (signal.SIG_IGN, _keep_running)
     return tuple(number for number in ENDING if signal.getsignal(number) not in spared)
 
 
 def survive_hang_up() -> None:
-    """Let this service keep running at SIGHUP, unless its log goes to a terminal, which then has closed."""
+    """Keep this service running at SIGHUP, unless its log goes to a terminal, which has closed then."""
     if not os.isatty(2) and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _keep_running)
 
 
 def _keep_running(_number: int, _frame: FrameType | None) -> None:
-    """Log that the service keeps running; a line of the log is what opens a file anew that was moved away."""
-    line = "SIGHUP: a service keeps running; a log file that was moved away is begun anew"
+    """Log that the service keeps running; writing this line reopens a log file that was moved away."""
+    line = "SIGHUP: a service keeps running; a log file that was moved away is reopened"
     threading.Thread(target=logger.info, args=(line,), daemon=True).start()  # the signal may interrupt another line
 
 
 @contextmanager
 def handled_by(handler: Handler) -> Iterator[None]:
-    """Let a function handle the signals that end this process, for the duration of the block; in the main thread."""
+    """Let a function handle the signals that end this process, within the block; in the main thread."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         leave_closed_terminal()
@@ -85,7 +85,7 @@ def handled_by(handler: Handler) -> Iterator[None]:
 
 @contextmanager
 def interrupting(interrupt: Callable[[], object]) -> Iterator[None]:
-    """Call a function at the first signal that ends this process; a second one ends the process at once."""
+    """Call a function at the first signal that ends this process; a second signal ends the process at once."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         interrupt()
@@ -109,9 +109,9 @@ def call_at_end(end: Callable[[], object], line: str) -> Callable[[], None]:
         line: the line of the log, with a place for the name of the signal: `stopped by %s: the rank ends`.
 
     Returns:
-        A function that takes the handlers away.
+        A function that removes the handlers.
     """
-    import asyncio  # here: a command that computes nothing imports little
+    import asyncio  # imported here: a command that computes nothing imports little
 
     loop, numbers = asyncio.get_running_loop(), ending()
 
@@ -131,7 +131,7 @@ def call_at_end(end: Callable[[], object], line: str) -> Callable[[], None]:
 
 
 def leave_closed_terminal() -> None:
-    """Send standard output and error to nowhere where their terminal has closed: each line would be an error (EIO)."""
+    """Redirect standard output and error to nowhere if their terminal has closed: each line would be an error (EIO)."""
     for stream in (1, 2):
         try:
             termios.tcgetattr(stream)

@@ -1,7 +1,7 @@
-"""The runner of a real agent: the user's task in a supervised worker process or crew of ranks, called from a thread.
+"""The runner of a real agent: the user's task in a supervised worker process or mesh of ranks, called from a thread.
 
-The worker stays warm between jobs. The death of one never ends the agent: the next job starts another. Of several tasks
-only the one in use has a living worker.
+The worker stays alive between jobs. If it dies the agent survives: the next job starts another worker. Only the task in
+use has a live worker.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ Reread = Literal["run", "job", "never"]
 
 DESCRIBE_TIMEOUT_S = 600.0
 ANSWER_SLACK_S = 5.0
-"""Time that the agent waits for an answer beyond the lease [s], so that the worker's own alarm goes off first."""
+"""Time beyond the lease that the agent waits for an answer [s], so that the worker's own alarm fires first."""
 
 STOP_AGAIN_S = 1.0
-"""Seconds after which a stop is repeated until the job ends: one that crosses the request to train is lost."""
+"""Seconds after which a stop is repeated until the job ends; a stop sent before the worker starts the job is lost."""
 
 
 class DataAway(ConfigError):
-    """A task's data that cannot be read now, and may be later: a supervisor starts the agent again."""
+    """Error: a task's data cannot be read now but may be later; a supervisor restarts the agent."""
 
 
 def workers_of(
@@ -71,7 +71,7 @@ def workers_of(
         threads: threads of the training; None: the number that torch chooses.
         device: "auto", "cpu" or "cuda".
         settings: the site's own settings for its tasks.
-        environment: the interpreter, and the seconds in which a worker must have loaded its task.
+        environment: the interpreter, and the seconds within which a worker must have loaded its task.
     """
     return {
         name: Worker(
@@ -88,7 +88,7 @@ def workers_of(
 
 
 class WorkerRunner:
-    """Runs the jobs of some tasks at one site; see `Runner`.
+    """Runner of the jobs of several tasks at one site; see `Runner`.
 
     Args:
         tasks: references of the tasks, by name.
@@ -96,7 +96,7 @@ class WorkerRunner:
         state: the agent's directory, for the logs.
         lease: seconds that a worker may outlive its budget before it is killed.
         settings: the site's own settings for its tasks.
-        reread: when the data are read anew.
+        reread: when the data are read again.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class WorkerRunner:
             self._current.tell("extend", budget_s=budget)
 
     def stop(self) -> None:
-        """Ask the worker to end its job early, again and again until it has."""
+        """Ask the worker to end its job early, repeatedly until it has."""
         if self._current is not None:
             self._is_stopping = True
             self._current.tell("stop")
@@ -253,11 +253,11 @@ class WorkerRunner:
             self._killing = begin_on_thread(None, self._current.kill)
 
     def run_ended(self, run_id: str) -> None:
-        """Let the next job of the run read the data anew."""
+        """Make the next job of the run read the data again."""
         self._readings.run_ended(run_id)
 
     async def close(self) -> None:
-        """Kill all workers, and start none again."""
+        """Kill all workers, and start no others."""
         self._is_closed = True
         await asyncio.gather(*(on_thread(None, worker.close) for worker in self._workers.values()))
 
@@ -266,7 +266,7 @@ class WorkerRunner:
     ) -> dict[str, Any]:
         """Send a request to the task's worker, which must answer within the budget and the lease."""
         if self._killing is not None:
-            await asyncio.wait({self._killing})  # else it might hit the next process
+            await asyncio.wait({self._killing})  # else it might kill the next process
             self._killing = None
         self._current, self._until, self._is_stopping = self._workers[task], time.monotonic() + budget, False
         if run_id:
@@ -326,27 +326,27 @@ def _sums(statistics: Mapping[str, Any]) -> Sums:
 
 
 def _detail_of(error: WorkerCrashed) -> str:
-    """Return the end of a worker's log and then, as after the frames of a traceback, the way in which it has ended.
+    """Return the end of a worker's log, and then how the worker has ended, as a traceback puts it last.
 
-    A detail is cut at its beginning, and a line about it has its conclusion.
+    A long detail is truncated at its beginning, so its end must state the cause.
     """
     *_, last = "", *error.log_tail.splitlines()
     return f"{indent(error.log_tail, '  ')}\n{error.ending}{last and f'; its log ends: {last}'}".strip("\n")
 
 
 def _faults_of(error: RunnerFailed) -> list[str]:
-    """Return the faults of a task that does not load: those of its settings are a line each, a traceback is one."""
+    """Return the faults of a task that does not load: one line for each faulty setting, one for a traceback."""
     lines = error.detail.splitlines()
     is_traceback = any(line.startswith(" ") for line in lines)
     return [conclusion(error.detail) or str(error.reason)] if is_traceback or not lines else lines
 
 
 class Readings:
-    """The names of readings, and the rows of the newest one of each task, which outlive this process.
+    """Names of the readings, and the row counts of each task's newest reading, which survive the process.
 
     Args:
         reread: the setting of the agent.
-        path: the file of what was read last.
+        path: file with the row counts of the last readings.
     """
 
     def __init__(self, reread: Reread, path: Path) -> None:
@@ -359,18 +359,18 @@ class Readings:
             self._last = found if isinstance(found, dict) else {}
 
     def of(self, task: str, run_id: str) -> str:
-        """Return the name of the reading that a job takes; a worker that has none of this name reads the data anew."""
+        """Return the name of the reading for a job; a worker that has no reading of this name reads the data again."""
         if self._reread == "job":
             return f"job {next(self._jobs)}"
         return f"{run_id} {self._ends[run_id]}" if self._reread == "run" else "once"
 
     def run_ended(self, run_id: str) -> None:
-        """Let a later job of the run, after a resume, have another reading."""
+        """Give later jobs of the run, after a resume, a new reading."""
         self._ends[run_id] += 1
         self._ended.add(run_id)
 
     def note(self, task: str, run_id: str, rows: Mapping[str, int]) -> None:
-        """Record the rows of each split that a job has read; warn if its run has read them in an earlier process."""
+        """Record the rows of each split that a job has read; warn if an earlier process read them for the same run."""
         if not rows:
             return
         last = self._last.get(task)
@@ -381,5 +381,5 @@ class Readings:
             logger.warning(text, run_id, ", ".join(again), extra={"run": run_id})
         self._ended.discard(run_id)
         self._last[task] = {"run": run_id, "rows": {**before, **rows}}
-        with suppress(OSError):  # the next process then does not know it
+        with suppress(OSError):  # the next process then does not know the reading
             self._path.write_text(json.dumps(self._last))

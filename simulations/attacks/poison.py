@@ -4,7 +4,7 @@
     backdoor      (x, y) -> (x with the trigger, target)                 a share of the examples, drawn by seed
 
 The trigger is a patch of constant value: the last `size` elements of the last axis of a flat input, or of the last two
-axes of an input that has more. Negative labels (ignored tokens) stay as they are.
+axes of an input that has more. Negative labels (ignored tokens) stay unchanged.
 
 Source: Fang et al., "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", USENIX Security 2020,
 Section 4.1 (label flip); Gu et al., "BadNets", 2017 (the patch in the corner).

@@ -263,8 +263,8 @@ def test_a_mistake_of_ours_keeps_its_traceback_and_ends_with_70() -> None:
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
-        (["round", "list"], "is no state directory: there is no state.db in it"),
-        (["model", "export", "--out", "x"], "is no state directory: there is no state.db in it"),
+        (["round", "list"], "is not a state directory: there is no state.db in it"),
+        (["model", "export", "--out", "x"], "is not a state directory: there is no state.db in it"),
         (["run", "stop", "digits-1"], "no coordinator holds"),
     ],
 )
@@ -355,7 +355,7 @@ def test_two_join_codes_are_refused_without_showing_them(run_toml: Path) -> None
 def test_a_simulation_starts_from_a_run_of_the_state_directory_in_its_file(run_toml: Path) -> None:
     (run_toml.parent / "state").mkdir()
     (fault,) = refused("simulate", run_toml, "--set", "model.start=run:one", "--out", run_toml.parent / "out")
-    why = f"{run_toml.parent / 'state'} is no state directory: there is no state.db in it"
+    why = f"{run_toml.parent / 'state'} is not a state directory: there is no state.db in it"
     assert fault.startswith(f"model.start: got 'run:one': {why}; the run's coordinator.state names")
 
 

@@ -337,7 +337,7 @@ def test_a_missing_rank_costs_the_round_and_another_number_of_ranks_is_refused(t
         it.kill("coordinator")
         assert_refused(
             ("coordinator", TASK, "--state", it.state, "--aggregators", 3, "--set", "name=trouble"),
-            "run trouble-1 was begun with --aggregators 2, where its versions lie; this coordinator has 3: start "
+            "run trouble-1 was started with --aggregators 2, and its versions are there; this coordinator has 3: start "
             "it with --aggregators 2",
         )
         it.host(rounds=1, round__retry=100, coordinator__aggregator_patience=1)
@@ -351,7 +351,7 @@ def test_a_missing_rank_costs_the_round_and_another_number_of_ranks_is_refused(t
         place = ("--state", tmp_path / "rank0", "--coordinator", it.address)
         assert_refused(
             ("aggregator", *place, "--rank", 1, "--of", 2),
-            f"{tmp_path / 'rank0'} belongs to rank 0 of 2, and cannot be that of rank 1 of 2: name another",
+            f"{tmp_path / 'rank0'} belongs to rank 0 of 2, and cannot belong to rank 1 of 2: name another",
         )
         assert_refused(("aggregator", *place, "--rank", 0, "--of", 4), "belongs to rank 0 of 2")
         it.start("late", "aggregator", *place, "--rank", 0, "--of", 2)

@@ -98,7 +98,7 @@ def test_each_policy_lets_leave_what_it_says_and_the_reasons_are_shown(tmp_path)
     allows = "its policy allows only sums over several sites"
     assert sites["training"]["not_shown"] == {"b": allows, "c": allows}
     assert "metrics: no metrics leave this site" in sites["evaluation"]["not_shown"]["d"]
-    assert "the rest of the sum of all would be theirs" in sites["evaluation"]["not_shown"]["a"]
+    assert "the rest of the total would be theirs" in sites["evaluation"]["not_shown"]["a"]
     assert round_["training"]["sites"].keys() == {"a"}
     assert all(client["digest"] for client in round_["clients"].values()), "all four have trained"
     assert f"not shown: b, c: {allows}" in text

@@ -125,7 +125,7 @@ def test_a_file_that_does_not_fit_is_refused_before_anything_runs(tmp_path):
     for key, command in (("model.start", "simulate"), ("train.start", "train")):
         errors = atoll(command, TASK, "--set", f"{key}=run:one", cwd=tmp_path, code=2).stderr
         assert f"atoll: {key}: got 'run:one': " in errors
-        assert "is no state directory" in errors
+        assert "is not a state directory" in errors
     loose = (
         "--set",
         f"model.start={tmp_path / 'part.safetensors'}",

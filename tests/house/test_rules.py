@@ -139,6 +139,9 @@ def test_the_lines_are_those_of_rooms_and_capabilities() -> None:
         ("A rule of a user's own.", "of a user's own"),
         ("A fault that a person mends.", "mends"),
         ("A process that ends in order.", "ends in order"),
+        ("A run goes on after a restart.", "goes on"),
+        ("A run that is begun anew.", "begun anew"),
+        ("A digest is another one than before.", "is another one than"),
         ("The key ` alone.\n\nA file that nobody reads, `x`.", "nobody"),
     ],
 )

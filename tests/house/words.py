@@ -20,6 +20,9 @@ _ADVICE = {
     r"of (one|(a|the) user)'s own": 'write "custom"',
     r"mend(s|ed|ing)?": "say which fault is removed, or what is checked",
     r"end(s|ed)? in order": "say that it ends cleanly, or shuts down",
+    r"goes on": 'write "continues" or "resumes"',
+    r"(beg[aiu]ns?|starts?|started|reads?|made|drawn|dealt|enrols?|compared) anew": 'write "again"',
+    r"(is|are|was|were) (another one|others) than": 'write "differs from"',
 }
 _TURNS = [
     (re.compile(r"\b(?:" + turn.replace(" ", r"\s+") + r")\b", re.IGNORECASE), advice)

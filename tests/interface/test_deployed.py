@@ -158,7 +158,7 @@ def test_a_loop_goes_on_beside_the_events_and_a_dead_coordinator_is_waited_for(i
         waits = [asyncio.create_task(first_wait(run, "waiting")) for run in runs]
         it.kill("coordinator")
         here, there = await asyncio.gather(*waits)
-        assert here.lines == ("no coordinator runs this run: start it, and the run goes on",)
+        assert here.lines == ("no coordinator runs this run: start it, and the run continues",)
         assert there.lines[0].endswith("trying again")
         endless = asyncio.create_task(first_wait(runs[0], "never"))
         await asyncio.sleep(0.3)

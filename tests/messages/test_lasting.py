@@ -45,7 +45,7 @@ def test_a_lost_reply_stops_the_start_and_fails_the_run_once_that_is_accepted(tm
         gone.unlink()
         started(it)
         assert it.wait_for_end() == 2
-        assert f"{gone} is missing: it is a reply that the program has had: the run fails" in it.log("coordinator")
+        assert f"{gone} is missing: it is a reply that the program has read: the run fails" in it.log("coordinator")
         started(it, stay=True, extra=("--accept-losses",))
         it.wait_for(lambda: state_of(it)[0] == "failed")
         assert state_of(it)[1].endswith(f"{gone.name} is missing: it cannot be repeated")
@@ -62,10 +62,11 @@ def test_a_run_pauses_and_goes_on_also_after_a_kill_of_the_coordinator(tmp_path,
         (folder / "go").touch()  # its next call is held
         it.kill("coordinator")
         started(it, stay=True)
+        it.wait_for(lambda: it.log("coordinator").count("atoll coordinator on ") == 2)
         it.wait_for(lambda: "2 connected" in it.log("coordinator").rpartition("coordinator on")[2])
         assert state_of(it) == ("paused", "lunch")
         assert len(it.show("round", "list")) == 5
-        assert "the server program begins again" not in it.log("coordinator")
+        assert "the server program starts again" not in it.log("coordinator")
         ran("run", "resume", "talk-1", "--state", it.state)
         it.wait_for(lambda: state_of(it)[0] == "finished")
         assert result(it) == {key: undisturbed[key] for key in KEYS}

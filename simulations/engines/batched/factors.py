@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 SMALL = 1 << 14
-"""Minimum number of weights of a layer; smaller layers are moved in less time than factors cost."""
+"""Minimum number of weights of a layer; smaller layers are updated faster without factors."""
 
 ONEDNN_FROM = 2_000_000
 """Number of multiplications beyond which oneDNN saves more than its 20 microseconds per call."""

@@ -237,7 +237,7 @@ async def test_a_call_that_does_not_begin_by_saying_what_it_touches_is_refused()
             async with MEMBERS[role].channel(address) as channel:
                 code, detail = await outcome(channel, path, sent=begun)
                 assert code is grpc.StatusCode.PERMISSION_DENIED, path
-                assert detail.endswith(" alone, and named nothing")
+                assert detail.endswith(", and named nothing")
 
 
 @live

@@ -506,7 +506,7 @@ def test_a_client_with_a_far_wider_batch_is_in_no_product_with_the_others(monkey
 
 def test_a_task_with_a_training_of_its_own_is_refused() -> None:
     training = replace(Case("fit").training(), task=replace(Case("fit").task(), fit=lambda *_: 1.0))
-    with pytest.raises(CannotBatch, match="the task has a training of its own"):
+    with pytest.raises(CannotBatch, match="the task has a custom training"):
         Batched(training)
 
 
