@@ -142,7 +142,7 @@ def look_at_the_commands(it):
     (line,) = ran(
         "model", "export", "--run", "mean", "--out", folder / "x", "--state", it.state, code=2
     ).stderr.splitlines()
-    assert "lies in 2 parts, and aggregation rank 0, which has one of them, is away" in line
+    assert "is in 2 parts, and aggregation rank 0, which has one of them, is away" in line
     assert not (folder / "x").exists()
 
 

@@ -85,7 +85,7 @@ def test_mistakes_are_said_before_anything_runs(tmp_path):
         (({"round.retri": [1], "round.cohort_sise": [3]}, task), {}, 2),
         (({"seed": [1]},), {}, "task: missing"),
         ((path, task), {}, "names the task: leave it out"),
-        (({"seed": [object()]}, task), {}, "grid: seed: got .*; allowed: numbers, texts"),
+        (({"seed": [object()]}, task), {}, "grid: seed: got .*; allowed: numbers, strings"),
         (({"seed": 1}, task), {}, "grid.seed: got 1; allowed: a list of values"),
         (({"seed": [1]}, task), {"jobs": 0}, "jobs: got 0; allowed: a whole number, at least 1, at most"),
         (({"seed": [1]}, task), {"metric": "server/f1"}, "server/f1"),

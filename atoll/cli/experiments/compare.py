@@ -1,7 +1,9 @@
 """`atoll compare`: train a task federated and centralized, and compare the two."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +12,15 @@ import typer
 from atoll.cli import options
 from atoll.cli.command import if_stopped
 from atoll.cli.experiments.rows import Csv, Markdown, check_formats, draw, say_rows
+from atoll.cli.group import TERMINAL
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
 from atoll.cli.requested import requested
 from atoll.ground.printable import printable_size
 from atoll.operations.faults import CommandError, Interrupted
+from atoll.operations.reporter import reporting_to
 from atoll.operations.requests import CompareRequest
+from atoll.protocol.signals import interrupting
 
 if TYPE_CHECKING:
     from atoll.operations.requests import TrainRequest
@@ -98,9 +103,15 @@ def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "Json":
     from atoll.cli.experiments.simulation_progress import RoundProgress
     from atoll.operations.simulate import run_simulation
 
-    note("federated")
+    def begun(interrupt: Callable[[], object]) -> AbstractContextManager[None]:
+        note("federated")  # the settings have no fault
+        return interrupting(interrupt)
+
     if_stopped("before a round began; the same command resumes it")
-    with RoundProgress(sys.stderr, note, rounds=file.rounds) as progress:
+    with (
+        reporting_to(replace(TERMINAL, interrupting=begun)),
+        RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
+    ):
         result = run_simulation(file, task, folder, progress.round)
     if result["state"] == "interrupted":
         raise Interrupted
