@@ -87,7 +87,7 @@ class Backup:
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """Consistent staging."""
+    """Files of a backup that are staged in a consistent state."""
 
     made_at: float
     needs: list[Need]
@@ -134,7 +134,7 @@ def insist_outside(place: Path) -> None:
     """Refuse a path inside of a coordinator's state directory, whose backups would omit it.
 
     Raises:
-        BackupFailed: the path is inside of one.
+        BackupFailed: the path is inside of a state directory.
     """
     for folder in filter(_is_state, Path(os.path.realpath(place)).parents):
         raise BackupFailed(f"{place} is inside of {folder}, a state directory: name a place outside of it")

@@ -35,7 +35,7 @@ class MedianKind(Variant):
     rule: Literal["median"]
 
     def build(self) -> "Rule | None":
-        """Return the rule."""
+        """Make the aggregation rule (coordinate-wise median)."""
         from atoll.aggregation.rules.coordinate import Median
 
         return Median()
@@ -48,7 +48,7 @@ class TrimmedMeanKind(Variant):
     malicious: int | float
 
     def build(self) -> "Rule | None":
-        """Return the rule."""
+        """Make the aggregation rule (trimmed mean)."""
         from atoll.aggregation.rules.coordinate import TrimmedMean
 
         return TrimmedMean(self.malicious)
@@ -62,7 +62,7 @@ class MultiKrumKind(Variant):
     num_selected: int | None = None
 
     def build(self) -> "Rule | None":
-        """Return the rule."""
+        """Make the aggregation rule (Multi-Krum)."""
         from atoll.aggregation.rules.geometric import MultiKrum
 
         return MultiKrum(**self.options("rule"))
@@ -75,7 +75,7 @@ class GeometricMedianKind(Variant):
     num_steps: int | None = None
 
     def build(self) -> "Rule | None":
-        """Return the rule."""
+        """Make the aggregation rule (geometric median)."""
         from atoll.aggregation.rules.geometric import GeometricMedian
 
         return GeometricMedian(**self.options("rule"))
@@ -89,7 +89,7 @@ class CenteredClippingKind(Variant):
     num_steps: int | None = None
 
     def build(self) -> "Rule | None":
-        """Return the rule."""
+        """Make the aggregation rule (centered clipping)."""
         from atoll.aggregation.rules.geometric import CenteredClipping
 
         return CenteredClipping(**self.options("rule"))
@@ -167,7 +167,7 @@ class ServerOptimizer(Variant):
     lr: float | None = None
 
     def build(self) -> "Optimizer":
-        """Return the optimizer."""
+        """Make the server optimizer with the given options."""
         from atoll.aggregation.optimizers import OPTIMIZERS
 
         optimizer: Optimizer = OPTIMIZERS[self.name](**self.options("name"))
@@ -224,7 +224,7 @@ class PlainSampler(Variant):
     sampler: Literal["uniform", "weighted", "stratified"]
 
     def build(self) -> Sampler | Oort:
-        """Return the sampler."""
+        """Make the client sampler."""
         return SAMPLERS[self.sampler]
 
 
@@ -235,7 +235,7 @@ class PowerOfChoiceKind(Variant):
     candidates: int
 
     def build(self) -> Sampler | Oort:
-        """Return the sampler."""
+        """Make the client sampler (power of choice)."""
         return partial(power_of_choice, num_considered=self.candidates)
 
 
@@ -252,7 +252,7 @@ class OortKind(Variant):
     pacer_window: int | None = None
 
     def build(self) -> Sampler | Oort:
-        """Return the sampler; the pacer's window belongs to the ledger of the run, not to the sampler."""
+        """Make the client sampler (Oort); the pacer's window belongs to the ledger of the run, not to the sampler."""
         return Oort(**self.options("sampler", "pacer_window"))
 
 

@@ -105,7 +105,7 @@ class CohortConfig(BaseModel):
         return (self.pacer_window or PACER_WINDOW) if self.sampler == "oort" else 0
 
     def build(self) -> Sampler | Oort:
-        """Return the sampler of these settings.
+        """Make the client sampler of these settings.
 
         Raises:
             ConfigError: there is no such custom sampler.

@@ -22,7 +22,7 @@ from atoll.server.rounds.events import (
 
 
 class Deliveries:
-    """Messages at the nodes of a run, one at a time at each.
+    """Delivery of a run's messages to its nodes, one at a time to each node.
 
     Args:
         rules: the rules of each exchange.

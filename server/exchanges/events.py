@@ -127,7 +127,7 @@ class Deliver:
 
 @value
 class AnswerMessages:
-    """Let a call return: with the replies to these messages, in this order, or (pushed) only with their numbers."""
+    """Effect: a call returns with the replies to these messages, in this order, or (pushed) only with their numbers."""
 
     call: int
     numbers: tuple[RoundId, ...]
@@ -136,7 +136,7 @@ class AnswerMessages:
 
 @value
 class AnswerNodes:
-    """Let a call return with these nodes, sorted."""
+    """Effect: a call returns with these nodes, sorted."""
 
     call: int
     nodes: tuple[ClientId, ...]

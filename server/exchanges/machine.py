@@ -193,7 +193,7 @@ class ExchangeMachine(Deliveries):
         return (*answer, *(effect for one in held for effect in self._open(one.asked, now)))
 
     def _repeated(self, number: int, call: int) -> Effects:
-        """Answer a call like before.
+        """Answer a repeated call with the replies that its earlier process received.
 
         Raises:
             Forgotten: the replies are no longer kept.

@@ -150,7 +150,7 @@ class JournaledDriver(ABC, Generic[E, F]):
     # ------------------------------------------------------------ events in
 
     def post(self, event: E, kept: KeptUpdate | None = None) -> "asyncio.Future[tuple[F, ...]]":
-        """Let the machine decide about an event.
+        """Pass an event to the machine, and queue its rows and effects.
 
         Args:
             event: the event.

@@ -39,7 +39,7 @@ class RunTerms:
 
     @classmethod
     def of(cls, run_id: RunId, task: str, config: RunConfig, run_number: int = 0) -> "RunTerms":
-        """Collect the terms of a run from its settings."""
+        """Collect the part of a run's messages that is the same for all rounds and clients, from its settings."""
         local = json.dumps(config.given, sort_keys=True)
         return cls(run_id, task, local, config.aggregation.training, config.seed, config.round.grace, run_number)
 

@@ -156,7 +156,7 @@ class Authority:
                 settled.
 
         Raises:
-            CredentialError: it is missing or damaged, or others may read its key.
+            CredentialError: the authority is missing or damaged, or others may read its key.
         """
         try:
             if (mode := (folder / KEY).stat().st_mode) & 0o077:

@@ -95,7 +95,7 @@ async def gate_of(config: CoordinatorConfig, state: StateDirectory) -> AsyncIter
 
 
 async def equip_rank(gate: Gate, config: CoordinatorConfig, rank: int) -> None:
-    """Give a rank that this machine starts a certificate unless it has a valid one, which it renews while it runs.
+    """Issue a certificate to a rank started on this machine, unless it has a valid one; the rank itself renews it.
 
     Raises:
         ConfigError, AuthorityAway, NotSigned: a certificate cannot be made.

@@ -48,7 +48,7 @@ class Succession:
     """The next authority."""
     cross_pem: bytes
     begun_at: float
-    """Time since which members know of it [s since the epoch]."""
+    """Time since which members know of the next authority [s since the epoch]."""
     lifetime_s: float
     """Longest life of a certificate [s]."""
 
@@ -101,7 +101,7 @@ def prepare(present: Issuer, folder: Path, name: str, now: float) -> Issuer:
     """Make the next authority in the directory of the present one; it begins when a coordinator opens it.
 
     Raises:
-        CredentialError: there is one already.
+        CredentialError: there is a next authority already.
         OSError: a file cannot be written.
     """
     place = folder / NEXT

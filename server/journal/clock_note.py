@@ -32,7 +32,7 @@ class ClockNote:
         """Write the record to a state directory.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the record cannot be written.
         """
         content = json.dumps({**asdict(self.reading), "signed": self.signed, "told": self.told}).encode()
         if len(content) > NUM_BYTES:

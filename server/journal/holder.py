@@ -65,8 +65,8 @@ def lock_directory(path: Path) -> int:
         The descriptor of the lock, which is held until the descriptor is closed or the process ends.
 
     Raises:
-        StateInUse: another process holds it.
-        OSError: it cannot be written.
+        StateInUse: another process holds the directory.
+        OSError: the directory cannot be written.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:

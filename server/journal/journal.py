@@ -327,7 +327,7 @@ class Journal:
         """Return accepted updates of a run by digest.
 
         Raises:
-            StoreCorrupted: one of them is missing.
+            StoreCorrupted: an update is missing.
         """
 
         def find(connection: Connection) -> dict[Digest, UpdateRow]:

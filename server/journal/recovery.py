@@ -134,7 +134,7 @@ def read_entries(connection: Connection, run_id: RunId, after: int, most: int) -
     """Read the first `most` entries after the entry `after`; the first one has a later number if some were deleted.
 
     Raises:
-        StoreCorrupted: one of them is damaged or missing.
+        StoreCorrupted: an entry is damaged or missing.
     """
     entries = [_read_entry(row) for row in connection.execute(_entries_after(run_id, after).limit(most))]
     for before, entry in pairwise(entries):

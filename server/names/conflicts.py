@@ -62,7 +62,7 @@ class Entry:
     """Answer to a claimant."""
 
     refusal: str = ""
-    """Reason why it does not get the place; empty: it does."""
+    """Reason why the claimant does not get the place; empty: it does."""
     line: str = ""
     """Line due in the log; empty: none."""
 
@@ -79,9 +79,9 @@ class Conflict:
     count: int
     """Number of times that the other process has asked for the place."""
     since: float
-    """Its first sign [s]."""
+    """Time of the first sign of the conflict [s]."""
     until: float
-    """Instant at which it counts as over without a further sign [s]."""
+    """Instant at which the conflict counts as over without a further sign [s]."""
     sentence: str = ""
     """Conflict in words for an operator, with the remedy."""
 
@@ -191,7 +191,7 @@ class NameConflicts:
             place.conflict.until = min(place.conflict.until, now)
 
     def _replace_older(self, name: str, claimant: Claimant, holder: Claimant, now: float) -> Entry:
-        """Give the place to the newer stream: without ids, a restart cannot be distinguished from a second process."""
+        """Assign the place to the newer stream: without ids, a restart looks like a second process."""
         place = self._place(name)
         place.num_replaced = place.num_replaced + 1 if now - place.replaced_at < LASTS_S else 1
         place.replaced_at, place.left_at, place.keeper = now, None, claimant.address

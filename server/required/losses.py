@@ -45,7 +45,7 @@ class Loss:
     path: Path
     fault: str
     cost: str
-    """Consequence of continuing without it."""
+    """Consequence of continuing without the file."""
     is_open: bool = True
     """Whether the run may continue by itself, and so relies on the file now."""
     updates: tuple[Digest, ...] = ()

@@ -55,7 +55,7 @@ class History:
         Raises:
             StateUnusable: `path` is not a state directory, or there is no such database.
             DatabaseAway: the database server does not answer.
-            StateTooNew: a later Atoll has written it.
+            StateTooNew: a later Atoll has written the database.
             StoreCorrupted: the database is damaged.
         """
         self.path = path.absolute()
