@@ -378,7 +378,7 @@ class Agent:
             raise NotAdmitted(forbidden.reason, forbidden.detail)
 
     def _accept_rollbacks(self) -> None:
-        """Forget the seen rounds of runs with an accepted rollback, and let the coordinator ask again."""
+        """Forget the seen rounds of runs with an accepted rollback, so that the coordinator may ask again."""
         for run_id in self._gate.accepted_rollbacks():
             if self._verifier is not None:
                 self._verifier.memory.forget(RunId(run_id))

@@ -265,7 +265,7 @@ class Work:
 
 @value
 class Extend:
-    """Give the worker `budget` seconds from now: its deadline has moved."""
+    """Set the worker's deadline to `budget` seconds from now: it has moved."""
 
     budget: float
 
@@ -306,7 +306,7 @@ class Discard:
 
 @value
 class ReportFailure:
-    """Tell the coordinator that this client gives up on a round."""
+    """Report to the coordinator that this client gives up on a round."""
 
     run_id: RunId
     round_id: RoundId

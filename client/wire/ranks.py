@@ -57,7 +57,7 @@ class Ranks:
         return len(self._addresses)
 
     def update(self, addresses: Sequence[str]) -> None:
-        """Take the ranks' addresses from the coordinator, by rank; an empty one is away.
+        """Replace the ranks' addresses by those that the coordinator has sent, by rank; an empty one is away.
 
         Transfers with an absent rank continue: perhaps only the coordinator has lost contact.
         """

@@ -208,7 +208,7 @@ class Runner(Protocol):
         ...
 
     def extend(self, budget: float) -> None:
-        """Give the running job `budget` seconds from now."""
+        """Set the deadline of the running job to `budget` seconds from now."""
         ...
 
     def stop(self) -> None:

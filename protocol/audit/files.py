@@ -263,7 +263,7 @@ class AuditFiles:
         return place.head
 
     def _give_to_owner_of(self, path: Path) -> None:
-        """Give the new file the log's owner: root may archive beside a service of another user."""
+        """Set the new file's owner to the log's: root may archive beside a service of another user."""
         if os.geteuid() == 0:
             of = path.stat()
             os.fchown(self._file, of.st_uid, of.st_gid)

@@ -53,7 +53,7 @@ def check_signature(message: pb.ServerMessage, client: str, key: Ed25519PublicKe
     """Check that the owner of the key has signed this message for this client.
 
     Raises:
-        NotTrusted: it has not signed it, or the message was changed.
+        NotTrusted: the owner has not signed the message, or it was changed.
     """
     if not message.HasField("signature"):
         raise NotTrusted("it is not signed")

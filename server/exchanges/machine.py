@@ -193,7 +193,7 @@ class ExchangeMachine(Deliveries):
         return (*answer, *(effect for one in held for effect in self._open(one.asked, now)))
 
     def _repeated(self, number: int, call: int) -> Effects:
-        """Answer a repeated call with the replies that its earlier process received.
+        """Answer a repeated call with the replies that an earlier process of the program received.
 
         Raises:
             Forgotten: the replies are no longer kept.

@@ -268,7 +268,7 @@ class RunMachine(Evaluations):
         return tuple(effects)
 
     def _stood_still_until(self, now: float) -> Effects:
-        """End the standstill of time, and move each deadline by the time that the disk was full."""
+        """End the wait for disk space: move each deadline by the time that the disk was full."""
         ledger = self.ledger
         if ledger.short_since is None:
             return ()

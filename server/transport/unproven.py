@@ -48,7 +48,7 @@ class Unproven:
         self.port, self._loop = port, asyncio.get_running_loop()
 
     def begun(self) -> None:
-        """Find the connection whose handshake begins; called on a thread of gRPC, one at a time."""
+        """Find and record the connection whose handshake begins; called on a thread of gRPC, one at a time."""
         self._num_begun += 1
         if self._loop is None:
             return

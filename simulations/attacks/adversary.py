@@ -59,7 +59,7 @@ class Adversary:
         """Return the task with poisoned training data of the malicious clients; without such an attack, the same task.
 
         Raises:
-            ConfigError: the data has more labels than `num_labels`; it takes no trigger or no target label.
+            ConfigError: the data has more than `num_labels` labels, takes no trigger, or lacks the target label.
         """
         if self.config.kind not in DATA or not self.malicious:
             return task

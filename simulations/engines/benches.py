@@ -1,4 +1,4 @@
-"""The trainer for tasks with a custom training or algorithm: the bench of a deployed worker."""
+"""The trainer for tasks with a custom training or algorithm: by the `Bench` (task on one site) of a worker."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ from atoll.training.worker.operations import detail_of, kind_of
 
 
 class Benches:
-    """Trainer whose results are not rows.
+    """Trainer of each client on its `Bench`, as a deployed worker trains; the results are not rows.
 
     Args:
         training: the settings of all clients' training.

@@ -160,7 +160,7 @@ class naming:
         work: a noun for their work.
 
     Raises:
-        ClientFailed: the task's code failed; with the traceback.
+        ClientFailed: the task's code failed; the message has the traceback.
     """
 
     __slots__ = ("_clients", "_work")

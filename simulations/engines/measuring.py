@@ -133,7 +133,7 @@ def _batch(examples: Examples, epoch: int, rows: torch.Tensor) -> Any:
 
 
 class OfBenches:
-    """Measurer that uses the bench of a deployed worker, for a task with a custom algorithm, and an `ArrayTask`.
+    """Measurer on the `Bench` of a deployed worker, for a task with a custom algorithm, and for an `ArrayTask`.
 
     Args:
         training: the settings of all clients' training.

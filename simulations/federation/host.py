@@ -60,7 +60,7 @@ class Client(Protocol):
         """The number of its training examples."""
 
     def hear(self, event: client.Event) -> None:
-        """Take a message from the coordinator."""
+        """Receive a message from the coordinator."""
 
 
 class Work(Protocol):

@@ -125,7 +125,7 @@ class Models(Versions):
         return frozenset(tensor.name for tensor in self.version(Version(0)).manifest.layout)
 
     def omission(self, update: Collection[str]) -> str:
-        """Return the reason why an update with these tensors cannot count, as on a coordinator; "": it can."""
+        """Return why an update with only these tensors is refused, by the coordinator's rule; empty: it is accepted."""
         if len(update) == len(self._names) or self._config.aggregation.grows:
             return ""
         if self._config.aggregation.partial:
@@ -295,7 +295,7 @@ def _manifest(pieces: Iterable[Piece], config: RunConfig) -> VersionManifest:
     """Return the manifest of version 0, which would be valid for a deployed run of the task.
 
     Raises:
-        ConfigError: it would not: the model, or an update of it, does not fit into a manifest.
+        ConfigError: the model, or an update of it, does not fit into a manifest.
     """
     manifest = VersionManifest.of(pieces)
     try:

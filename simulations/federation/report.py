@@ -278,7 +278,7 @@ class RunFolder:
         digest: the SHA-256 of these lines; None: the run begins.
 
     Raises:
-        StoreCorrupted: some of these lines are missing or damaged.
+        StoreCorrupted: some of the lines of ended rounds are missing or damaged.
     """
 
     def __init__(self, folder: Path, num_rounds: RoundId | int = 0, digest: str | None = None) -> None:

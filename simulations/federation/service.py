@@ -212,7 +212,7 @@ class Service(Coordinator[RunMachine]):
     # ------------------------------------------------------------ clients
 
     def heard(self, site: Client, message: client.Effect) -> None:
-        """Receive a report of a client."""
+        """Handle a client's report: that it failed, or the result of its evaluation."""
         match message:
             case client.ReportFailure(_, round_id, reason, detail):
                 if is_failure_news(self.machine, site.client_id, round_id):

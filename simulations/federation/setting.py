@@ -82,7 +82,7 @@ def as_given(file: SimulationFile, task: Task | ArrayTask) -> Task | ArrayTask:
     """Return the task with the run's options and the sites' settings, after checking its settings in every round.
 
     Raises:
-        ConfigError: the task does not allow them.
+        ConfigError: the task does not allow the settings.
     """
     faults: list[str] = []
     given = or_faults(lambda: _read(lambda: Given.read(file.run.given)), faults)

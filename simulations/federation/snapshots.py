@@ -96,7 +96,7 @@ class SnapshotFile:
         """Load the snapshot like `load`, after checking the digests of all files that a resumed run reads.
 
         Raises:
-            StoreCorrupted: some of them are damaged or missing.
+            StoreCorrupted: a file is damaged or missing.
         """
         snapshot = self.load()
         if snapshot and (faults := [*faults_of_files(self._path.parent, snapshot.files)]):

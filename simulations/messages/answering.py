@@ -81,7 +81,7 @@ class Benches:
         self._loaded: dict[ClientId, Bench] = {}
 
     def answer(self, question: Question) -> Outcome:
-        """Let a client answer a message; an error of its code becomes the reason why there is no reply."""
+        """Compute a client's answer to a message; an error of its code becomes the reason why there is no reply."""
         try:
             with threads_of_torch(self._threads):
                 return self._answer(question)

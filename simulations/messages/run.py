@@ -124,7 +124,7 @@ def _check_folder(folder: Path, *, is_fresh: bool) -> None:
     """Check that a folder has no run, or only an interrupted run of messages.
 
     Raises:
-        ConfigError: it has another run.
+        ConfigError: the folder has another run.
     """
     another = "choose another --out, or delete it"
     check_place(folder)

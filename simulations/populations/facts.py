@@ -50,7 +50,7 @@ LabelCounts = list[tuple[Ints, Ints]]
 
 
 class SiteFacts(NamedTuple):
-    """Facts of one site."""
+    """Facts of one site: the sizes of its data, its labels, and the kinds of its rows."""
 
     train: int
     test: int
@@ -63,7 +63,7 @@ class SiteFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of K sites."""
+    """Facts of K sites: the sizes of their data, their labels, and the kinds of their rows."""
 
     train: Ints
     """The number of training examples of each (K,)."""
@@ -83,7 +83,7 @@ class Facts:
         return cls(sizes[:, 0], sizes[:, 1], tuple(each.labels for each in facts), tuple(each.rows for each in facts))
 
     def of(self, chosen: np.ndarray[Any, Any]) -> "Facts":
-        """Return the facts of some sites, by a mask (K,)."""
+        """Return the sizes, labels and row kinds of the sites that a boolean mask (K,) selects."""
         return Facts(
             self.train[chosen],
             self.test[chosen],
@@ -131,10 +131,10 @@ def name_of(site: str, split: str) -> str:
 
 
 def checked(dataset: Any, site: str, split: str) -> Any:
-    """Return a data set with indexed rows, also of a task with a custom `fit`.
+    """Check that a data set has indexed rows, also in a task with a custom `fit`, and return it.
 
     Raises:
-        ConfigError: it has no indexed rows.
+        ConfigError: the data set has no indexed rows.
     """
     if fault := form_fault(dataset):
         raise ConfigError([f"population: task.data({site!r}, {split!r}) gave {fault}"])

@@ -59,11 +59,11 @@ class Probed(Protocol):
         ...
 
     def take(self, kind: str) -> None:
-        """Compute with a net of this kind; raise CannotBatch if it does not support the model."""
+        """Switch to a net of this kind; raise CannotBatch if it does not support the model."""
         ...
 
     def begin(self, version: Arrays, number: int = 0) -> None:
-        """Take the version that the next clients train from, and its number."""
+        """Set the version that the next clients train from, and its number."""
         ...
 
     def product(
@@ -74,10 +74,10 @@ class Probed(Protocol):
 
 
 class Alone(Protocol):
-    """Trainer of one client after another, with the bits of a deployed one."""
+    """Trainer of single clients, one after another; its results are bit-identical to a deployed client's."""
 
     def begin(self, version: Arrays, number: int = 0) -> None:
-        """Take the version that the next clients train from, and its number."""
+        """Set the version that the next clients train from, and its number."""
         ...
 
     def one(self, job: Job, rows: Rows, index: int, examples: Examples | None = None) -> Trained | Failed:
@@ -103,10 +103,10 @@ class Probe:
         self._rounds = 1 if training.task.algorithm is None else 2
 
     def choose_kind(self) -> None:
-        """Give the trainer the first kind of net that supports the model and agrees.
+        """Switch the trainer to the first kind of net that supports the model and gives the results of single training.
 
         Raises:
-            CannotBatch: no kind does; lists each kind's reason.
+            CannotBatch: no kind of net does; the message lists each kind's reason.
         """
         reasons = []
         for kind in KINDS:
@@ -262,7 +262,7 @@ def _compare_hooks(product: Trained, alone: Trained, noise: float) -> None:
     """Compare each tensor that a custom algorithm sends or keeps.
 
     Raises:
-        HookRefused: one differs.
+        HookRefused: a tensor differs.
     """
     ours, theirs = product.update | product.own, alone.update | alone.own
     for name in sorted(name for name in ours if name.startswith((SHARED, STATE))):

@@ -172,7 +172,7 @@ class _Parts(NamedTuple):
 
 
 def _parts(counts: Ints, offsets: Ints | None) -> _Parts:
-    """Return the parts of clients with these numbers of examples, which begin at the offsets; None: one after another.
+    """Split each client's examples into parts of at most `EVALUATED_AT_ONCE`; no offsets: one client after another.
 
     They are ordered by length, and equal lengths by client.
     """

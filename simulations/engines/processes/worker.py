@@ -71,7 +71,7 @@ def plan_of(training: Training, batched: bool, at_once: int | None, *, threads: 
     """Return the plan of each worker, and a trainer in this process, for its form and its windows.
 
     Raises:
-        CannotBatch: the task cannot be batched; with the reason.
+        CannotBatch: the task cannot be batched; the message has the reason.
     """
     if not batched:
         return Plan(training, threads), sequential_trainer(training)
