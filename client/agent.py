@@ -1,7 +1,7 @@
 """The asyncio shell around one client's `Session`: it delivers events, carries out effects and keeps the one timer.
 
 All of it runs on one event loop; blocking work runs on threads. The loss of the connection, a worker or a transfer is
-an event like any other. A mistake of ours ends the process: finished updates stay in the spool for the next one.
+an event like any other. A bug of Atoll ends the process: finished updates stay in the spool for the next one.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The ranks of a mesh as the worker of each task, by the settings of `[crew]`."""
+"""The crew of each task, the ranks of a mesh that work for one client, by the settings of `[crew]`."""
 
 import dataclasses
 import logging
@@ -56,7 +56,7 @@ def crews_of(
 
     Args:
         tasks: references of the tasks, by name.
-        config: the settings of the crew.
+        config: the settings of the crew, the table `[crew]`.
         site: name of the site whose data the tasks load.
         state: the agent's state directory.
         device: "auto", "cpu" or "cuda".

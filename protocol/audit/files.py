@@ -317,7 +317,7 @@ class AuditFiles:
         return at
 
     def _find_end(self) -> _Place:
-        """Find where to append: after this process's last line, unless others have appended or the file is full."""
+        """Return where to append: after this process's last line, unless others have appended or the file is full."""
         place, files = self._place, None
         if place is None or not _is_end(place):
             files = log_files(self.folder)

@@ -193,7 +193,7 @@ def beside(target: Path, *, is_file: bool = False) -> Iterator[Path]:
     an existing file is kept.
 
     Raises:
-        BackupFailed: its name exists already, or the folder of the target does not exist.
+        BackupFailed: a file or folder of this name exists already, or the folder of the target does not exist.
     """
     part = target.with_name(target.name + ".part")
     try:

@@ -42,9 +42,9 @@ def changed(config: RunConfig, overrides: Sequence[str], *, version: int) -> Run
     """Return the changed settings with which a run continues from a version.
 
     Args:
-        config: its previous settings.
+        config: the previous settings of the run.
         overrides: `key=value`, as for `--set`.
-        version: its newest version.
+        version: the newest version of the run's model.
 
     Raises:
         ConfigError: a value is not allowed, a key cannot change, or no round would follow.

@@ -89,7 +89,7 @@ class ExchangeMachine(Deliveries):
             now: its time [s since the epoch], not before the time of the last event.
 
         Raises:
-            AssertionError: the driver broke its contract (time ran backward): a bug of ours.
+            AssertionError: the driver broke its contract (time ran backward), which is a bug of Atoll.
         """
         assert now >= self.ledger.now, (now, self.ledger.now)
         self.ledger.now, self._closed = now, {}

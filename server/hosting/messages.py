@@ -75,9 +75,9 @@ def invitation(
 
     Args:
         effect: the machine's decision to invite.
-        terms: the terms of the run.
+        terms: the part of the message that is the same for the run.
         model: the version to train from.
-        client: the terms of the invited client.
+        client: the part of the message that belongs to this client.
         now: the time on the clock of `effect.deadline` [s].
     """
     return pb.ServerMessage(

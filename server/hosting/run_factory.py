@@ -89,7 +89,7 @@ class RunFactory:
         """Build the driver of a run of messages, like `driver` for a run of rounds.
 
         Raises:
-            OSError: its folders cannot be made.
+            OSError: the folders of the run cannot be made.
         """
         folder, path, run_id = self._state.run(row.run_id), self._state.path, row.run_id
         contents = Contents(folder, RunStore(folder, disk=self._disk, has_files_only=True))

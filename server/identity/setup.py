@@ -109,7 +109,7 @@ def publisher(gate: Gate, state: StateDirectory) -> Publisher | None:
     """Make the signer of messages to clients, which uses the true time; None if nothing is authenticated.
 
     Raises:
-        StoreCorrupted: its key is damaged, or others may read it.
+        StoreCorrupted: the key of the signer is damaged, or others may read it.
     """
     if gate.members is None:
         return None

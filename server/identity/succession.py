@@ -75,7 +75,7 @@ class Succession:
 
         Raises:
             CredentialError: a file is damaged.
-            OSError: its beginning cannot be recorded.
+            OSError: the beginning of the replacement cannot be recorded.
         """
         place = folder / NEXT
         if not (place / KEY).exists():

@@ -55,7 +55,7 @@ class Contents:
         """Make an offered content exist, if it does not yet, and return it.
 
         Raises:
-            OSError: its file is missing.
+            OSError: the file of the content is missing.
             ValueError: the content was not offered, or its file is of another size.
         """
         if (encoded := self._offered.pop(digest, None)) is not None:

@@ -397,7 +397,7 @@ class RunMachine(Evaluations):
         return (*effects, *released, *self._evaluate(now), *self._next_round_or_end())
 
     def _pace(self, round_: OpenRound, commit: Commit) -> None:
-        """Feed the pacer with the updates that are in the model: a superseded update is in none."""
+        """Add the updates that are in the model to the pacer: a superseded update is in none."""
         if window := self.rules.pacer_window:
             used = [utility_of(update) for update in round_.held if update.digest in commit.used]
             self.ledger.membership.pacer.committed(used, window)

@@ -44,7 +44,7 @@ class Unproven:
         self._look_at, self._is_ticking = 0.0, False
 
     def watch(self, port: int) -> None:
-        """Watch the connections to a port from now on; called on the event loop."""
+        """Begin to record the connections to a port; called on the event loop."""
         self.port, self._loop = port, asyncio.get_running_loop()
 
     def begun(self) -> None:

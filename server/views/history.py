@@ -190,7 +190,7 @@ class History:
 
         Raises:
             LookupError: there is no such run.
-            StoreCorrupted: its journal cannot be replayed.
+            StoreCorrupted: the journal of the run cannot be replayed.
         """
         with self._database.transaction() as connection:
             return _machine(connection, run_id)

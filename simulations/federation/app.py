@@ -1,4 +1,4 @@
-"""The `main()` of a Flower app that is simulated natively: its folder, and its end after the last round."""
+"""The `main()` of a Flower app whose rounds Atoll runs itself: its folder, and its end after the last round."""
 
 import json
 from pathlib import Path

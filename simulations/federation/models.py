@@ -67,7 +67,7 @@ class Models(Versions):
     Args:
         folder: the folder of the files.
         config: the settings of the run.
-        bench: the bench of the task, which makes version 0.
+        bench: the `Bench` of the task (the task with one site's data), which makes version 0.
         threads: the number of threads for a fold of files.
         keep: the versions that a resumed run needs; None: the run begins, with a new version 0.
 

@@ -55,7 +55,7 @@ def opened(
         tell: a callback for other notes to the operator.
 
     Raises:
-        ConfigError: all faults of the settings, the task or the folder.
+        ConfigError: the settings, the task or the folder have faults; the message lists all of them.
         StoreCorrupted: the files of an earlier process are damaged.
         Exception: any error that the rest of `main()` raises.
     """

@@ -125,7 +125,7 @@ class Trainings:
         return self._engine
 
     def _take_until(self, training: Training) -> None:
-        """Take outcomes from the engine up to a training's outcome; all of them if it is not being computed."""
+        """Advance the engine to a training's outcome; to its end if the training is not being computed."""
         while training.outcome is None and next(self._coming, None) is not None:
             pass
 

@@ -48,7 +48,7 @@ def opened(
         tell: a callback for notes to the operator.
 
     Raises:
-        ConfigError: all faults of the settings, the task or the folder.
+        ConfigError: the settings, the task or the folder have faults; the message lists all of them.
         WorkerDied: a process of the engine could not start.
     """
     _check_folder(folder, is_fresh=is_fresh)  # its faults name the folder as given

@@ -179,7 +179,7 @@ class OverRay:
         """Return the actors that have started, in their order; wait until there is at least one.
 
         Raises:
-            WorkerDied: none has started after `START_TIMEOUT_S`.
+            WorkerDied: no actor has started after `START_TIMEOUT_S`.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
