@@ -62,7 +62,7 @@ class EntryPart:
     path: Path
     manifest: bytes
     num_bytes: int
-    """Size of its pieces [bytes]."""
+    """Size of the part's pieces [bytes]."""
     data_start: int = 0
 
 

@@ -134,7 +134,7 @@ class Forbidden:
     reason: FailureReason
     detail: str
     waits: bool = False
-    """Whether the policy will allow it later: after an approval, within the hours, or on the next day."""
+    """Whether the policy will allow the request later: after an approval, within the hours, or on the next day."""
 
 
 @value
@@ -299,9 +299,9 @@ class Discard:
     key: Key
     digest: Digest
     accepted: bool = False
-    """Whether the coordinator accepted it: its staged residual becomes current before the update is deleted."""
+    """Whether the update was accepted: its staged residual becomes current before the update is deleted."""
     is_answered: bool = False
-    """Whether the coordinator answered it; else it is no longer wanted."""
+    """Whether the coordinator answered the update; else it is no longer wanted."""
 
 
 @value

@@ -115,7 +115,7 @@ class Outgoing:
 
     digest: Digest
     is_active: bool = False
-    """Whether it is being uploaded."""
+    """Whether the update is being uploaded."""
     begun_at: float = 0.0
     retry_at: float = 0.0
     num_cuts: int = 0

@@ -19,7 +19,7 @@ class _Running:
     is_download: bool
     task: "asyncio.Task[Event]"
     is_dropped: bool = False
-    """Whether its event is dropped: the session no longer waits for it."""
+    """Whether the job's event is dropped: the session no longer waits for it."""
 
 
 class JobSlot:

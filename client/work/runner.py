@@ -100,7 +100,7 @@ class StatisticsOrder:
     model_seed: int = 0
     """Seed of the run."""
     budget: float
-    """Seconds from now after which it ends without a result."""
+    """Seconds from now after which the job ends without a result."""
     noise: bytes = field(default=b"", repr=False)
     """Key of the noise; empty: there is no secret here."""
 

@@ -38,7 +38,7 @@ class Due:
 
     notice: Notice
     since: float
-    """Time since which it has been due [s since the epoch]."""
+    """Time since which the message has been due [s since the epoch]."""
 
 
 @dataclass

@@ -55,7 +55,7 @@ class KeptUpdate:
     """Sound update that waits for the machine's decision, or was accepted."""
 
     meta: str
-    """Its metadata, from `encode_meta`."""
+    """The update's metadata, from `encode_meta`."""
     data: bytes | None
     """All bytes of a small update; None: they are in a file."""
 

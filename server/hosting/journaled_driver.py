@@ -41,7 +41,7 @@ class Machine(Protocol[In, Out]):
 
     @property
     def deadline(self) -> float | None:
-        """The time at which it must receive TimePassed [s since the epoch]; None: no timer runs."""
+        """The time at which the machine must receive TimePassed [s since the epoch]; None: no timer runs."""
 
     def receive(self, event: In, now: float) -> tuple[Out, ...]:
         """Advance by one event and return its effects."""

@@ -59,13 +59,13 @@ class ClientTerms:
     """Part of an invitation that belongs to one client in one round."""
 
     seed: int
-    """The seed of its training (`training_seed`)."""
+    """The seed of the client's training (`training_seed`)."""
     codec: str = ""
-    """The codec of its update; empty: plain values."""
+    """The codec of the client's update; empty: plain values."""
     rank: int = 0
-    """The aggregation rank that receives its update."""
+    """The aggregation rank that receives the client's update."""
     spreads: bool = False
-    """Whether the parts of its update go to this rank and the following ones, in turn."""
+    """Whether the parts of the client's update go to this rank and the following ones, in turn."""
 
 
 def invitation(

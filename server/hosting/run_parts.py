@@ -54,4 +54,4 @@ class SharedParts:
     codecs_of_rank: Callable[[int], frozenset[str] | None] | None
     """Returns the codecs of an aggregation rank, None while it is away; if this field is None, there are no ranks."""
     announce_end: Callable[[RunId, Collection[ClientId], RunState, str], None]
-    """Sends the end of a run, with its state and cause, to its connected members."""
+    """Sends the end of a run, with its state and cause, to the run's connected members."""

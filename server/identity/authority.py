@@ -105,7 +105,7 @@ class Authority:
 
     @property
     def cross_pem(self) -> bytes:
-        """The certificate with which it vouches for its successor (PEM), or empty."""
+        """The certificate with which the authority vouches for its successor (PEM), or empty."""
         return b"" if self.succession is None else self.succession.cross_pem
 
     def prepare_next(self, folder: Path, name: str) -> bytes:

@@ -34,7 +34,7 @@ class RunningCoordinator:
     """host:port for the operator's commands."""
     pid: int
     is_insecure: bool
-    """Whether it runs without certificates and encryption."""
+    """Whether the coordinator runs without certificates and encryption."""
 
 
 def running_coordinator(path: Path) -> RunningCoordinator | None:

@@ -93,7 +93,7 @@ class SettingsChange:
     at: float
     """The time of the resume [s since the epoch]."""
     round_id: RoundId
-    """The first round with these settings."""
+    """The first round with the changed settings."""
 
 
 @dataclass(frozen=True, slots=True)

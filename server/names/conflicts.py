@@ -46,11 +46,11 @@ class Claimant:
     """Process that asks for the place of a name."""
 
     address: str
-    """host:port of its connection, as it arrives here."""
+    """host:port of the claimant's connection, as it arrives here."""
     process: str = ""
     """Random id of the process; empty: an older program."""
     folder: str = ""
-    """Random id of its state directory."""
+    """Random id of the claimant's state directory."""
 
 
 UNKNOWN = Claimant("an unknown address")

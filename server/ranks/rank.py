@@ -76,9 +76,9 @@ class RankPlace:
     interface: str
     """Network interface over which the ranks exchange sums."""
     folder_id: str = ""
-    """Id of its state directory (`ground/folder_id`)."""
+    """Id of the rank's state directory (`ground/folder_id`)."""
     process: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Random id of its process."""
+    """Random id of the rank's process."""
 
 
 class RemoteJudge:

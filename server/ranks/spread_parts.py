@@ -73,7 +73,7 @@ class Report:
 
     rank: int
     findings: StoredUpdateMeta
-    """Findings about its bytes, with its manifest."""
+    """Findings about the bytes of the part, with its manifest."""
 
 
 class SpreadParts:

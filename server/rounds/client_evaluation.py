@@ -38,7 +38,7 @@ class ClientEvaluation:
     terms: dict[ClientId, Disclosure] = field(default_factory=dict)
     """Terms on which the answers may be shown; absent: `ANY_SUM`."""
     asked_at: float = 0.0
-    """Instant of its beginning."""
+    """Instant at which the evaluation began."""
 
     @property
     def is_complete(self) -> bool:

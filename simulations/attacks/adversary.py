@@ -31,10 +31,10 @@ from atoll.task.randomness import data_of, server_data_of
 from atoll.task.task import Task
 
 DATA = frozenset({"label_flip", "backdoor"})
-"""Attacks on the training data."""
+"""Names of the attacks on the training data."""
 
 UPDATES = frozenset({"sign_flip", "scaled_flip", "gaussian", "alie", "ipm", "backdoor", "free_rider"})
-"""Attacks on the updates that are sent."""
+"""Names of the attacks on the updates that are sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class Benches:
         self._version: Arrays = {}
         self._number = 0
         self._process = AsBuilt({}, with_process=True)
-        """Flags of this process, which a custom training loop may leave changed for the next client."""
+        """Flags of this process, such as torch's, which a custom loop may leave changed for the next client."""
 
     @cached_property
     def form(self) -> Form:

@@ -25,7 +25,7 @@ class RequestedMetric:
     metric: str
     """Name of the metric, GROUP/NAME."""
     source: str
-    """Setting or option that requests it, for messages."""
+    """Setting or option that requests the metric, for messages."""
 
     def check_name(self) -> None:
         """Check the form of the name; raise ConfigError if no task can have such a metric."""

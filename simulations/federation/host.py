@@ -57,7 +57,7 @@ class Client(Protocol):
 
     @property
     def num_examples(self) -> int:
-        """The number of its training examples."""
+        """The number of the client's training examples."""
 
     def hear(self, event: client.Event) -> None:
         """Receive a message from the coordinator."""

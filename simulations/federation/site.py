@@ -169,7 +169,7 @@ class Site:
 
     @property
     def num_examples(self) -> int:
-        """The number of its training examples."""
+        """The number of the site's training examples."""
         return self.env.num_examples[self.client_id]
 
     @property

@@ -30,7 +30,7 @@ class Effort:
     steps: int | None
     """Steps of the local optimizer; None: the task trains by itself, in unknown steps."""
     seconds: float
-    """Seconds that the client's device needs for all of it."""
+    """Seconds that the client's device needs for all of the work."""
 
 
 @dataclass(slots=True, eq=False)

@@ -61,7 +61,7 @@ class Answer:
     pieces: tuple[Piece, ...]
     own: Arrays | None
     seconds: float = 0.0
-    """Real time of its computation [s]: a message that allows less time gets no reply."""
+    """Real time of the answer's computation [s]: a message that allows less time gets no reply."""
 
 
 Outcome = Answer | Failed

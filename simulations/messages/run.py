@@ -83,7 +83,7 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> MessageSetting:
     """Build and check all parts that the settings name, before the program starts.
 
     Raises:
-        ConfigError: all faults, such as a task that answers no messages, or more clients to wait for than there are.
+        ConfigError: the settings have faults, such as too many clients to wait for; the message lists all of them.
     """
     faults = [*_faults_of(file, task)]
     given = or_faults(lambda: as_given(file, task), faults)

@@ -46,7 +46,7 @@ READ_TWICE = 16
 """Number of sites that are read here again after other processes have read them."""
 
 LabelCounts = list[tuple[Ints, Ints]]
-"""The labels of each client, ascending, and the number of its examples of each."""
+"""The labels of each client, ascending, and the number of the client's examples of each label."""
 
 
 class SiteFacts(NamedTuple):
@@ -74,7 +74,7 @@ class Facts:
     rows: tuple[str, ...]
     """The kinds of the rows of each, as in `SiteFacts`."""
     are_kept: bool = False
-    """Whether an earlier process has read them."""
+    """Whether an earlier process has read the facts."""
 
     @classmethod
     def of_all(cls, facts: Sequence[SiteFacts]) -> "Facts":

@@ -49,7 +49,7 @@ KEPT = ("state", "shared", "attributes")
 Rows = slice | torch.Tensor
 
 Run = Callable[[MappedClient, Groups], Tensors]
-"""Function (client, its tensors) -> what a hook returns for it, by name."""
+"""Function (client, its tensors) -> what a hook returns for this client, by name."""
 
 
 class HookRefused(CannotBatch):

@@ -33,7 +33,7 @@ KINDS = ("by hand", "stacked", "mapped")
 """Kinds of net, in the order of the trials."""
 
 TOLERANCE = 1e-3
-"""Maximum distance of an update from the sequential one, relative to its length, that counts as rounding."""
+"""Maximum distance of an update from the sequential one, relative to its L2 norm, that counts as rounding."""
 
 NOISE = 1e-5
 """Maximum distance of a tensor of an algorithm, relative to the whole result, that counts as rounding."""
@@ -44,7 +44,7 @@ TRIED = 4
 logger = logging.getLogger(__name__)
 
 LOUD = 1000.0
-"""Factor of one client's inputs in the check that they do not influence other clients' updates."""
+"""Factor of one client's inputs in the check that these do not influence other clients' updates."""
 
 TRIES = 3
 """Maximum number of groups of clients that are tried until one has an update to compare."""

@@ -155,7 +155,7 @@ class Together:
         return passes
 
     def _fitting(self, inputs: torch.Tensor) -> int:
-        """Return the number of examples of a forward pass; at least one client's."""
+        """Return the number of examples that fit into a forward pass; at least one client's."""
         of_one = 1
         with suppress(Exception):  # evaluating one client after another reports faults of the model
             model = build_model(self._task, self._training.model_seed).eval()

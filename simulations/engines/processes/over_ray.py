@@ -225,7 +225,7 @@ class _Place:
 
     handle: Any
     ready: Any
-    """Future of its start."""
+    """Future of the actor's start."""
     is_ready: bool = False
 
 

@@ -30,7 +30,7 @@ class Source:
     """Source of one module."""
 
     path: str
-    """Path on the machine that sends it."""
+    """Path of the module on the machine that sends it."""
     code: bytes
 
 
