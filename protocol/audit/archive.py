@@ -22,7 +22,7 @@ class ArchiveRefused(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """Lines that were archived."""
+    """Result of archiving: the lines that were moved to the archive."""
 
     first: int
     last: int

@@ -133,7 +133,7 @@ class Book:
             del self.told[key]
 
     def failed(self, before: dict[str, Told | None]) -> None:
-        """Undo a failed attempt."""
+        """Undo the record of a failed attempt."""
         for key, told in before.items():
             if told is None:
                 self.told.pop(key, None)

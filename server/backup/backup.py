@@ -396,7 +396,7 @@ def _write(staging: Path, part: Path, staged: _Staged, on_bytes: OnBytes, *, has
 
 
 class _Folder:
-    """Folder to copy files into."""
+    """Writer of a backup that is a folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -416,7 +416,7 @@ class _Folder:
 
 
 class _Archive:
-    """Writer of the backup archive, a tar file."""
+    """Writer of a backup that is a tar file."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("r+b")

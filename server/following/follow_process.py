@@ -25,7 +25,7 @@ COMMAND = (sys.executable, "-P", "-c", "from atoll.server.following.follow_proce
 
 
 class Followers:
-    """Followers of one state directory.
+    """Processes that follow runs of one state directory.
 
     Args:
         state: the directory.

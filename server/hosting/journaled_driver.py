@@ -93,7 +93,7 @@ class MachineTimer:
             self._handle = self._loop.call_later(max(0.0, deadline - self._clock.now()), self._fire)
 
     def cancel(self) -> None:
-        """Wait for no deadline."""
+        """Stop the timer."""
         if self._handle is not None:
             self._handle.cancel()
 

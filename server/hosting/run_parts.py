@@ -18,7 +18,7 @@ from atoll.server.selection.sampling import Sampler
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """Parts of one run."""
+    """Parts from which the driver of one run is built."""
 
     run_id: RunId
     config: RunConfig

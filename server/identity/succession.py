@@ -42,7 +42,7 @@ NEXT, CROSS, BEGUN = "next", "cross.pem", "begun.json"
 
 @dataclass(frozen=True, slots=True)
 class Succession:
-    """Replacement under way."""
+    """Replacement of an authority that is under way."""
 
     issuer: Issuer
     """The next authority."""

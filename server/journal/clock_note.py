@@ -19,7 +19,7 @@ NUM_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class ClockNote:
-    """Content of the record."""
+    """Content of the record of the true clock."""
 
     reading: Reading
     """The last reading of the true clock."""

@@ -54,12 +54,12 @@ class Claimant:
 
 
 UNKNOWN = Claimant("an unknown address")
-"""Unknown process."""
+"""Claimant of which nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Answer to a claimant."""
+    """Answer to a process that asks for the place of a name."""
 
     refusal: str = ""
     """Reason why the claimant does not get the place; empty: it does."""
@@ -111,7 +111,7 @@ class _Place:
 
 
 class NameConflicts:
-    """Places of all names of one kind.
+    """Places of all names of one kind, clients or ranks: which process has each name.
 
     Args:
         what: the words before a name: "client" or "rank".

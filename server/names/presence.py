@@ -29,7 +29,7 @@ class Present:
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """Arriving update."""
+    """Update whose bytes are arriving."""
 
     run: str
     round: int

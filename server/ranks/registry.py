@@ -52,7 +52,7 @@ class RankConnection:
     why: str = ""  # reason of its end, if the coordinator caused it
 
     def send(self, order: pb.RankOrder) -> None:
-        """Queue an order."""
+        """Queue an order to the rank."""
         self.outbox.put_nowait(order)
 
     def close(self, why: str = "") -> None:

@@ -57,7 +57,7 @@ TAKERS = (Role.OWNER, Role.OPERATOR)
 
 
 class CoordinatorService:
-    """Service for clients."""
+    """gRPC service for clients: control stream, downloads, uploads."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator

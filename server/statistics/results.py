@@ -35,7 +35,7 @@ def keep(state: Path, number: int, result: dict[str, Any]) -> bytes:
 
 
 def read(state: Path, number: int = 0) -> dict[str, Any]:
-    """Return a result; number 0: the newest.
+    """Return a stored result of a collection; number 0: the newest.
 
     Raises:
         LookupError: there is no result with this number.

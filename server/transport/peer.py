@@ -12,7 +12,7 @@ from atoll.server.transport.interceptor import Context
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Other end of a call."""
+    """Other end of a call: the identity that its certificate proves."""
 
     identity: Identity
     serial: int

@@ -40,7 +40,7 @@ class Unseen(Exception):
 
 
 class Viewer:
-    """Views of one state directory.
+    """Maker of views of one state directory, each in a process.
 
     Args:
         state: the directory.

@@ -78,7 +78,7 @@ class Adversary:
         return configured or found
 
     def _check_trigger(self, task: Task) -> None:
-        """Check that the first example of each data set takes the trigger; raise ConfigError with all faults."""
+        """Check that the first example of each data set takes the trigger; raise ConfigError, which has all faults."""
         trigger, faults = stamp(self.config), list[str]()
         training_sets = [data_of(task, site, "train") for site in sorted(self.malicious)]
         for data in [*training_sets, server_data_of(task)]:

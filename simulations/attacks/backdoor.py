@@ -23,7 +23,7 @@ from atoll.training.local.training import evaluate
 from atoll.training.model.parameters import build_model, load_parameters
 
 SUCCESS = "backdoor"
-"""Name of the metric."""
+"""Name of the metric: the share of triggered test examples that get the adversary's label."""
 
 
 def stamp(config: AttackConfig) -> Stamp:

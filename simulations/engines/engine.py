@@ -72,7 +72,7 @@ class Training:
 
 @value
 class Job:
-    """Training of one client."""
+    """Job of an engine: the training of one client."""
 
     client_id: str
     """Name of the client, a site of the task."""

@@ -32,7 +32,7 @@ ALIGNED = 64
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Tensors of a result."""
+    """Form of a client's result: its tensors, of the update and of the state that stays at the client."""
 
     update: Layout
     own: Layout
@@ -90,7 +90,7 @@ class Columns:
 
 
 class Rows:
-    """Results of some clients.
+    """Memory for the results of some clients, a row for each.
 
     Args:
         form: the form of the results.

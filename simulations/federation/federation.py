@@ -87,7 +87,7 @@ class Setting:
 
 
 class Federation:
-    """Simulated run, as the module describes.
+    """Simulated run of a whole federation in virtual time.
 
     Args:
         setting: its parts.

@@ -40,7 +40,7 @@ COUNTED, TEXT, LATER = range(3)
 
 
 class KeptFacts:
-    """Facts of sites in a file.
+    """Facts of a task's sites (sizes, labels, kinds of rows) that are kept in a file.
 
     Args:
         folder: the folder of the run; a sweep's variable `SHARED` replaces it.

@@ -66,13 +66,13 @@ class Facts:
     """Facts of K sites: the sizes of their data, their labels, and the kinds of their rows."""
 
     train: Ints
-    """The number of training examples of each (K,)."""
+    """The number of training examples of each site (K,)."""
     test: Ints
-    """The number of test examples of each (K,)."""
+    """The number of test examples of each site (K,)."""
     labels: tuple[tuple[list[int], list[int]] | str | None, ...]
-    """The labels of each, as in `SiteFacts`."""
+    """The labels of each site, as in `SiteFacts`."""
     rows: tuple[str, ...]
-    """The kinds of the rows of each, as in `SiteFacts`."""
+    """The kinds of the rows of each site, as in `SiteFacts`."""
     are_kept: bool = False
     """Whether an earlier process has read the facts."""
 

@@ -73,7 +73,7 @@ class Part:
 
 
 class Hooks:
-    """Hooks of a task's algorithm.
+    """Hooks of a task's algorithm, each called for many clients at once.
 
     Args:
         training: the settings of all clients' training.

@@ -86,7 +86,7 @@ class Alone(Protocol):
 
 
 class Probe:
-    """Trial of the kinds of net.
+    """Trial of the kinds of net: a few clients are trained both as a group and alone.
 
     Args:
         trainer: the trainer that gets the net.

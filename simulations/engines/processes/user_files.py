@@ -27,7 +27,7 @@ OURS = "atoll"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Source of one module."""
+    """Source code of one of the user's modules."""
 
     path: str
     """Path of the module on the machine that sends it."""

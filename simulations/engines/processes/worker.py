@@ -238,7 +238,7 @@ class _Measured:
         self._measurer: Measurer | None = None
 
     def __call__(self, version: int, jobs: Sequence[Job]) -> list[Statistics | str]:
-        """Evaluate the version of a number."""
+        """Evaluate the version of a number on the clients of the jobs."""
         self._measurer = measurer = self._measurer or self._plan.measurer()
         if version != self._begun_with:
             measurer.begin(self._shared.own_of(0), jobs[0].version)
