@@ -76,7 +76,7 @@ class EvaluationRequest:
 
     @property
     def key(self) -> tuple[str, RunId, int]:
-        """Name of the job."""
+        """Name of the agent's job for the request."""
         return ("version", self.run_id, self.version)
 
 
@@ -95,7 +95,7 @@ class StatisticsRequest:
 
     @property
     def key(self) -> tuple[str, RunId, int]:
-        """Name of the job."""
+        """Name of the agent's job for the request."""
         return ("statistics", self.run_id, self.number)
 
 

@@ -123,7 +123,7 @@ class Outgoing:
 
 
 class Session:
-    """Session of one client; see the module docstring.
+    """Session of one client with its coordinator, a state machine; the module docstring has its stages.
 
     Args:
         rules: the session's settings.

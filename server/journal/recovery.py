@@ -47,7 +47,7 @@ class Recovered(Generic[L]):
         return self.entries[-1].seq if self.entries else self.snapshot_seq
 
     def replayed(self, machine: M) -> M:
-        """Pass all events since to the machine of this ledger, which changes it, and return the machine."""
+        """Pass all events since the snapshot to the ledger's machine, which changes the ledger; return the machine."""
         for entry in self.entries:
             machine.receive(entry.event, entry.at)
         return machine

@@ -62,7 +62,7 @@ class _Unwritten(NamedTuple):
 
 
 class Models(Versions):
-    """Versions of one run, as the module describes.
+    """Versions of the model of one run: folded from updates, kept in memory or in files.
 
     Args:
         folder: the folder of the files.

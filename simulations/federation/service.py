@@ -51,7 +51,7 @@ from atoll.task.randomness import training_seed
 
 
 class Service(Coordinator[RunMachine]):
-    """Coordinator of one run, as the module describes.
+    """Coordinator of one simulated run of rounds: the run machine, and the execution of its effects.
 
     Args:
         host: the federation, which folds, measures and records.

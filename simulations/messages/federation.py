@@ -81,7 +81,7 @@ class MessageSetting:
 
 
 class MessageFederation:
-    """Simulated run of messages, as the module describes.
+    """Simulated run of messages: the program's process, and a federation in virtual time.
 
     Args:
         setting: its parts.

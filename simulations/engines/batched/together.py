@@ -59,7 +59,7 @@ def together_if_possible(training: Training) -> Measurer:
 
 
 class Together:
-    """Evaluation of many clients in one forward pass, as the module describes.
+    """Evaluation of many clients in one forward pass, and of a few of them alone as a check.
 
     Args:
         training: the settings of all clients' training.
