@@ -116,7 +116,7 @@ class VersionManifest:
         Args:
             pieces: with their digests.
             model_dtypes: dtypes in which the model computes; default: as stored.
-            piece_bytes: largest size of a piece [bytes], which a slot inherits from its model; default: from the
+            piece_bytes: largest size of a piece [bytes]; a slot has its version's; default: computed from the
                 layout.
         """
         pieces = tuple(pieces)

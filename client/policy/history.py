@@ -142,7 +142,7 @@ class PolicyHistory:
             raise
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the database of the history."""
         self._db.close()
 
     @property

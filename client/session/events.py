@@ -47,9 +47,9 @@ class Invitation:
     group: str = ""
     """Group of the message."""
     run_number: int = 0
-    """The number of the run, for apps; 0: not known."""
+    """The number of the run, for Flower apps; 0: not known."""
     asked_at: float = 0.0
-    """Instant of the first invitation to this round, for apps [s since the epoch]; 0: not known."""
+    """Instant of the first invitation to this round, for Flower apps [s since the epoch]; 0: not known."""
     key: tuple[str, RunId, int] = field(init=False, repr=False, compare=False)
     """Name of the job; stored, because a round of a client uses it eleven times."""
 

@@ -269,7 +269,7 @@ class AuditFiles:
             os.fchown(self._file, of.st_uid, of.st_gid)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files of the log."""
         self._forget_place()
         os.close(self._lock)
 

@@ -11,7 +11,7 @@ NAMES_MAX = 20
 
 
 class Condition(StrEnum):
-    """Conditions that are reported to an operator."""
+    """Condition that is reported to an operator."""
 
     RUN_FAILED = "run_failed"
     RUN_PAUSED = "run_paused"

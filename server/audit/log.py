@@ -101,7 +101,7 @@ class AuditLog:
         *,
         caller: Caller | None = None,
     ) -> None:
-        """Record an event.
+        """Record an event in the audit log.
 
         Args:
             action: the action.

@@ -348,7 +348,7 @@ class OptimizerConfig(BaseModel):
         return {name: getattr(own, name) for name in type(self).model_fields if name != "name" and hasattr(own, name)}
 
     def with_numbers(self, values: Mapping[str, Any]) -> "OptimizerConfig":
-        """Return the settings with other numbers.
+        """Return the settings with new values of the scheduled numbers.
 
         Raises:
             ValueError: a value is not allowed.

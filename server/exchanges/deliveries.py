@@ -35,7 +35,7 @@ class Deliveries:
 
     @property
     def process(self) -> Repetition:
-        """Calls of the current process of the program."""
+        """State of the calls of the program's current process."""
         return self.ledger.process
 
     def exchange(self, number: int) -> Exchange | None:

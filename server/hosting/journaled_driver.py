@@ -188,11 +188,11 @@ class JournaledDriver(ABC, Generic[E, F]):
             await asyncio.shield(self._last)
 
     def start(self) -> None:
-        """Start the task that writes and acts."""
+        """Start the task that writes events to the journal and carries out their effects."""
         self._spawn(self._write_and_act())
 
     async def stop(self) -> None:
-        """Cancel all tasks.
+        """Cancel the tasks of the run.
 
         Posted events that are not yet written are lost, as in a crash: no effect of them has left.
         """

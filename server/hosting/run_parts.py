@@ -31,7 +31,7 @@ class RunParts:
     evaluator: Evaluator
     sampler: Sampler | Oort
     number: int = 0
-    """The number of the run, for apps."""
+    """The number of the run, for Flower apps."""
 
 
 @dataclass(frozen=True, slots=True)

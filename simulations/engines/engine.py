@@ -45,7 +45,7 @@ class Training:
     """Seed of the layers that stay at a client, before their first training."""
 
     run_number: int = 0
-    """Number of the run, for apps."""
+    """Number of the run, for Flower apps."""
 
     def __post_init__(self) -> None:
         if isinstance(self.task, Task):
@@ -93,7 +93,7 @@ class Job:
     """Version of the model that the client trains from; the same in all jobs of a cohort."""
 
     asked_at: float = 0.0
-    """Instant of the invitation, for apps [s since the epoch]."""
+    """Instant of the invitation, for Flower apps [s since the epoch]."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:

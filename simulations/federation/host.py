@@ -41,7 +41,7 @@ class Host(Protocol):
         """Record the clients' measures of a version."""
 
     def run_ended(self) -> None:
-        """Stop: the run has ended."""
+        """End the federation's run, because the run of the coordinator has ended."""
 
 
 class Client(Protocol):

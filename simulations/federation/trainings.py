@@ -24,7 +24,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Work of one client in a round."""
+    """Effort: the work of one client in a round."""
 
     num_examples: int
     steps: int | None

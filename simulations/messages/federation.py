@@ -257,7 +257,7 @@ class MessageFederation:
     # ------------------------------------------------------------ the coordinator's effects
 
     def answer_nodes(self, effect: AnswerNodes) -> None:
-        """Answer a call with nodes."""
+        """Answer a call of the program with the connected nodes."""
         self._answer(effect.call, nodes=effect.nodes)
 
     def answer_messages(self, effect: AnswerMessages) -> None:
