@@ -92,7 +92,7 @@ class WorkerRunner:
 
     Args:
         tasks: references of the tasks, by name.
-        workers: the worker of each task: one process, or a crew.
+        workers: the worker of each task: one process, or a crew (the ranks of a mesh).
         state: the agent's directory, for the logs.
         lease: seconds that a worker may outlive its budget before it is killed.
         settings: the site's own settings for its tasks.

@@ -386,7 +386,7 @@ def certified_key(pem: bytes) -> PublicKey:
 
 
 def check_issued(leaf_pem: bytes, ca_pem: bytes, key: PublicKey) -> None:
-    """Check that a leaf is for this key, is signed by one of these authorities, and has the usages of its role.
+    """Check that a leaf is for the key, is signed by one of the authorities, and has the usages of its role.
 
     The period of validity is not checked.
 
@@ -408,7 +408,7 @@ def check_issued(leaf_pem: bytes, ca_pem: bytes, key: PublicKey) -> None:
 
 
 def is_issued_by(leaf_pem: bytes, ca_pem: bytes) -> bool:
-    """Return whether a leaf is signed by one of these authorities; the period of validity is not checked.
+    """Return whether a leaf is signed by one of the authorities; the period of validity is not checked.
 
     Raises:
         CertificateError: a file is not a certificate.

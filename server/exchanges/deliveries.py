@@ -1,4 +1,4 @@
-"""The half of the exchange machine that faces the nodes: messages to them, replies from them. Pure."""
+"""The part of the exchange machine for the nodes: messages to them, replies from them. Pure."""
 
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Fate, RejectReason, ReleaseReason, RoundId
 from atoll.server.exchanges.events import AnswerMessages, Deliver, Effect, Effects, RecordExchange

@@ -305,7 +305,7 @@ class Coordinator:
             raise UnknownRun(str(error)) from None
 
     def state_of(self, run_id: RunId) -> RunState:
-        """Return the state of a run."""
+        """Return the state of a run: queued, running, paused or ended."""
         return self.runs[run_id].machine.ledger.state
 
     async def add_run(self, config: RunConfig) -> RunId:

@@ -119,7 +119,7 @@ def _denied(refusal: pb.Refusal) -> Denied:
 
 
 def joined(runs: Mapping[RunId, Any]) -> Callable[[ClientId, RunId], bool]:
-    """Return the test of whether a client is a member of one of these runs, by their machines."""
+    """Return a function that tells whether a client is a member of one of the runs, by their machines."""
 
     def has_joined(client_id: ClientId, run_id: RunId) -> bool:
         run = runs.get(run_id)

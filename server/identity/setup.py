@@ -46,7 +46,7 @@ _NOT_OURS = (
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Members of a coordinator that authenticates them."""
+    """Members of a coordinator: their register and enrolment, and the coordinator's credential."""
 
     enrolments: Enrolments
     keeper: Keeper

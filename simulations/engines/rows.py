@@ -138,7 +138,7 @@ class Rows:
         return [dict(zip(names, arrays, strict=True)) for arrays in each]
 
     def has_places_for(self, own: Arrays) -> bool:
-        """Return whether rows have room for these tensors; a Flower app's state may take any form at any time."""
+        """Return whether rows have room for a state's tensors; a Flower app's state may take any form at any time."""
         return own.keys() <= self._views[1].keys()
 
     def write(self, index: int, update: Mapping[str, np.ndarray[Any, Any]], own: Arrays | None) -> None:

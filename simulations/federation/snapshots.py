@@ -44,7 +44,7 @@ class Snapshot:
     updates: tuple[SavedUpdate, ...] = ()
     """Accepted updates that wait for a fold."""
     train: Mapping[str, Statistics] = field(default_factory=dict)
-    """Sums measured in the training of these updates, by digest."""
+    """Sums measured in the training of the waiting updates, by digest."""
     client_states: Sequence[str] = ()
     """Names of the files of client states."""
     files: Mapping[str, str] = field(default_factory=dict)

@@ -39,7 +39,7 @@ NOISE = 1e-5
 """Maximum distance of a tensor of an algorithm, relative to the whole result, that counts as rounding."""
 
 TRIED = 4
-"""Number of clients that are trained both ways, as one group."""
+"""Number of clients that are trained both as one group and alone."""
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Probe:
         raise CannotBatch("; ".join(reasons))
 
     def _check(self) -> None:
-        """Train the first few clients both ways; if all of them fail both ways, the next few.
+        """Train the first few clients as a group and alone; if all of them fail both ways, the next few.
 
         Raises:
             CannotBatch: the results differ, or no group has results.
@@ -135,7 +135,7 @@ class Probe:
             raise CannotBatch("every tried client diverges to NaN or infinity: there is nothing to compare")
 
     def _agrees_on(self, sites: Sequence[str]) -> bool:
-        """Return whether the results of these clients agree; False if there are none to compare.
+        """Return whether the results of the given clients agree; False if there are none to compare.
 
         Raises:
             CannotBatch: the results differ.
@@ -158,7 +158,7 @@ class Probe:
     def _one_round(
         self, jobs: Sequence[Job], examples: Sequence[Examples]
     ) -> tuple[list[Trained | Failed], list[bool]]:
-        """Train the clients both ways; return their results alone, and which of the conclusive ones agree."""
+        """Train the clients as a group and alone; return their results alone, and which conclusive ones agree."""
         rows, rows_alone = Rows(self._loop.form, len(jobs)), Rows(self._loop.form, len(jobs))
         results = self._trainer.product(range(len(jobs)), jobs, examples, rows)
         every, compared = list[Trained | Failed](), []

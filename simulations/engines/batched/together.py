@@ -31,7 +31,7 @@ from atoll.training.local.training import EVALUATED_AT_ONCE
 from atoll.training.model.parameters import build_model
 
 TRIED = 4
-"""Number of clients of a window that are evaluated both ways."""
+"""Number of clients of a window that are evaluated both together and alone."""
 
 RELATIVE, EACH = 1e-5, 1e-6
 """Largest difference of a sum that counts as rounding: relative to the sum, and for each example."""
