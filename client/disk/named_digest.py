@@ -10,7 +10,7 @@ class StateDamaged(OSError):
 
 
 def check_named(path: Path) -> Path:
-    """Return the path of a file after checking its content against the SHA-256 in its name.
+    """Check the content of a file against the SHA-256 in its name, and return its path.
 
     Raises:
         StateDamaged: the content does not match the SHA-256.

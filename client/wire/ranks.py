@@ -120,7 +120,7 @@ class Ranks:
         task.add_done_callback(self._closing.discard)
 
     def _checked(self, address: str) -> str:
-        """Return the address if this client may dial it, else an empty one."""
+        """Check that this client may dial an address, and return it; otherwise an empty one."""
         try:
             if address:
                 self._dialer.check(address)

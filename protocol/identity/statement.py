@@ -71,7 +71,7 @@ def publisher_statement(publisher: pb.Publisher) -> bytes:
 
 
 def check_publisher(publisher: pb.Publisher, ca_pem: bytes, now: float) -> Ed25519PublicKey:
-    """Return the publisher key if a coordinator of this federation certifies it.
+    """Check that a coordinator of this federation certifies a publisher key, and return the key.
 
     Args:
         publisher: from a Welcome.

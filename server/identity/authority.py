@@ -113,7 +113,7 @@ class Authority:
         return to_pem(prepare(self._issuer, folder, name, time.time()).certificate)
 
     async def sign(self, request: bytes, identity: Identity, renewal: Renewal | None = None) -> bytes:
-        """Sign, see `Signer`; access to this directory implies the right to have any certificate signed."""
+        """Sign a certificate, see `Signer`; access to this directory implies the right to have any signed."""
         return self.issue(request, identity)
 
     def issue(self, request: bytes, identity: Identity) -> bytes:

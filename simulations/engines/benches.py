@@ -62,7 +62,7 @@ class Benches:
             yield result
 
     def one(self, job: Job, rows: Rows, index: int, examples: Examples | None = None) -> Trained | Failed:
-        """Train one client, on its own examples or on given ones in tensors."""
+        """Train one client, on the client's examples or on given ones in tensors."""
         if examples is None:
             return self._one(job)
         assert isinstance(self._training.task, Task)

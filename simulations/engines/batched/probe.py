@@ -81,7 +81,7 @@ class Alone(Protocol):
         ...
 
     def one(self, job: Job, rows: Rows, index: int, examples: Examples | None = None) -> Trained | Failed:
-        """Train one client, on its own examples or on given ones."""
+        """Train one client, on the client's examples or on given ones."""
         ...
 
 
