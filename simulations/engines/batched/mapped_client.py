@@ -190,7 +190,7 @@ class MappedClient:
         raise CannotBatch("calls client.full_loss, a Python number that differs between the clients")
 
     def _filled(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-        """Return all tensors of a forward pass: the given ones, and copies, so that the pass changes no client's."""
+        """Return all tensors of a forward pass, the given ones in place; buffers are copied, as it may change them."""
         start, trained = self._common.start, self._own["parameters"]
         if unknown := sorted(tensors.keys() - start.keys()):
             raise TaskBroken(f"{', '.join(unknown)}: not a tensor of the model (its tensors: {', '.join(start)})")
