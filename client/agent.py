@@ -1,7 +1,7 @@
 """The asyncio shell around one client's `Session`: it delivers events, carries out effects and keeps the one timer.
 
 All of it runs on one event loop; blocking work runs on threads. The loss of the connection, a worker or a transfer is
-an event like any other. A mistake of ours ends the process: finished updates stay in the spool for the next one.
+an event like any other. A bug of Atoll ends the process: finished updates stay in the spool for the next one.
 """
 
 import asyncio
@@ -378,7 +378,7 @@ class Agent:
             raise NotAdmitted(forbidden.reason, forbidden.detail)
 
     def _accept_rollbacks(self) -> None:
-        """Forget the seen rounds of runs with an accepted rollback, and let the coordinator ask again."""
+        """Forget the seen rounds of runs with an accepted rollback, so that the coordinator may ask again."""
         for run_id in self._gate.accepted_rollbacks():
             if self._verifier is not None:
                 self._verifier.memory.forget(RunId(run_id))

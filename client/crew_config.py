@@ -1,4 +1,4 @@
-"""The settings of a crew, the mesh of ranks that trains in place of one process.
+"""The settings of a crew, the ranks of a mesh that train one client in place of one process.
 
 The string under a field is its documentation; `docs/configuration.md` is generated from these strings.
 """

@@ -1,4 +1,4 @@
-"""The agent's process: enrolment, state directory, worker and signals around one `Agent`; task names."""
+"""The process of an agent: it enrols, opens the state directory, starts the workers and runs one `Agent`."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping

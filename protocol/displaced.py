@@ -20,7 +20,7 @@ class Displaced:
     def __init__(self, first: float, rng: random.Random) -> None:
         self._first, self._longest, self._rng = first, max(first, LONGEST_S), rng
         self.count = 0
-        """Times in a row that it was displaced or refused."""
+        """Times in a row that the process was displaced or refused."""
 
     def held_for(self, seconds: float) -> None:
         """Record how long a stream under this name lasted."""

@@ -18,7 +18,7 @@ _about: ContextVar[Mapping[str, object]] = ContextVar("atoll_log_fields", defaul
 
 @contextmanager
 def about(**fields: object) -> Iterator[None]:
-    """Give these fields to all lines logged in the block and by the tasks and threads started there; see `FIELDS`."""
+    """Add the given fields to all lines logged in the block and by tasks and threads started there; see `FIELDS`."""
     token = _about.set({**_about.get(), **fields})
     try:
         yield
@@ -27,7 +27,7 @@ def about(**fields: object) -> Iterator[None]:
 
 
 def context_about(**fields: object) -> Context:
-    """Return a copy of the current context for a task whose lines all have these fields."""
+    """Return a copy of the current context, with the given fields for all lines of a task that runs in it."""
     context = copy_context()
     context.run(_about.set, {**_about.get(), **fields})
     return context

@@ -63,7 +63,7 @@ from atoll.tensors.pieces import PIECE_BYTES_MIN, cut, layout_of_pieces, num_cut
 FORMAT = "atoll/1"
 
 MANIFEST_BYTES_MAX = MESSAGE_BYTES_MAX - 256 * 1024
-"""Largest manifest [bytes]; it travels in one message, beside an update's statistics."""
+"""Largest manifest [bytes]; it is sent in one message, beside an update's statistics."""
 
 PIECES_MAX = 65_536
 PARTS_MAX = 1024
@@ -116,7 +116,7 @@ class VersionManifest:
         Args:
             pieces: with their digests.
             model_dtypes: dtypes in which the model computes; default: as stored.
-            piece_bytes: largest size of a piece [bytes], which a slot inherits from its model; default: from the
+            piece_bytes: largest size of a piece [bytes]; a slot has its version's; default: computed from the
                 layout.
         """
         pieces = tuple(pieces)
@@ -129,7 +129,7 @@ class VersionManifest:
         return digest_of(self.encode())
 
     def encode(self) -> bytes:
-        """Return the canonical bytes."""
+        """Return the canonical bytes of the manifest."""
         digests: dict[str, list[str]] = {tensor.name: [] for tensor in self.layout}
         for piece in self.pieces:
             digests[piece.tensor].append(piece.sha256)
@@ -153,7 +153,7 @@ class Part:
     num_bytes: int
     """Size of its pieces as sent [bytes]."""
     plain_bytes: int
-    """Their size without a codec [bytes]."""
+    """Size of its pieces without a codec [bytes]."""
     sha256: str
     """SHA-256 of the part's manifest (`part_manifest.PartManifest`)."""
 
@@ -199,7 +199,7 @@ class UpdateManifest:
         return digest_of(self.encode())
 
     def encode(self) -> bytes:
-        """Return the canonical bytes."""
+        """Return the canonical bytes of the manifest."""
         return canonical(
             {
                 "format": FORMAT,

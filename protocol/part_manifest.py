@@ -67,7 +67,7 @@ class PartManifest:
         return Part(self.num_bytes, self.plain_bytes, self.digest)
 
     def encode(self) -> bytes:
-        """Return the canonical bytes."""
+        """Return the canonical bytes of the manifest."""
         return canonical({"format": FORMAT, "kind": "part", "index": self.index, "pieces": encoded_pieces(self.pieces)})
 
 

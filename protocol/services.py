@@ -32,7 +32,7 @@ class Stub:
 
 
 def add_servicer(servicer: object, server: Any, service: str, forms: Forms | None = None) -> None:
-    """Let a grpc.aio server answer a service with an object's methods; UNIMPLEMENTED for missing ones."""
+    """Register an object's methods as a service at a grpc.aio server; missing ones answer UNIMPLEMENTED."""
     handlers = {}
     for name, kind, request, reply in _methods(service):
         write, read = (forms or {}).get(name, (reply.SerializeToString, request.FromString))

@@ -143,7 +143,7 @@ def load_text(
         context: passed to the validators of the model.
 
     Raises:
-        ConfigError: anything in it or in the overrides is not allowed.
+        ConfigError: anything in the text or in the overrides is not allowed.
     """
     faults = []
     document: dict[str, Any] = {}
@@ -209,7 +209,7 @@ def _dotted(table: Any, depth: int) -> Any:
 
 
 def _apply(override: str, document: dict[str, Any], short_tables: ShortTables) -> tuple[str, ...]:
-    """Put `a.b=value` into the document and return its key in the model; raises ValueError."""
+    """Set `a.b=value` in the document and return its key in the model; raises ValueError."""
     name, equals, text = override.partition("=")
     key = tuple(part.strip() for part in name.split("."))
     if not equals or not all(_BARE_KEY.fullmatch(part) for part in key):
@@ -238,7 +238,7 @@ def value_of(key: str, text: str) -> Any:
     """Return the value of an override: a TOML value, or, if it does not begin like one, a string.
 
     Raises:
-        ValueError: it is not valid TOML; the message names the key.
+        ValueError: the value is not valid TOML; the message names the key.
     """
     try:
         table = tomllib.loads(f"value = {text}")

@@ -69,7 +69,7 @@ def _keep_running(_number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def handled_by(handler: Handler) -> Iterator[None]:
-    """Let a function handle the signals that end this process, within the block; in the main thread."""
+    """Install a function as handler of the signals that end this process, within the block; in the main thread."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         leave_closed_terminal()
@@ -96,7 +96,7 @@ def interrupting(interrupt: Callable[[], object]) -> Iterator[None]:
 
 
 def end_by_default() -> None:
-    """Let the next signal end this process at once."""
+    """Restore the default action of the signals that end this process: the next one ends it at once."""
     for number in ending():
         signal.signal(number, signal.SIG_DFL)
 

@@ -51,12 +51,12 @@ _KEYS = {
 
 
 def encode(statistics: SiteStatistics) -> bytes:
-    """Return the serialized answer."""
+    """Return the statistics of a site as canonical JSON."""
     return json.dumps(statistics.plain(), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode(data: bytes) -> SiteStatistics:
-    """Read an answer.
+    """Read the statistics of a site from canonical JSON.
 
     Raises:
         ManifestError: the bytes are not an answer, or too many; the text has the path, the value and the allowed
@@ -66,7 +66,7 @@ def decode(data: bytes) -> SiteStatistics:
 
 
 def from_plain(document: object) -> SiteStatistics:
-    """Read an answer from JSON types; errors as in `decode`."""
+    """Read the statistics of a site from JSON types; errors as in `decode`."""
     fields = fields_of(document, "statistics", keys=frozenset({"parts", "withheld"}))
     num_max = len(SPLITS) * len(GROUPS) * NAMES_MAX
     parts: dict[Place, Part] = {}

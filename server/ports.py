@@ -107,7 +107,7 @@ def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Serv
 
 
 def _end_calls_of_revoked(coordinator: Coordinator, enrolments: Enrolments, guards: Iterable[Guard]) -> None:
-    """Let a revocation end the open calls of the identity and, for a client, its membership in the runs."""
+    """Make a revocation end the open calls of the identity and, for a client, its membership in the runs."""
 
     def revoked(identity: Identity) -> None:
         for guard in guards:
@@ -144,7 +144,7 @@ async def _add_health(server: grpc.aio.Server, service: str) -> health.aio.Healt
 
 
 def _report_clocks(coordinator: Coordinator, checks: Sequence[health.aio.HealthServicer]) -> None:
-    """Let the health service report `CLOCKS` as not serving while clocks differ."""
+    """Make the health service report `CLOCKS` as not serving while clocks differ."""
     status = health_pb2.HealthCheckResponse
 
     def report(agree: bool) -> None:

@@ -154,17 +154,17 @@ class PartialVersion:
         self._index, self._begin, self._filled = len(self._pieces), self.data_start + self.num_bytes, 0
 
     def remove(self) -> None:
-        """Delete the file."""
+        """Delete the file of the incomplete version."""
         self._file.close()
         self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the file without deleting it."""
+        """Close the file of the incomplete version without deleting it."""
         self._file.close()
 
     @property
     def _missing(self) -> int:
-        """Bytes that the current piece lacks."""
+        """Number of bytes that the current piece lacks."""
         return self._pieces[self._index].num_bytes - self._filled
 
     def _take(self, block: "bytes | memoryview") -> None:

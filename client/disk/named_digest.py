@@ -10,10 +10,10 @@ class StateDamaged(OSError):
 
 
 def check_named(path: Path) -> Path:
-    """Return the path of a file after checking its content against the SHA-256 in its name.
+    """Check the content of a file against the SHA-256 in its name, and return its path.
 
     Raises:
-        StateDamaged: they differ.
+        StateDamaged: the content does not match the SHA-256.
     """
     if sha256_of_file(path) != path.stem.rpartition(".")[2]:
         raise StateDamaged(

@@ -95,7 +95,7 @@ class Memory:
 
 
 def runs_in(path: Path) -> list[RunId]:
-    """Return the runs in a file, which a running agent may be appending to.
+    """Return the newest round and version of each run in a file, which a running agent may be appending to.
 
     Raises:
         ConfigError: the file is damaged.

@@ -62,7 +62,7 @@ class EntryPart:
     path: Path
     manifest: bytes
     num_bytes: int
-    """Size of its pieces [bytes]."""
+    """Size of the part's pieces [bytes]."""
     data_start: int = 0
 
 
@@ -96,7 +96,7 @@ class Entry:
     statistics: Sums
     costs: Costs
     rank: int = 0
-    """Aggregation rank that receives it."""
+    """Aggregation rank that receives the update."""
     spreads: bool = False
     """Whether part i goes to rank (rank + i) modulo the number of ranks; else all parts go to `rank`."""
     parts: tuple[EntryPart, ...] = ()
@@ -121,7 +121,7 @@ class Spool:
         """Check that an update of `num_bytes` fits, before any work is spent on it.
 
         Raises:
-            SpoolFull: it does not fit; the message has the sizes.
+            SpoolFull: the update does not fit; the message has the sizes.
         """
         used = sum(entry.num_bytes for entry in list(self._entries.values()))
         if used + num_bytes > self._max_bytes:

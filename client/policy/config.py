@@ -94,7 +94,7 @@ class SitePolicy(BaseModel):
     fewer examples."""
 
     statistics_extremes: bool = False
-    """Let the minimum and the maximum of each feature leave, which are values of single examples."""
+    """Send the minimum and the maximum of each feature, too, which are values of single examples."""
 
     actions: list[Pattern] = ["train", "evaluate"]
     """Messages of a server program that may be answered here, by their kind and action, or patterns: "train",

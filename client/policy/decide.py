@@ -19,7 +19,7 @@ from atoll.ground.printable import count_of
 
 
 class Kind(StrEnum):
-    """The kind of a request."""
+    """Kind of a request, by its work."""
 
     TRAIN = "train"
     EVALUATE = "evaluate"
@@ -32,7 +32,7 @@ COUNTED = (Kind.TRAIN, Kind.UPLOAD)
 
 
 class Outcome(StrEnum):
-    """The outcome of a decision."""
+    """Outcome of a decision."""
 
     ALLOWED = "allowed"
     REFUSED = "refused"

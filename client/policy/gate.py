@@ -69,7 +69,7 @@ class Gate:
         self._told_approver: BoundedMapping[str, str] = BoundedMapping(RUNS_MAX)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files of the history and the log."""
         self._history.close()
         try:
             self._log.close()

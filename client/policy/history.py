@@ -142,7 +142,7 @@ class PolicyHistory:
             raise
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the database of the history."""
         self._db.close()
 
     @property
@@ -237,7 +237,7 @@ class PolicyHistory:
 
         Raises:
             NoSuchRun: the run has never asked.
-            OtherTerms: its terms differ.
+            OtherTerms: the run's terms differ from those of the fingerprint.
         """
         with self._faults(), self._transaction():
             terms = self._run(run_id)
@@ -284,7 +284,7 @@ class PolicyHistory:
             self._day = day
 
     def _counts(self, request: PolicyRequest) -> list["_Count"]:
-        """Return the rows of a request's round, one for each time that it was counted."""
+        """Return the stored rows of a request's round, one for each time that the policy's limit counted the round."""
         if request.kind not in COUNTED:
             return []
         query = "SELECT work, day, sent FROM rounds WHERE run_id = ? AND round_id = ?"

@@ -47,9 +47,9 @@ class Invitation:
     group: str = ""
     """Group of the message."""
     run_number: int = 0
-    """The number of the run, for apps; 0: not known."""
+    """The number of the run, for Flower apps; 0: not known."""
     asked_at: float = 0.0
-    """Instant of the first invitation to this round, for apps [s since the epoch]; 0: not known."""
+    """Instant of the first invitation to this round, for Flower apps [s since the epoch]; 0: not known."""
     key: tuple[str, RunId, int] = field(init=False, repr=False, compare=False)
     """Name of the job; stored, because a round of a client uses it eleven times."""
 
@@ -76,7 +76,7 @@ class EvaluationRequest:
 
     @property
     def key(self) -> tuple[str, RunId, int]:
-        """Name of the job."""
+        """Name of the agent's job for the request."""
         return ("version", self.run_id, self.version)
 
 
@@ -95,7 +95,7 @@ class StatisticsRequest:
 
     @property
     def key(self) -> tuple[str, RunId, int]:
-        """Name of the job."""
+        """Name of the agent's job for the request."""
         return ("statistics", self.run_id, self.number)
 
 
@@ -134,7 +134,7 @@ class Forbidden:
     reason: FailureReason
     detail: str
     waits: bool = False
-    """Whether the policy will allow it later: after an approval, within the hours, or on the next day."""
+    """Whether the policy will allow the request later: after an approval, within the hours, or on the next day."""
 
 
 @value
@@ -265,7 +265,7 @@ class Work:
 
 @value
 class Extend:
-    """Give the worker `budget` seconds from now: its deadline has moved."""
+    """Set the worker's deadline to `budget` seconds from now: it has moved."""
 
     budget: float
 
@@ -299,14 +299,14 @@ class Discard:
     key: Key
     digest: Digest
     accepted: bool = False
-    """Whether the coordinator accepted it: its staged residual becomes current before the update is deleted."""
+    """Whether the update was accepted: its staged residual becomes current before the update is deleted."""
     is_answered: bool = False
-    """Whether the coordinator answered it; else it is no longer wanted."""
+    """Whether the coordinator answered the update; else it is no longer wanted."""
 
 
 @value
 class ReportFailure:
-    """Tell the coordinator that this client gives up on a round."""
+    """Report to the coordinator that this client gives up on a round."""
 
     run_id: RunId
     round_id: RoundId

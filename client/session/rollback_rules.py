@@ -107,7 +107,7 @@ def age_of(issued_us: int, now: float) -> float:
 
 
 def _older(request: ModelRequest, seen: Seen) -> str:
-    """Return how a request is older than those seen, or contradicts them; empty if it is neither."""
+    """Return how a request is older than the seen ones, or contradicts them; empty if it is neither."""
     version, again = _version(request), f"; `{ACCEPT} {request.run_id}` at this site allows it once"
     if isinstance(request, Invitation):
         if request.round_id < seen.round_id:

@@ -115,7 +115,7 @@ class Outgoing:
 
     digest: Digest
     is_active: bool = False
-    """Whether it is being uploaded."""
+    """Whether the update is being uploaded."""
     begun_at: float = 0.0
     retry_at: float = 0.0
     num_cuts: int = 0
@@ -123,7 +123,7 @@ class Outgoing:
 
 
 class Session:
-    """Session of one client; see the module docstring.
+    """Session of one client with its coordinator, a state machine; the module docstring has its stages.
 
     Args:
         rules: the session's settings.

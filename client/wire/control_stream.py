@@ -115,7 +115,7 @@ class Link:
         await self._stream_channel.aclose()
 
     async def decline(self, why: str) -> None:
-        """Say goodbye for a reason, and let the coordinator end the stream, unless that takes long.
+        """Send a goodbye with its reason, and wait for a bounded time until the coordinator ends the stream.
 
         Args:
             why: a FailureReason, a colon and details.

@@ -57,7 +57,7 @@ class Ranks:
         return len(self._addresses)
 
     def update(self, addresses: Sequence[str]) -> None:
-        """Take the ranks' addresses from the coordinator, by rank; an empty one is away.
+        """Replace the ranks' addresses by those that the coordinator has sent, by rank; an empty one is away.
 
         Transfers with an absent rank continue: perhaps only the coordinator has lost contact.
         """
@@ -120,7 +120,7 @@ class Ranks:
         task.add_done_callback(self._closing.discard)
 
     def _checked(self, address: str) -> str:
-        """Return the address if this client may dial it, else an empty one."""
+        """Check that this client may dial an address, and return it; otherwise an empty one."""
         try:
             if address:
                 self._dialer.check(address)

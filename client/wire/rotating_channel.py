@@ -62,7 +62,7 @@ class _Channel(Generic[Stub]):
 
 
 class RotatingChannel(Generic[Stub]):
-    """Channel to one server; see the module docstring. `keep_fresh` must run beside the calls; `close` it always.
+    """Channel to one server, over successive connections. `keep_fresh` must run beside the calls; `close` it always.
 
     Args:
         dialer: opens the connections, with the newest certificate.

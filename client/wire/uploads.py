@@ -175,7 +175,7 @@ class Uploads:
         return ranks.connection(ranks.rank_for_update(rank + turn, now - stalled[turn][1]))
 
     def _held_back(self, key: Key, decision: Decision) -> Event:
-        """Give up an update that the policy refuses; leave one that must wait for the next attempt."""
+        """Give up an update that the policy refuses, or postpone one that must wait; return the session's event."""
         why = f"{decision.rule}: {decision.detail}"
         if decision.outcome is Outcome.REFUSED:
             return self._give_up(key, why, FailureReason.POLICY_REFUSED)

@@ -1,4 +1,4 @@
-"""The ranks of a mesh as the worker of each task, by the settings of `[crew]`."""
+"""The crew of each task, the ranks of a mesh that work for one client, by the settings of `[crew]`."""
 
 import dataclasses
 import logging
@@ -25,7 +25,7 @@ ENTRY = "atoll.parallel.mesh_client.main:main"
 """Entry function of each rank that the agent starts."""
 
 PRELOAD = ("atoll.parallel.mesh_client.main", "atoll.parallel.mesh_client.bench")
-"""Modules that the fork server imports for it."""
+"""Modules that the fork server imports for the entry function."""
 
 RESTARTS_MAX = 10**6
 """Restarts of one launcher, whose ranks live for many rounds; restarts within a job are counted separately."""
@@ -38,7 +38,7 @@ class Elsewhere:
     exit_code: int | None = None
 
     def kill(self) -> None:
-        """Leave the ranks to their launcher, which restarts them when rank 0 has lost its connection."""
+        """Do nothing: the launcher of the ranks restarts them when rank 0 has lost its connection."""
 
 
 def crews_of(
@@ -56,7 +56,7 @@ def crews_of(
 
     Args:
         tasks: references of the tasks, by name.
-        config: the settings of the crew.
+        config: the settings of the crew, the table `[crew]`.
         site: name of the site whose data the tasks load.
         state: the agent's state directory.
         device: "auto", "cpu" or "cuda".
@@ -79,7 +79,7 @@ def crews_of(
 
 
 def terms_of(config: CrewConfig, folder: Path, log: Path, device: str, load_timeout: float) -> CrewTerms:
-    """Return the terms of a crew: everything that its ranks are started with.
+    """Return the settings of a crew: everything that its ranks are started with.
 
     Args:
         config: its settings.

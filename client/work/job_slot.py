@@ -19,7 +19,7 @@ class _Running:
     is_download: bool
     task: "asyncio.Task[Event]"
     is_dropped: bool = False
-    """Whether its event is dropped: the session no longer waits for it."""
+    """Whether the job's event is dropped: the session no longer waits for it."""
 
 
 class JobSlot:
@@ -61,7 +61,7 @@ class JobSlot:
             self._begin(request.key, lambda: work(request, budget), is_download=False)
 
     def extend(self, budget: float) -> None:
-        """Give the running work `budget` seconds from now."""
+        """Set the deadline of the running work to `budget` seconds from now."""
         self._runner.extend(budget)
 
     def stop(self, key: Key) -> None:

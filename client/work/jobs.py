@@ -173,7 +173,7 @@ class Jobs:
         """Return the client state after the newest training that is part of a committed model; None: there is none.
 
         Raises:
-            RunnerFailed: its file is missing, and the algorithm cannot train without it.
+            RunnerFailed: the file of the state is missing, and the algorithm cannot train without it.
         """
         counted = invitation.counted_round
         found = await self._own(invitation.run_id, counted)

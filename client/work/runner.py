@@ -55,7 +55,7 @@ class TrainOrder:
     residual: Path | None = None
     """File for the residual that this update leaves."""
     run_number: int = 0
-    """Number of the run, for apps; 0: not known."""
+    """Number of the run, for Flower apps; 0: not known."""
     asked_at: float = 0.0
     """Instant at which the coordinator asked first [s since the epoch]; 0: not known."""
     noise: bytes = field(default=b"", repr=False)
@@ -81,7 +81,7 @@ class EvaluateOrder:
     budget: float
     """Seconds from now after which the evaluation stops by itself."""
     run_number: int = 0
-    """Number of the run, for apps; 0: not known."""
+    """Number of the run, for Flower apps; 0: not known."""
     asked_at: float = 0.0
     """Instant at which the coordinator asked first [s since the epoch]; 0: not known."""
     noise: bytes = field(default=b"", repr=False)
@@ -100,7 +100,7 @@ class StatisticsOrder:
     model_seed: int = 0
     """Seed of the run."""
     budget: float
-    """Seconds from now after which it ends without a result."""
+    """Seconds from now after which the job ends without a result."""
     noise: bytes = field(default=b"", repr=False)
     """Key of the noise; empty: there is no secret here."""
 
@@ -129,7 +129,7 @@ class MessageOrder:
     budget: float
     """Seconds from now after which the answer is no longer needed."""
     run_number: int = 0
-    """Number of the run, for apps; 0: not known."""
+    """Number of the run, for Flower apps; 0: not known."""
     asked_at: float = 0.0
     """Instant at which the coordinator asked first [s since the epoch]; 0: not known."""
     noise: bytes = field(default=b"", repr=False)
@@ -208,7 +208,7 @@ class Runner(Protocol):
         ...
 
     def extend(self, budget: float) -> None:
-        """Give the running job `budget` seconds from now."""
+        """Set the deadline of the running job to `budget` seconds from now."""
         ...
 
     def stop(self) -> None:

@@ -92,7 +92,7 @@ class WorkerRunner:
 
     Args:
         tasks: references of the tasks, by name.
-        workers: the worker of each task: one process, or a crew.
+        workers: the worker of each task: one process, or a crew (the ranks of a mesh).
         state: the agent's directory, for the logs.
         lease: seconds that a worker may outlive its budget before it is killed.
         settings: the site's own settings for its tasks.
@@ -235,7 +235,7 @@ class WorkerRunner:
             raise RunnerFailed(FailureReason.TASK_BROKEN, f"the statistics cannot be sent: {error}") from error
 
     def extend(self, budget: float) -> None:
-        """Give the running job `budget` seconds from now."""
+        """Set the deadline of the running job to `budget` seconds from now."""
         self._until = time.monotonic() + budget
         if self._current is not None:
             self._current.tell("extend", budget_s=budget)
@@ -342,7 +342,7 @@ def _faults_of(error: RunnerFailed) -> list[str]:
 
 
 class Readings:
-    """Names of the readings, and the row counts of each task's newest reading, which survive the process.
+    """Names of the readings of the sites' data, and each task's newest row counts, which survive the process.
 
     Args:
         reread: the setting of the agent.
@@ -365,7 +365,7 @@ class Readings:
         return f"{run_id} {self._ends[run_id]}" if self._reread == "run" else "once"
 
     def run_ended(self, run_id: str) -> None:
-        """Give later jobs of the run, after a resume, a new reading."""
+        """Make later jobs of the run, after a resume, read the data again."""
         self._ends[run_id] += 1
         self._ended.add(run_id)
 

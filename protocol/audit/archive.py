@@ -22,15 +22,15 @@ class ArchiveRefused(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """Lines that were archived."""
+    """Result of archiving: the lines that were moved to the archive."""
 
     first: int
     last: int
     files: tuple[Path, ...]
-    """Their files in the archive; empty: nothing was written since the last archive, and nothing is moved."""
+    """Files of the lines in the archive; empty: nothing was written since the last archive, and nothing is moved."""
     num_bytes: int
     found: Verifier
-    """Verifier that has read them, with their faults; without files, the log unchanged."""
+    """Verifier that has read the files, with their faults; without files, the log unchanged."""
 
 
 def copy_into(out: Path, files: Sequence[Path], key: Path) -> list[Path]:
@@ -41,7 +41,7 @@ def copy_into(out: Path, files: Sequence[Path], key: Path) -> list[Path]:
 
     Raises:
         ArchiveRefused: the folder belongs to another log, or has other files of these names.
-        OSError: it cannot be written.
+        OSError: the archive cannot be written.
     """
     if out.exists() and not out.is_dir():
         raise ArchiveRefused(f"{out} is no folder: name another one with --out")

@@ -172,7 +172,7 @@ def read_line(data: bytes) -> Line:
     """Read one line, with its line end.
 
     Raises:
-        LineFault: it is unfinished, too long, or not byte for byte what a writer writes.
+        LineFault: the line is unfinished, too long, or not byte for byte what a writer writes.
     """
     if not data.endswith(b"\n"):
         raise LineFault("too long" if len(data) > LINE_BYTES_MAX else "its end is missing")

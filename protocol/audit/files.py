@@ -263,13 +263,13 @@ class AuditFiles:
         return place.head
 
     def _give_to_owner_of(self, path: Path) -> None:
-        """Give the new file the log's owner: root may archive beside a service of another user."""
+        """Set the new file's owner to the log's: root may archive beside a service of another user."""
         if os.geteuid() == 0:
             of = path.stat()
             os.fchown(self._file, of.st_uid, of.st_gid)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files of the log."""
         self._forget_place()
         os.close(self._lock)
 
@@ -317,7 +317,7 @@ class AuditFiles:
         return at
 
     def _find_end(self) -> _Place:
-        """Find where to append: after this process's last line, unless others have appended or the file is full."""
+        """Return where to append: after this process's last line, unless others have appended or the file is full."""
         place, files = self._place, None
         if place is None or not _is_end(place):
             files = log_files(self.folder)

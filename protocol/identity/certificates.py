@@ -113,7 +113,7 @@ def read_request(request: bytes) -> PublicKey:
     """Return the public key of a request for a certificate; its names and extensions are ignored.
 
     Raises:
-        CertificateError: it is not a request, is too long, is for a key not on P-256, or is not signed by that key.
+        CertificateError: the bytes are not a request, too long, for a key not on P-256, or not signed by that key.
     """
     if len(request) > REQUEST_BYTES_MAX:
         raise CertificateError(f"request of {count_of(len(request), 'byte')}; allowed: at most {REQUEST_BYTES_MAX}")
@@ -309,7 +309,7 @@ def _refuse_wide(content: bytes) -> None:
     """Refuse a file that an editor or PowerShell has saved in another encoding.
 
     Raises:
-        CertificateError: it is UTF-16 or UTF-32.
+        CertificateError: the file is UTF-16 or UTF-32.
     """
     if encoding := wide_encoding(content):
         raise CertificateError(f"is {encoding}; save it as UTF-8, or copy the original file unchanged")
@@ -349,7 +349,7 @@ def read_leaf(pem: bytes) -> Leaf:
     """Return the content of a PEM file's first certificate; its signature must have been checked before.
 
     Raises:
-        CertificateError: it is not a certificate, or does not name exactly one identity.
+        CertificateError: the bytes are not a certificate, or it does not name exactly one identity.
     """
     certificate = read_certificates(pem)[0]
     try:
@@ -386,7 +386,7 @@ def certified_key(pem: bytes) -> PublicKey:
 
 
 def check_issued(leaf_pem: bytes, ca_pem: bytes, key: PublicKey) -> None:
-    """Check that a leaf is for this key, is signed by one of these authorities, and has the usages of its role.
+    """Check that a leaf is for the key, is signed by one of the authorities, and has the usages of its role.
 
     The period of validity is not checked.
 
@@ -408,7 +408,7 @@ def check_issued(leaf_pem: bytes, ca_pem: bytes, key: PublicKey) -> None:
 
 
 def is_issued_by(leaf_pem: bytes, ca_pem: bytes) -> bool:
-    """Return whether a leaf is signed by one of these authorities; the period of validity is not checked.
+    """Return whether a leaf is signed by one of the authorities; the period of validity is not checked.
 
     Raises:
         CertificateError: a file is not a certificate.

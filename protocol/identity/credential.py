@@ -51,7 +51,7 @@ class Credential:
     """Private key, its certificate and the trusted authorities; all PEM, as gRPC takes them.
 
     Raises:
-        CredentialError: they do not match.
+        CredentialError: key, certificate and authorities do not match.
     """
 
     key_pem: bytes = field(repr=False)
@@ -85,7 +85,7 @@ class Credential:
         return now < self.leaf.issued_at - SKEW_S
 
     def renew_at(self, jitter: float) -> float:
-        """Return the instant to renew it [s since the epoch].
+        """Return the instant at which the credential should be renewed [s since the epoch].
 
             issued_at + lifetime (RENEW_AFTER - RENEW_JITTER jitter),    lifetime = expires_at - issued_at
 
@@ -100,7 +100,7 @@ class Credential:
         """Read the credential in a folder; during a replacement, the complete old or new one.
 
         Raises:
-            CredentialError: it is missing or damaged, or other users may read its key.
+            CredentialError: the credential is missing or damaged, or other users may read its key.
         """
         for _ in range(3):  # files may be renamed between these reads
             key = _read_private(folder / KEY)
@@ -109,7 +109,7 @@ class Credential:
         raise CredentialError([_explain(folder, key)])
 
     def store(self, folder: Path) -> None:
-        """Store it in a folder, replacing the one there; durable on return, and after a crash the old or the new one.
+        """Store the credential in a folder, durably; after a crash the folder has the old or the new one.
 
         Raises:
             CredentialError: the folder has an authority.

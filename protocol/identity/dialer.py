@@ -92,7 +92,7 @@ class MutualDialer:
         return grpc.aio.secure_channel(address, self._credentials(), options=options_to(server, options))
 
     def blocking_channel(self, address: str, server: Identity, options: Sequence[Option] = ()) -> grpc.Channel:
-        """Open such a channel, with blocking calls."""
+        """Open a channel as `channel` does, with blocking calls."""
         self.check(address)
         return grpc.secure_channel(address, self._credentials(), options=options_to(server, options))
 

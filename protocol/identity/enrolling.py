@@ -90,7 +90,7 @@ class Place:
         """Read the place that is stored beside a credential.
 
         Raises:
-            CredentialError: it is missing or damaged.
+            CredentialError: the place is missing or damaged.
         """
         try:
             fields = json.loads((folder / PLACE).read_text("utf-8"))
@@ -259,7 +259,7 @@ def _check_time(what: str, pem: bytes, remedy: str) -> None:
 
     Raises:
         Unreachable: a clock may be wrong, and may be set soon.
-        CertificateError: it is not a certificate.
+        CertificateError: the bytes are not a certificate.
     """
     times, now = validity_of(read_certificates(pem)[0]), time.time()
     if not times.includes(now):

@@ -117,7 +117,7 @@ def is_address(text: str) -> bool:
 
 
 def _checked(text: str) -> bytes:
-    """Return the bytes of a code before its checksum, after checking it."""
+    """Check a code by its checksum, and return the bytes before that."""
     plain = _IGNORED.sub("", text).upper()
     prefix = PREFIX.rstrip("-").upper()
     if not (text.isascii() and plain.startswith(prefix)):

@@ -83,7 +83,7 @@ class Membership:
 
 
 async def unless_stopped(taking: Coroutine[Any, Any, Membership]) -> Membership | None:
-    """Take the membership; None: a signal ended the wait for the coordinator.
+    """Wait for the membership; None: a signal ended the wait for the coordinator.
 
     The signal handlers stay installed; the caller replaces them.
     """

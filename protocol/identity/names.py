@@ -60,7 +60,7 @@ class Identity:
         """Read the URI of a certificate.
 
         Raises:
-            ValueError: its form or role is not allowed.
+            ValueError: the form or the role of the URI is not allowed.
         """
         role, slash, name = uri.removeprefix(_SCHEME).partition("/")
         if not (uri.startswith(_SCHEME) and slash and role in set(Role)):

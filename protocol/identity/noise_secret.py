@@ -17,7 +17,7 @@ def noise_secret(folder: Path) -> bytes:
     """Return the secret of a directory locked by this process, 32 bytes; the first call makes it.
 
     Raises:
-        OSError: it cannot be read or written, or is damaged: a new secret would draw other noise for the same work.
+        OSError: the secret is unreadable, unwritable or damaged: a new one would draw other noise for the same work.
     """
     path = folder / FILE
     try:

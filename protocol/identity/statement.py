@@ -53,7 +53,7 @@ def check_signature(message: pb.ServerMessage, client: str, key: Ed25519PublicKe
     """Check that the owner of the key has signed this message for this client.
 
     Raises:
-        NotTrusted: it has not signed it, or the message was changed.
+        NotTrusted: the owner has not signed the message, or it was changed.
     """
     if not message.HasField("signature"):
         raise NotTrusted("it is not signed")
@@ -71,7 +71,7 @@ def publisher_statement(publisher: pb.Publisher) -> bytes:
 
 
 def check_publisher(publisher: pb.Publisher, ca_pem: bytes, now: float) -> Ed25519PublicKey:
-    """Return the publisher key if a coordinator of this federation certifies it.
+    """Check that a coordinator of this federation certifies a publisher key, and return the key.
 
     Args:
         publisher: from a Welcome.

@@ -38,7 +38,7 @@ class Due:
 
     notice: Notice
     since: float
-    """Time since which it has been due [s since the epoch]."""
+    """Time since which the message has been due [s since the epoch]."""
 
 
 @dataclass
@@ -133,7 +133,7 @@ class Book:
             del self.told[key]
 
     def failed(self, before: dict[str, Told | None]) -> None:
-        """Undo a failed attempt."""
+        """Undo the record of a failed attempt."""
         for key, told in before.items():
             if told is None:
                 self.told.pop(key, None)

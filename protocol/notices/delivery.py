@@ -32,7 +32,7 @@ def deliver(config: NotifyConfig, message: Message) -> None:
     """Deliver a message by the configured way, if there is one.
 
     Raises:
-        NotDelivered: it failed, or its outcome is unknown.
+        NotDelivered: the delivery failed, or its outcome is unknown.
     """
     try:
         if config.command:
@@ -53,7 +53,7 @@ async def deliver_within(config: NotifyConfig, message: Message) -> None:
     A receiver that answers one byte at a time would never exceed the limit of a step.
 
     Raises:
-        NotDelivered: it failed, or its outcome is unknown.
+        NotDelivered: the delivery failed, or its outcome is unknown.
     """
     try:
         await asyncio.wait_for(on_daemon_thread(lambda: deliver(config, message)), 2 * BOUND_S)

@@ -40,7 +40,7 @@ class Life:
             logger.warning("%s. It was last alive at %s%s", what, at, more)
 
     def close(self) -> None:
-        """Exit cleanly: the next start reports nothing."""
+        """Record a clean exit: the next start reports nothing."""
         self._is_over.set()
         self._renewing.join()
         with suppress(OSError):

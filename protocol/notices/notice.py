@@ -11,7 +11,7 @@ NAMES_MAX = 20
 
 
 class Condition(StrEnum):
-    """Conditions that are reported to an operator."""
+    """Condition that is reported to an operator."""
 
     RUN_FAILED = "run_failed"
     RUN_PAUSED = "run_paused"
@@ -54,7 +54,7 @@ class Notice:
 
     condition: Condition
     subject: str
-    """The run, site, file or clock that it concerns."""
+    """The run, site, file or clock that the notice concerns."""
     sentence: str
     run: str = ""
     hold: float = 0.0
@@ -62,7 +62,7 @@ class Notice:
     is_logged: bool = False
     """Whether the log has the sentence already."""
     is_once: bool = False
-    """Whether it is reported once, however long the condition lasts; conditions in `ENDS` always are."""
+    """Whether the condition is reported once, however long it lasts; conditions in `ENDS` always are."""
 
     @property
     def key(self) -> str:

@@ -67,7 +67,7 @@ class Notices:
         self._events.append(notice)
 
     async def run(self) -> None:
-        """Check and report, until cancelled."""
+        """Check the conditions and report what is due, until cancelled."""
         while True:
             begun = time.monotonic()
             await self.look()

@@ -48,7 +48,7 @@ class MeshUse:
 
     @property
     def mfu(self) -> float | None:
-        """Utilization of the devices; None: not known (`why_no_mfu`)."""
+        """Model FLOPs utilization of the devices; None: not known (`why_no_mfu`)."""
         return self.flops_per_s / self.peak_flops if self.flops_per_s and self.peak_flops else None
 
     @property

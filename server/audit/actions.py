@@ -1,4 +1,4 @@
-"""The actions that the audit log knows."""
+"""The names of the actions that the audit log records."""
 
 from enum import StrEnum
 

@@ -33,7 +33,7 @@ class Budget:
     _sweep_at: float = 0.0
 
     def allows(self, who: str, now: float) -> bool:
-        """Take one line of `who` at `now` [s] from the budget; False: it must not be written; `withheld` counts it."""
+        """Charge one line of `who` at `now` [s] to the budget; False: it is not written, and `withheld` counts it."""
         if who not in self._of and len(self._of) >= KEYS_MAX and now >= self._sweep_at:
             self._forget_quiet(now)
         key = who if who in self._of or len(self._of) < KEYS_MAX else OTHERS

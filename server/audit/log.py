@@ -101,7 +101,7 @@ class AuditLog:
         *,
         caller: Caller | None = None,
     ) -> None:
-        """Record an event.
+        """Record an event in the audit log.
 
         Args:
             action: the action.
@@ -186,7 +186,7 @@ class AuditLog:
                 done.set()
 
     def _take(self) -> tuple[list[Event], list[threading.Event]]:
-        """Take all waiting events, up to the number of one write; none if a checkpoint or a count is due."""
+        """Remove and return the waiting events, at most those of one write; none if a checkpoint or a count is due."""
         now, until = time.monotonic(), min(self._sign_by or self._withheld_by, self._withheld_by)
         events: list[Event] = []
         waiting: list[threading.Event] = []

@@ -29,7 +29,7 @@ class Source:
     is_whole: bool
     """Whether the files are claimed to be the complete log."""
     cut: tuple[Path, ...] = ()
-    """Files with torn ends removed after crashes."""
+    """Files of torn ends, the incomplete last lines that a crash left; they were moved out of the log."""
     on_bytes: Callable[[int], None] = lambda more: None
     """Called with the number of bytes of each line."""
 

@@ -87,7 +87,7 @@ class Backup:
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """Consistent staging."""
+    """Files of a backup that are staged in a consistent state."""
 
     made_at: float
     needs: list[Need]
@@ -134,7 +134,7 @@ def insist_outside(place: Path) -> None:
     """Refuse a path inside of a coordinator's state directory, whose backups would omit it.
 
     Raises:
-        BackupFailed: the path is inside of one.
+        BackupFailed: the path is inside of a state directory.
     """
     for folder in filter(_is_state, Path(os.path.realpath(place)).parents):
         raise BackupFailed(f"{place} is inside of {folder}, a state directory: name a place outside of it")
@@ -193,7 +193,7 @@ def beside(target: Path, *, is_file: bool = False) -> Iterator[Path]:
     an existing file is kept.
 
     Raises:
-        BackupFailed: its name exists already, or the folder of the target does not exist.
+        BackupFailed: a file or folder of this name exists already, or the folder of the target does not exist.
     """
     part = target.with_name(target.name + ".part")
     try:
@@ -396,7 +396,7 @@ def _write(staging: Path, part: Path, staged: _Staged, on_bytes: OnBytes, *, has
 
 
 class _Folder:
-    """Folder to copy files into."""
+    """Writer of a backup that is a folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -416,7 +416,7 @@ class _Folder:
 
 
 class _Archive:
-    """Writer of the backup archive, a tar file."""
+    """Writer of a backup that is a tar file."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("r+b")

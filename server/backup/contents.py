@@ -31,7 +31,7 @@ FOLDERS = (
     *("/key.pem", "/worker.log", "/r/worker.log", "/000000.json", "/000000.safetensors"),
     *(f"/{_DIGEST}.bin", f"/{_DIGEST}.safetensors", "/rank.json", "/0of1/rank.json"),
 )
-"""Names inside the coordinator's folders, at least one for each folder."""
+"""Ends of the paths of the coordinator's files, at least one for each of its folders."""
 
 
 class BackupFailed(OSError):
@@ -63,7 +63,7 @@ def is_key(path: str) -> bool:
 
 
 def _inside(path: str) -> str:
-    """Return a relative path that cannot lead out of its folder."""
+    """Check that a relative path cannot lead out of its folder, and return it."""
     if "\0" in path or {"", ".", ".."}.intersection(path.split("/")):
         raise ValueError("lies outside, or is not a path")
     return path
@@ -81,7 +81,7 @@ class Part(BaseModel):
 
 
 def _apart(parts: list[Part]) -> list[Part]:
-    """Return the parts if no path repeats or is a folder of another one."""
+    """Check that no path repeats or is a folder of another one, and return the parts."""
     paths = {part.path for part in parts}
     folders = {folder for path in paths for folder in _folders(path)}
     if len(paths) < len(parts) or paths & folders:
@@ -128,7 +128,7 @@ def parse_contents(data: bytes) -> Contents:
     """Parse `backup.json`.
 
     Raises:
-        BackupFailed: it is damaged or of an unknown format; the message names the first fault.
+        BackupFailed: the file is damaged or of an unknown format; the message names the first fault.
     """
     try:
         if (found := _AnyFormat.model_validate_json(data).format) != FORMAT:

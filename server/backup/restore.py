@@ -135,7 +135,7 @@ def _opened(path: Path) -> "_Folder | _Archive":
 
 
 class _Folder:
-    """Folder to read files from."""
+    """Reader of a backup that is a folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -155,7 +155,7 @@ class _Folder:
 
 
 class _Archive:
-    """Tar file to read files from."""
+    """Reader of a backup that is a tar file."""
 
     def __init__(self, path: Path) -> None:
         try:

@@ -196,7 +196,7 @@ class AggregationConfig(BaseModel):
         """Open an installed package's codec in this process; any other needs nothing.
 
         Raises:
-            ConfigError: it does not exist here, or breaks its contract.
+            ConfigError: the codec does not exist here, or breaks its contract.
         """
         if self._codec_kind() is None:
             open_codec(self.codec, self.codec_options)
@@ -251,7 +251,7 @@ class AggregationConfig(BaseModel):
             yield f'round: late {policy.late!r} {whole}: only "discard" does'
 
     def build(self) -> "Rule | None":
-        """Return the rule of these settings; None: the exact weighted mean.
+        """Make the aggregation rule of these settings; None: the exact weighted mean.
 
         Raises:
             ConfigError: the custom rule does not exist, or has no method `reduce`.
@@ -348,7 +348,7 @@ class OptimizerConfig(BaseModel):
         return {name: getattr(own, name) for name in type(self).model_fields if name != "name" and hasattr(own, name)}
 
     def with_numbers(self, values: Mapping[str, Any]) -> "OptimizerConfig":
-        """Return the settings with other numbers.
+        """Return the settings with new values of the scheduled numbers.
 
         Raises:
             ValueError: a value is not allowed.
@@ -363,7 +363,7 @@ class OptimizerConfig(BaseModel):
         return SERVER_OPTIMIZERS.pick(self.name, given)
 
     def build(self) -> "Optimizer":
-        """Return the optimizer of these settings.
+        """Make the server optimizer of these settings.
 
         Raises:
             ConfigError: the custom one does not exist, or refuses its options.

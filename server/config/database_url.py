@@ -10,7 +10,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@\s]*)(:[0-9]{0,5})?")
 
 
 def check_url(url: str) -> str:
-    """Return the URL unchanged; an empty one means no database server.
+    """Check a PostgreSQL URL, and return it unchanged; an empty one means no database server.
 
     Raises:
         ValueError: libpq would misread the URL; the message contains no part of a password.

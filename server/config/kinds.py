@@ -20,89 +20,89 @@ if TYPE_CHECKING:
 
 
 class MeanKind(Variant):
-    """The exact weighted mean, which needs no rule: the fold computes it."""
+    """Aggregation kind: the exact weighted mean, which needs no rule, because the fold computes it."""
 
     rule: Literal["mean"]
 
     def build(self) -> "Rule | None":
-        """Return None: the fold itself."""
+        """Return None: the fold itself computes the mean."""
         return None
 
 
 class MedianKind(Variant):
-    """The median of each element."""
+    """Aggregation rule: the median of each element."""
 
     rule: Literal["median"]
 
     def build(self) -> "Rule | None":
-        """Return the rule."""
+        """Make the aggregation rule (coordinate-wise median)."""
         from atoll.aggregation.rules.coordinate import Median
 
         return Median()
 
 
 class TrimmedMeanKind(Variant):
-    """The mean of each element without its extremes."""
+    """Aggregation rule: the mean of each element without its extremes."""
 
     rule: Literal["trimmed_mean"]
     malicious: int | float
 
     def build(self) -> "Rule | None":
-        """Return the rule."""
+        """Make the aggregation rule (trimmed mean)."""
         from atoll.aggregation.rules.coordinate import TrimmedMean
 
         return TrimmedMean(self.malicious)
 
 
 class MultiKrumKind(Variant):
-    """The mean of the updates with the nearest neighbours."""
+    """Aggregation rule: the mean of the updates with the nearest neighbours."""
 
     rule: Literal["multi_krum"]
     malicious: int | float
     num_selected: int | None = None
 
     def build(self) -> "Rule | None":
-        """Return the rule."""
+        """Make the aggregation rule (Multi-Krum)."""
         from atoll.aggregation.rules.geometric import MultiKrum
 
         return MultiKrum(**self.options("rule"))
 
 
 class GeometricMedianKind(Variant):
-    """The point with the smallest sum of distances to the updates."""
+    """Aggregation rule: the point with the smallest sum of distances to the updates."""
 
     rule: Literal["geometric_median"]
     num_steps: int | None = None
 
     def build(self) -> "Rule | None":
-        """Return the rule."""
+        """Make the aggregation rule (geometric median)."""
         from atoll.aggregation.rules.geometric import GeometricMedian
 
         return GeometricMedian(**self.options("rule"))
 
 
 class CenteredClippingKind(Variant):
-    """The mean of the updates, clipped to a ball around the last aggregate."""
+    """Aggregation rule: the mean of the updates, clipped to a ball around the last aggregate."""
 
     rule: Literal["centered_clipping"]
     radius: float
     num_steps: int | None = None
 
     def build(self) -> "Rule | None":
-        """Return the rule."""
+        """Make the aggregation rule (centered clipping)."""
         from atoll.aggregation.rules.geometric import CenteredClipping
 
         return CenteredClipping(**self.options("rule"))
 
 
 class ConcatenateKind(Variant):
-    """The rows of all updates, appended to the model's."""
+    """Aggregation kind: the rows of all updates, appended to the model's."""
 
     rule: Literal["concatenate"]
     append_max: int = 1 << 24
 
     def build(self) -> "Rule | None":
-        """Return None: nothing is reduced (`fold.concatenation`)."""
+        """Return None: nothing is reduced, because rows are appended (`fold.concatenation`)."""
         return None
 
 
@@ -121,7 +121,7 @@ RULES: Choice[RuleKind] = Choice(RuleKind, "rule")
 
 
 class PlainKind(Variant):
-    """No codec: updates are sent plain."""
+    """Codec kind: none, updates are sent plain."""
 
     codec: Literal["none"]
 
@@ -132,7 +132,7 @@ class PlainKind(Variant):
 
 
 class FamilyKind(Variant):
-    """A codec without options."""
+    """Codec kind without options."""
 
     codec: Literal["bf16", "fp16", "qsgd8", "sign"]
 
@@ -143,7 +143,7 @@ class FamilyKind(Variant):
 
 
 class TopKKind(Variant):
-    """The largest elements of each chunk."""
+    """Codec kind: only the largest elements of each chunk are sent."""
 
     codec: Literal["topk"]
     topk_fraction: float
@@ -161,13 +161,13 @@ CODECS: Choice[CodecKind] = Choice(CodecKind, "codec")
 
 
 class ServerOptimizer(Variant):
-    """A server optimizer; options that are not given have the defaults of its class in `aggregation.optimizers`."""
+    """Server optimizer; options that are not given have the defaults of its class in `aggregation.optimizers`."""
 
     name: str
     lr: float | None = None
 
     def build(self) -> "Optimizer":
-        """Return the optimizer."""
+        """Make the server optimizer with the given options."""
         from atoll.aggregation.optimizers import OPTIMIZERS
 
         optimizer: Optimizer = OPTIMIZERS[self.name](**self.options("name"))
@@ -175,13 +175,13 @@ class ServerOptimizer(Variant):
 
 
 class FedAvgKind(ServerOptimizer):
-    """The mean, times a learning rate."""
+    """Server optimizer: the mean, times a learning rate."""
 
     name: Literal["fedavg"]
 
 
 class FedAvgMKind(ServerOptimizer):
-    """The mean with momentum."""
+    """Server optimizer: the mean with momentum."""
 
     name: Literal["fedavgm"]
     momentum: float | None = None
@@ -189,7 +189,7 @@ class FedAvgMKind(ServerOptimizer):
 
 
 class FedAdagradKind(ServerOptimizer):
-    """An adaptive step by the sum of the squares."""
+    """Server optimizer: an adaptive step by the sum of the squares."""
 
     name: Literal["fedadagrad"]
     beta1: float | None = None
@@ -197,7 +197,7 @@ class FedAdagradKind(ServerOptimizer):
 
 
 class FedAdamKind(ServerOptimizer):
-    """An adaptive step by a moving average of the squares."""
+    """Server optimizer: an adaptive step by a moving average of the squares."""
 
     name: Literal["fedadam", "fedyogi"]
     beta1: float | None = None
@@ -206,7 +206,7 @@ class FedAdamKind(ServerOptimizer):
 
 
 class DiLoCoKind(ServerOptimizer):
-    """Nesterov momentum with the settings of DiLoCo."""
+    """Server optimizer: Nesterov momentum with the settings of DiLoCo."""
 
     name: Literal["diloco"]
     momentum: float | None = None
@@ -219,28 +219,28 @@ SERVER_OPTIMIZERS: Choice[OptimizerKind] = Choice(OptimizerKind, "name")
 
 
 class PlainSampler(Variant):
-    """A sampler without options."""
+    """Client sampler without options."""
 
     sampler: Literal["uniform", "weighted", "stratified"]
 
     def build(self) -> Sampler | Oort:
-        """Return the sampler."""
+        """Make the client sampler."""
         return SAMPLERS[self.sampler]
 
 
 class PowerOfChoiceKind(Variant):
-    """The largest losses among some drawn clients."""
+    """Client sampler: the largest losses among some drawn clients."""
 
     sampler: Literal["power_of_choice"]
     candidates: int
 
     def build(self) -> Sampler | Oort:
-        """Return the sampler."""
+        """Make the client sampler (power of choice)."""
         return partial(power_of_choice, num_considered=self.candidates)
 
 
 class OortKind(Variant):
-    """The clients with a high utility and short round times."""
+    """Client sampler: the clients with a high utility and short round times."""
 
     sampler: Literal["oort"]
     exploration: float | None = None
@@ -252,7 +252,7 @@ class OortKind(Variant):
     pacer_window: int | None = None
 
     def build(self) -> Sampler | Oort:
-        """Return the sampler; the pacer's window belongs to the ledger of the run, not to the sampler."""
+        """Make the client sampler (Oort); the pacer's window belongs to the ledger of the run, not to the sampler."""
         return Oort(**self.options("sampler", "pacer_window"))
 
 

@@ -144,8 +144,8 @@ def faults_of_metrics(model: ModelConfig, stop: StopConfig, measures: "Measures"
     """Yield the fault of each metric that the task does not measure.
 
     Args:
-        model: the run's versions.
-        stop: its early stop.
+        model: the settings of the run's versions.
+        stop: the settings of the early stop.
         measures: what the task measures.
     """
     for table, name, metric in _watched(model, stop):
@@ -176,8 +176,8 @@ def faults_of_watching(model: ModelConfig, stop: StopConfig, *, every: Mapping[S
     """Yield the fault of each metric that no evaluation measures.
 
     Args:
-        model: the run's versions.
-        stop: its early stop.
+        model: the settings of the run's versions.
+        stop: the settings of the early stop.
         every: the interval of the evaluations by the server and by the clients; 0: never.
     """
     for table, name, metric in _watched(model, stop):

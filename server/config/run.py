@@ -64,7 +64,7 @@ class CohortConfig(BaseModel):
     """Factor of `exploration` from round to round in "oort"; absent: 0.98."""
 
     exploration_min: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Lowest value of that share in "oort"; absent: 0.2."""
+    """Lowest value of `exploration` in "oort", whatever the round; absent: 0.2."""
 
     penalty: Annotated[float, Field(ge=0, le=10)] | None = None
     """Exponent of the factor (T / t) in "oort", for a client whose rounds take t > T seconds; absent: 2."""
@@ -76,7 +76,7 @@ class CohortConfig(BaseModel):
     """Increase of `patience` in "oort" after a window of rounds without more utility than the last; absent: 0.05."""
 
     pacer_window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Rounds in such a window of "oort"; absent: 20."""
+    """Rounds in a window after which "oort" may raise its `patience`; absent: 20."""
 
     @model_validator(mode="after")
     def _only_what_the_sampler_has(self) -> "CohortConfig":
@@ -105,7 +105,7 @@ class CohortConfig(BaseModel):
         return (self.pacer_window or PACER_WINDOW) if self.sampler == "oort" else 0
 
     def build(self) -> Sampler | Oort:
-        """Return the sampler of these settings.
+        """Make the client sampler of these settings.
 
         Raises:
             ConfigError: there is no such custom sampler.

@@ -42,9 +42,9 @@ def changed(config: RunConfig, overrides: Sequence[str], *, version: int) -> Run
     """Return the changed settings with which a run continues from a version.
 
     Args:
-        config: its previous settings.
+        config: the previous settings of the run.
         overrides: `key=value`, as for `--set`.
-        version: its newest version.
+        version: the newest version of the run's model.
 
     Raises:
         ConfigError: a value is not allowed, a key cannot change, or no round would follow.
@@ -122,7 +122,7 @@ def with_frozen(config: RunConfig, digest: str) -> RunConfig:
     """Return the settings of a run with the digest of the tensors that are never sent.
 
     Raises:
-        ConfigError: they name a different digest.
+        ConfigError: the settings name a different digest.
     """
     if config.model.frozen not in ("", digest):
         found = f"the task's digest is {digest}" if digest else 'no tensor stays at the sites (Task(travels="trained"))'
@@ -145,7 +145,7 @@ def differing_keys(one: RunConfig, other: RunConfig) -> list[str]:
 
 
 def changes_of(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the settings in which two differ, each with both values, by the keys for `--set`.
+    """Return the settings in which two runs differ, each with both values, by the keys for `--set`.
 
     Values of `local` are listed individually; None: the value is absent.
     """
@@ -199,7 +199,7 @@ def moved_ends(old: RunConfig, new: RunConfig, *, version: int) -> Iterator[str]
 
 
 def may_go_on(old: RunConfig, new: RunConfig, *, version: int) -> bool:
-    """Return whether a resume could change the settings of a run at a version to these other ones."""
+    """Return whether a resume at a version could change a run's settings from `old` to `new`."""
     return not are_equal(old, new) and not [*_faults(old, new, version)]
 
 

@@ -22,12 +22,12 @@ class Call:
 
     @classmethod
     def of(cls, asked: ExchangeAsked) -> Self:
-        """Return the call of an event."""
+        """Return the call that an event describes, without the contents of its messages."""
         return cls("".join(map(_digest, asked.messages)), asked.in_order, asked.is_waiting)
 
     @property
     def num_messages(self) -> int:
-        """The number of its messages."""
+        """The number of messages of the call."""
         return len(self.messages) // CHARACTERS
 
     def sends_as(self, other: "Call") -> bool:

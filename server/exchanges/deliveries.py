@@ -1,4 +1,4 @@
-"""The half of the exchange machine that faces the nodes: messages to them, replies from them. Pure."""
+"""The part of the exchange machine for the nodes: messages to them, replies from them. Pure."""
 
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Fate, RejectReason, ReleaseReason, RoundId
 from atoll.server.exchanges.events import AnswerMessages, Deliver, Effect, Effects, RecordExchange
@@ -22,7 +22,7 @@ from atoll.server.rounds.events import (
 
 
 class Deliveries:
-    """Messages at the nodes of a run, one at a time at each.
+    """Delivery of a run's messages to its nodes, one at a time to each node.
 
     Args:
         rules: the rules of each exchange.
@@ -35,7 +35,7 @@ class Deliveries:
 
     @property
     def process(self) -> Repetition:
-        """Calls of the current process of the program."""
+        """State of the calls of the program's current process."""
         return self.ledger.process
 
     def exchange(self, number: int) -> Exchange | None:

@@ -35,9 +35,9 @@ class ExchangeAsked:
     """A call sends messages, whose contents are on disk.
 
     Attributes:
-        call: its number in the process.
+        call: the number of the call in the process.
         messages: at least one.
-        timeout: time after which it returns with the replies that are in [s]; None: the longest `ttl`.
+        timeout: time after which the call returns with the replies that are in [s]; None: the longest `ttl`.
         in_order: it comes from the main thread of the program, so that its position among such calls is certain.
         is_waiting: it returns with the replies; otherwise at once, and the replies are pulled.
     """
@@ -62,7 +62,7 @@ class NodesAsked:
     """A call asks for the connected nodes.
 
     Attributes:
-        call: its number in the process.
+        call: the number of the call in the process.
         left_out: the number of preceding calls that were not events, because they got the same answer as the last one.
     """
 
@@ -127,7 +127,7 @@ class Deliver:
 
 @value
 class AnswerMessages:
-    """Let a call return: with the replies to these messages, in this order, or (pushed) only with their numbers."""
+    """Effect: a call returns with the replies to these messages, in this order, or (pushed) only with their numbers."""
 
     call: int
     numbers: tuple[RoundId, ...]
@@ -136,7 +136,7 @@ class AnswerMessages:
 
 @value
 class AnswerNodes:
-    """Let a call return with these nodes, sorted."""
+    """Effect: a call returns with these nodes, sorted."""
 
     call: int
     nodes: tuple[ClientId, ...]

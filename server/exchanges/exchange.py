@@ -87,7 +87,7 @@ class Exchange:
 
     @property
     def numbers(self) -> tuple[RoundId, ...]:
-        """The numbers of its messages, in order."""
+        """The numbers of the exchange's messages, in order."""
         return tuple(one.number for one in self.sent)
 
     @property
@@ -185,19 +185,19 @@ class Settled:
 
     call: Call
     first: RoundId
-    """The number of its first message."""
+    """The number of the exchange's first message."""
     missing: tuple[RoundId, ...]
     """The messages without a reply."""
 
     @classmethod
     def of(cls, exchange: Exchange) -> "Settled":
-        """Return the values of an exchange that are kept."""
+        """Return the part of a closed exchange that is kept."""
         missing = tuple(one.number for one in exchange.sent if one.fate not in ANSWERED)
         return cls(exchange.call, exchange.sent[0].number, missing)
 
     @property
     def numbers(self) -> tuple[RoundId, ...]:
-        """The numbers of its messages, in order."""
+        """The numbers of the exchange's messages, in order."""
         return tuple(RoundId(self.first + place) for place in range(self.call.num_messages))
 
     @property

@@ -89,7 +89,7 @@ class ExchangeMachine(Deliveries):
             now: its time [s since the epoch], not before the time of the last event.
 
         Raises:
-            AssertionError: the driver broke its contract (time ran backward): a bug of ours.
+            AssertionError: the driver broke its contract (time ran backward), which is a bug of Atoll.
         """
         assert now >= self.ledger.now, (now, self.ledger.now)
         self.ledger.now, self._closed = now, {}
@@ -193,7 +193,7 @@ class ExchangeMachine(Deliveries):
         return (*answer, *(effect for one in held for effect in self._open(one.asked, now)))
 
     def _repeated(self, number: int, call: int) -> Effects:
-        """Answer a call like before.
+        """Answer a repeated call with the replies that an earlier process of the program received.
 
         Raises:
             Forgotten: the replies are no longer kept.

@@ -12,12 +12,12 @@ class Node:
     """Client that has joined the run at least once."""
 
     session: str | None = None
-    """The name of its open control stream."""
+    """The name of the node's open control stream."""
     is_lost: bool = False
-    """Whether its lease has expired, or it has left; otherwise it is connected, or may reconnect within its lease."""
+    """Whether the node's lease has expired, or it has left; otherwise it is connected, or may reconnect in time."""
     software: str = ""
     counted: RoundId = RoundId(0)  # noqa: RUF009
-    """Its newest message with an accepted reply: the node's state from that message is current."""
+    """The node's newest message with an accepted reply: the node's state from that message is current."""
     queue: deque[RoundId] = field(default_factory=deque)
     """Messages that have not ended; the first one is at the node, which answers them in order."""
 

@@ -24,7 +24,7 @@ class Look:
     roster: int
     """Index of the nodes in `Ledger.rosters`."""
     times: int = 1
-    """Number of consecutive calls that got it, known once another answer follows at the same position."""
+    """Number of consecutive calls that got this answer, known once another answer follows at the same position."""
 
 
 @dataclass(slots=True)
@@ -32,16 +32,16 @@ class Pull:
     """Call for pushed replies, and the replies that it got."""
 
     asked: str
-    """SHA-256 of the sorted numbers that it asked for."""
+    """SHA-256 of the sorted message numbers that the call asked for."""
     newest: RoundId
-    """The largest of these numbers."""
+    """The largest message number that the call asked for."""
     got: tuple[RoundId, ...]
     num_exchanges: int = 0
     """Number of exchanges that the process had requested before."""
 
     @classmethod
     def of(cls, asked: tuple[RoundId, ...], got: tuple[RoundId, ...], num_exchanges: int) -> "Pull":
-        """Return a call for these replies."""
+        """Return the record of a call that asked for these messages and got these replies."""
         return cls(_digest(asked), max(asked), got, num_exchanges)
 
 
@@ -66,17 +66,17 @@ class Repetition:
     """State of the current program process's calls, as far as the journal does not have it."""
 
     left: list[int] = field(default_factory=list)
-    """Earlier exchanges that it has not requested, in order."""
+    """Earlier exchanges that the process has not requested, in order."""
     waiting: dict[int, int] = field(default_factory=dict)
     """The call that waits for an open exchange, by the exchange."""
     num_claimed: int = 0
-    """Number of exchanges that it has requested."""
+    """Number of exchanges that the process has requested."""
     held: list[Held] = field(default_factory=list)
     paused: list[ExchangeAsked] = field(default_factory=list)
     """The new calls that wait for the end of a pause."""
     num_looks: int = 0
     num_times: int = 0
-    """Number of calls that got the last of these answers."""
+    """Number of calls that got the last answer about the nodes."""
     num_pulls: int = 0
     pull_by: float | None = None
     """Time by which it must have requested the next earlier replies [s since the epoch]; None: it has requested no

@@ -59,8 +59,8 @@ class Incoming:
         """Append the next bytes.
 
         Raises:
-            ValueError: they go beyond the announced size.
-            DiskFull: a part of them may be written; `position` has advanced by that part.
+            ValueError: the bytes go beyond the announced size.
+            DiskFull: the disk is full; `position` has advanced by the part that was written.
         """
         if self.position + len(data) > self.total_bytes:
             raise ValueError(
@@ -118,7 +118,7 @@ SYNC_FILE_RANGE_WRITE = 2
 
 
 def begin_writeback(fd: int, start: int, num_bytes: int) -> None:
-    """Let the kernel start writing these bytes of a file to the disk.
+    """Ask the kernel to start writing these bytes of a file to the disk.
 
     A hint without a guarantee: if the call does not exist or fails, fdatasync writes everything.
     """

@@ -87,7 +87,7 @@ class PartFiles:
         """Yield the manifests of some kept parts, each read on demand.
 
         Raises:
-            StoreCorrupted: one is missing, or the root does not list it.
+            StoreCorrupted: a manifest is missing, or the root manifest does not list it.
         """
         return (part for part, _ in self._read(indices))
 
@@ -95,7 +95,7 @@ class PartFiles:
         """Return the file and the manifest of parts of a complete update, by default of all.
 
         Raises:
-            StoreCorrupted: one is missing or of another size, or the root lists another manifest.
+            StoreCorrupted: a part is missing or of another size, or the root lists another manifest.
         """
         read = self._all if indices is None else indices
         return [(self.paths(self._updates, part.index)[0], part) for part, _ in self._read(read, self._updates)]

@@ -19,7 +19,7 @@ from atoll.tensors.updates.inspection import Merged
 
 
 class PartNotes:
-    """Notes about one update.
+    """The coordinator's notes about the parts of one update.
 
     Args:
         folder: the folder of the notes.

@@ -55,7 +55,7 @@ class KeptUpdate:
     """Sound update that waits for the machine's decision, or was accepted."""
 
     meta: str
-    """Its metadata, from `encode_meta`."""
+    """The update's metadata, from `encode_meta`."""
     data: bytes | None
     """All bytes of a small update; None: they are in a file."""
 
@@ -241,7 +241,7 @@ class RunStore(VersionFolder):
         """Return a sound upload whose decision or answer was lost; None: the client must send it (again).
 
         Raises:
-            OSError: its file cannot be read.
+            OSError: the file of the upload cannot be read.
         """
         if not self.has_file(manifest.digest):
             return None
@@ -262,8 +262,8 @@ class RunStore(VersionFolder):
         An update accepted by an earlier process is checked against its manifest: it may have been damaged since.
 
         Raises:
-            UpdateDamaged: its file is missing, damaged, or of another size.
-            ValueError: its codec was changed or uninstalled since it was admitted.
+            UpdateDamaged: the file of the update is missing, damaged, or of another size.
+            ValueError: the codec of the update was changed or uninstalled since it was admitted.
         """
         try:
             return self._stored(digest, meta, data, rank)

@@ -28,7 +28,7 @@ class VersionFolder:
         return self._versions / f"{_stem(version, slot)}.manifest.json"
 
     def read_manifest(self, version: Version, slot: str = "") -> bytes:
-        """Return the bytes of a manifest.
+        """Return the bytes of the manifest of a version, or of one of its slots.
 
         Raises:
             FileNotFoundError: the version was never made, or was deleted.

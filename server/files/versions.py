@@ -39,7 +39,7 @@ class Versions:
         self._cache: dict[Version, VersionFile] = {}
 
     def version(self, version: Version) -> VersionFile:
-        """Return a version.
+        """Return a version of the global model by its number.
 
         Raises:
             OSError: its manifest is missing or damaged.

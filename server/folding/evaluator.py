@@ -167,7 +167,7 @@ class Evaluator:
         return self._concluded is not None and not self._concluded.exists()
 
     async def conclude(self, model: Path, history: Mapping[str, Any]) -> None:
-        """Let the app's `main()` continue to its end with the result of the run.
+        """Run the rest of a Flower app's `main()`, which gets the result of the run.
 
         Args:
             model: the last version.

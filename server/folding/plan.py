@@ -49,12 +49,12 @@ class Planned:
 
     digest: Digest
     rank: int
-    """Rank that has its bytes; also 0 if there are no ranks."""
+    """Rank that has the update's bytes; also 0 if there are no ranks."""
     weight: int
     factor: float
     trained_factor: float
     ranks: tuple[int, ...] = ()
-    """All ranks that have parts of it, ascending; empty: only `rank` has it."""
+    """All ranks that have parts of the update, ascending; empty: only `rank` has it."""
 
     def lies_at(self, rank: int) -> bool:
         """Return whether the rank has bytes of the update."""
@@ -63,7 +63,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class PlannedAnchor:
-    """Anchor of FedAsync's step: see `step.Anchor`."""
+    """Anchor of FedAsync's step, the version that its client trained from: see `step.Anchor`."""
 
     version: Version
     digest: Digest

@@ -25,7 +25,7 @@ COMMAND = (sys.executable, "-P", "-c", "from atoll.server.following.follow_proce
 
 
 class Followers:
-    """Followers of one state directory.
+    """Processes that follow runs of one state directory.
 
     Args:
         state: the directory.
@@ -74,7 +74,7 @@ def line_of(item: Item) -> bytes:
 
 
 def main() -> None:
-    """Run the process: read an order from standard input and write the items to standard output as they arrive."""
+    """Read one request from standard input, and write the run's items to standard output as they arrive."""
     with reading_for_the_coordinator() as order:
         history = History(Path(order["state"]), order["database"])
         for item in follow(history, run_of(history, order["run"]), order["after"]):

@@ -50,7 +50,7 @@ class Follower(ABC, Generic[M]):
         return Began(self.seq, self.machine.ledger.now, self._standing())
 
     def receive(self, seq: int, at: float, event: Any) -> Happened:
-        """Apply the next entry.
+        """Apply the next entry of the journal, and return the item that it yields.
 
         Args:
             seq: its number, one more than the last entry's.

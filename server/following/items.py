@@ -77,7 +77,7 @@ class Waiting:
 Item = Began | Happened | OpenRound | Jumped | Waiting
 
 KINDS = {Began: "began", Happened: "event", OpenRound: "record", Jumped: "jumped", Waiting: "waiting"}
-"""Values of `kind` in JSON."""
+"""Value of `kind` in the JSON of an item, by the item's class."""
 
 
 def document_of(item: Item) -> Document:

@@ -21,7 +21,7 @@ History = dict[str, dict[str, dict[str, float]]]
 async def conclude(
     run_id: RunId, evaluator: Evaluator, version: Version, model: Path, rows: Iterable[EvaluationRow]
 ) -> None:
-    """Let an app's `main()` continue to its end; its failure is logged, and changes nothing in the run.
+    """Run the rest of an app's `main()` with the result; its failure is logged, and changes nothing in the run.
 
     Args:
         run_id: the run.

@@ -153,7 +153,7 @@ class Attendance:
         ]
 
     def introduce_everyone(self, run: HostedRun) -> None:
-        """Tell a run that starts, or resumes, which clients are connected; its earlier members get a fresh lease."""
+        """Report the connected clients to a run that starts or resumes; its earlier members get a fresh lease."""
         for client_id in run.machine.ledger.membership.members:
             self.heard(client_id)
         for connection in self.hub:
@@ -174,7 +174,7 @@ class Attendance:
             connection.send(pb.ServerMessage(ranks=self._ranks.addresses()))
 
     def _tell_holder(self, kind: str, name: str, line: str) -> None:
-        """Tell the process that uses a name about the other one, which learns of it by its refusal."""
+        """Send the process that uses a name a notice about the other one, which learns of it by its refusal."""
         connection = self.hub.of(ClientId(name)) if kind == CLIENT else None
         if connection is not None and connection.takes_notices:
             connection.send(messages.notice(f"two agents use this site's name: {line}"))
@@ -190,7 +190,7 @@ class Attendance:
         self._leases.renew(client_id, self._clock.now())
 
     def expect(self, client_id: ClientId) -> None:
-        """Give a member of a run that resumes after a restart the time in which its agent may start, too."""
+        """Start the lease of a member of a run that resumes after a restart; its agent, too, has time to start."""
         until = self._clock.now() + max(self._config.lease, self._config.start_allowance)
         self._leases.expect(client_id, until)
 
@@ -209,7 +209,7 @@ class Attendance:
     def lost(
         self, clients: Iterable[ClientId], reason: LossReason, failure: FailureReason | None = None, detail: str = ""
     ) -> None:
-        """Give up clients whose lease has expired, that have said goodbye, or that are no longer members.
+        """Declare clients lost: their lease has expired, they have said goodbye, or they are no longer members.
 
         `failure`: why they left, if it was their decision, with its detail.
         """
@@ -240,7 +240,7 @@ class Attendance:
         self._audit.record_bounded(action, client_id, outcome, caller=Caller(client_id, "client"))
 
     def revoked(self, client_id: ClientId) -> None:
-        """Give up a client whose membership was revoked, and end its stream."""
+        """Declare a client lost whose membership was revoked, and end its stream."""
         self.lost([client_id], LossReason.REVOKED)
         self.hub.dismiss(client_id, f"client {client_id} is revoked")
 
@@ -252,7 +252,7 @@ class Attendance:
         ]
 
     async def watch_leases(self) -> None:
-        """Give up clients whose lease expires, until cancelled."""
+        """Declare clients lost whose lease expires, until cancelled."""
         while True:
             due = self._leases.next_due
             wait = self._config.lease if due is None else due - self._clock.now()

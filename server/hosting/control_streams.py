@@ -77,7 +77,7 @@ class Connection:
 
 
 class Hub:
-    """Newest connection of each client."""
+    """Register of the control streams: the newest connection of each client."""
 
     def __init__(self) -> None:
         self._connections: dict[ClientId, Connection] = {}

@@ -176,7 +176,7 @@ class Coordinator:
             accept_losses: continue without missing or damaged files that the journal relies on.
 
         Raises:
-            OperatorError: there are such files, and `accept_losses` is not set.
+            OperatorError: files that the journal relies on are missing or damaged, and `accept_losses` is not set.
         """
         alive = max(self.state.last_alive() or 0.0, self.journal.last_instant())
         runs = [Replayed.of(self.journal, row) for row in self.journal.runs()]
@@ -305,7 +305,7 @@ class Coordinator:
             raise UnknownRun(str(error)) from None
 
     def state_of(self, run_id: RunId) -> RunState:
-        """Return the state of a run."""
+        """Return the state of a run: queued, running, paused or ended."""
         return self.runs[run_id].machine.ledger.state
 
     async def add_run(self, config: RunConfig) -> RunId:
@@ -392,7 +392,7 @@ class Coordinator:
         return "" if run.machine.ledger.state in TERMINAL else "its round is being aggregated, and is committed first"
 
     async def pause_run(self, run_id: RunId, reason: str) -> str:
-        """Let no new round of a run start; return what must happen first, or ""."""
+        """Pause a run, so that no new round starts; return what must happen first, or ""."""
         run = self._run(run_id)
         ledger = run.machine.ledger
         if ledger.state is not RunState.RUNNING:
@@ -469,7 +469,7 @@ class Coordinator:
         return self.runs[run_id]
 
     def _tell_of_loss(self, loss: Loss, *, is_accepted: bool) -> None:
-        """Report a file that is missing: accepted by the operator, or of a run that has ended."""
+        """Log a missing file that does not stop the start: the operator accepts its loss, or its run has ended."""
         logger.warning("%s%s", "accepted by --accept-losses: " if is_accepted else "", loss)
         if is_accepted:
             self.audit.record(Action.LOSS_ACCEPT, f"{loss.run_id} {loss.path.name}", f"{loss.fault}: {loss.cost}")
@@ -532,7 +532,7 @@ class Coordinator:
             self._start_next()
 
     def _no_room(self, run_id: RunId, num_bytes: int, error: DiskFull) -> None:
-        """Let a run wait for disk space; a run of messages retries until its deadline."""
+        """Make a run wait for disk space; a run of messages retries until its deadline."""
         if isinstance(run := self.runs.get(run_id), RunDriver):
             run.no_room(num_bytes, error)
 

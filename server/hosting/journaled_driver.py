@@ -41,7 +41,7 @@ class Machine(Protocol[In, Out]):
 
     @property
     def deadline(self) -> float | None:
-        """The time at which it must receive TimePassed [s since the epoch]; None: no timer runs."""
+        """The time at which the machine must receive TimePassed [s since the epoch]; None: no timer runs."""
 
     def receive(self, event: In, now: float) -> tuple[Out, ...]:
         """Advance by one event and return its effects."""
@@ -93,7 +93,7 @@ class MachineTimer:
             self._handle = self._loop.call_later(max(0.0, deadline - self._clock.now()), self._fire)
 
     def cancel(self) -> None:
-        """Wait for no deadline."""
+        """Stop the timer."""
         if self._handle is not None:
             self._handle.cancel()
 
@@ -150,7 +150,7 @@ class JournaledDriver(ABC, Generic[E, F]):
     # ------------------------------------------------------------ events in
 
     def post(self, event: E, kept: KeptUpdate | None = None) -> "asyncio.Future[tuple[F, ...]]":
-        """Let the machine decide about an event.
+        """Pass an event to the machine, and queue its rows and effects.
 
         Args:
             event: the event.
@@ -188,11 +188,11 @@ class JournaledDriver(ABC, Generic[E, F]):
             await asyncio.shield(self._last)
 
     def start(self) -> None:
-        """Start the task that writes and acts."""
+        """Start the task that writes events to the journal and carries out their effects."""
         self._spawn(self._write_and_act())
 
     async def stop(self) -> None:
-        """Cancel all tasks.
+        """Cancel the tasks of the run.
 
         Posted events that are not yet written are lost, as in a crash: no effect of them has left.
         """

@@ -59,7 +59,7 @@ class Judge(ABC, Generic[R]):
         """Return the refusal of an update whose combined parts the run does not accept."""
 
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
-        """Let the machine decide about a sound update; the decision is on disk when this returns."""
+        """Submit a sound update to the machine of its run; the decision is on disk when this returns."""
         for effect in await self.run.post(UpdateReceived(self.update), kept):
             if isinstance(effect, Accept) and effect.digest == self.update.digest:
                 return accepted(is_carried=effect.carried)

@@ -73,7 +73,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         contents: the contents of its messages, with the files of its replies.
         shared: the parts that all runs of the coordinator share.
         noise: the key of the noise of its program; empty: there is no secret here.
-        number: the number of the run, for apps.
+        number: the number of the run, for Flower apps.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from atoll.server.rounds.events import Update
 
 @dataclass(frozen=True, slots=True)
 class MessageJudge(Judge[MessageDriver]):
-    """Judge of one reply."""
+    """Judge of one reply to a message, before and after its bytes arrive."""
 
     @classmethod
     def of(cls, run: MessageDriver, manifest: UpdateManifest, opened: pb.UploadOpen) -> "MessageJudge":

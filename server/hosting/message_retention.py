@@ -45,7 +45,7 @@ def _contents_of(ledger: Ledger) -> frozenset[Digest]:
 
 @dataclass(frozen=True, slots=True)
 class _AllBut:
-    """Set of all updates except these."""
+    """Set of all updates except the given ones."""
 
     dead: frozenset[Digest]
 

@@ -39,7 +39,7 @@ class RunTerms:
 
     @classmethod
     def of(cls, run_id: RunId, task: str, config: RunConfig, run_number: int = 0) -> "RunTerms":
-        """Collect the terms of a run from its settings."""
+        """Collect the part of a run's messages that is the same for all rounds and clients, from its settings."""
         local = json.dumps(config.given, sort_keys=True)
         return cls(run_id, task, local, config.aggregation.training, config.seed, config.round.grace, run_number)
 
@@ -59,13 +59,13 @@ class ClientTerms:
     """Part of an invitation that belongs to one client in one round."""
 
     seed: int
-    """The seed of its training (`training_seed`)."""
+    """The seed of the client's training (`training_seed`)."""
     codec: str = ""
-    """The codec of its update; empty: plain values."""
+    """The codec of the client's update; empty: plain values."""
     rank: int = 0
-    """The aggregation rank that receives its update."""
+    """The aggregation rank that receives the client's update."""
     spreads: bool = False
-    """Whether the parts of its update go to this rank and the following ones, in turn."""
+    """Whether the parts of the client's update go to this rank and the following ones, in turn."""
 
 
 def invitation(
@@ -75,9 +75,9 @@ def invitation(
 
     Args:
         effect: the machine's decision to invite.
-        terms: the terms of the run.
+        terms: the part of the message that is the same for the run.
         model: the version to train from.
-        client: the terms of the invited client.
+        client: the part of the message that belongs to this client.
         now: the time on the clock of `effect.deadline` [s].
     """
     return pb.ServerMessage(

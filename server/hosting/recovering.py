@@ -74,7 +74,7 @@ def check_losses(losses: Sequence[Loss], *, accept: bool) -> None:
     """Check that no open run lacks a file, unless the operator accepts this.
 
     Raises:
-        OperatorError: all losses, with the consequences of each, and the remedy.
+        OperatorError: an open run lacks a file; the message lists all losses, their consequences, and the remedy.
     """
     if not accept and (found := [loss for loss in losses if loss.is_open]):
         raise OperatorError("\n".join([*lines_of(found), WAY_OUT]))
@@ -97,7 +97,7 @@ def check_has_model(path: Path, run: RunDriver) -> None:
     """Check that the files of a run's current version exist, before it is resumed.
 
     Raises:
-        OperatorError: one is missing or truncated.
+        OperatorError: a file is missing or truncated.
     """
     ledger = run.machine.ledger
     digests = {Version(0): Digest(""), ledger.version: ledger.model_digest}

@@ -49,7 +49,7 @@ class Retention(ABC, Generic[K]):
         self._is_last = asyncio.Event()
 
     def begin(self, keep: K) -> None:
-        """Collect garbage, at once or after INTERVAL_S, given what must be kept after an event that is on disk."""
+        """Schedule a collection of all that `keep` does not name, at most one in INTERVAL_S [s]; return at once."""
         self._next = keep
         if self._task is None or self._task.done():
             self._task = self._spawn(self._collect_while_there_is_news())

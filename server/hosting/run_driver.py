@@ -141,7 +141,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
             self._evaluator = evaluator
 
     def no_room(self, num_bytes: int, error: DiskFull) -> None:
-        """Let the run wait until the disk has room for `num_bytes` bytes: until then no deadline passes."""
+        """Make the run wait until the disk has room for `num_bytes` bytes: until then no deadline passes."""
         self._bytes_wanted = max(self._bytes_wanted, num_bytes)
         if self._is_watching_disk or not self.machine.ledger.is_open:
             return
@@ -254,7 +254,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
             await self._evaluator.rest()
 
     async def conclude(self) -> None:
-        """Let the `main()` of a Flower app continue after the last round, unless it already has."""
+        """Run the rest of a Flower app's `main()` after the last round, unless that is already done."""
         if self.machine.ledger.state is RunState.FINISHED and self._evaluator.has_main:
             rows = await on_thread(self._shared.journal_thread, self._shared.journal.evaluations, self.run_id)
             version = self.machine.ledger.version
@@ -341,7 +341,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
             self.post(ModelEvaluated(version, statistics, detail))
 
     async def _compute(self, effect: ComputeMetrics) -> None:
-        """Compute the values that decide about the run; empty if the task's code fails."""
+        """Compute the metrics that choose the best version or end the run early; empty if the task's code fails."""
         try:
             values = await self._evaluator.values(effect.statistics)
         except EvaluationFailed as error:

@@ -89,7 +89,7 @@ class RunFactory:
         """Build the driver of a run of messages, like `driver` for a run of rounds.
 
         Raises:
-            OSError: its folders cannot be made.
+            OSError: the folders of the run cannot be made.
         """
         folder, path, run_id = self._state.run(row.run_id), self._state.path, row.run_id
         contents = Contents(folder, RunStore(folder, disk=self._disk, has_files_only=True))
@@ -163,7 +163,7 @@ class RunFactory:
         """Check that this coordinator can continue a run of an earlier process.
 
         Raises:
-            OperatorError: all faults: the number of ranks differs, or the run's custom code does not load.
+            OperatorError: the number of ranks differs, or custom code does not load; the message lists all faults.
         """
         had, has = num_ranks_of(self._state.run(run_id)), self._config.aggregators
         faults = [f"run {run_id}: {fault}" for fault in _faults_of_own_code(config)]
@@ -232,10 +232,10 @@ class RunFactory:
         return [f"{what}; allowed: a coordinator without --aggregators"]
 
     async def _check_watched(self, config: RunConfig, evaluator: Evaluator) -> None:
-        """Check that the task measures the metrics that decide about the run.
+        """Check that the task measures the metrics that choose the best version or end the run early.
 
         Raises:
-            ValueError: it does not; one line for each metric.
+            ValueError: the task does not measure a metric; one line for each.
         """
         if config.rules.watched and (
             faults := [*faults_of_metrics(config.model, config.stop, await evaluator.measures())]
@@ -264,7 +264,7 @@ class RunFactory:
         A plain update is as large as a version; in a run whose model grows it has at most `append_max` bytes.
 
         Raises:
-            ValueError: it does not fit.
+            ValueError: an update does not fit into the quota.
         """
         most, appended = self._config.incoming_max, config.aggregation.most_appended
         num_bytes = reducer.num_bytes(Version(0)) if appended is None else appended

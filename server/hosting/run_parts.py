@@ -18,7 +18,7 @@ from atoll.server.selection.sampling import Sampler
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """Parts of one run."""
+    """Parts from which the driver of one run is built."""
 
     run_id: RunId
     config: RunConfig
@@ -31,7 +31,7 @@ class RunParts:
     evaluator: Evaluator
     sampler: Sampler | Oort
     number: int = 0
-    """The number of the run, for apps."""
+    """The number of the run, for Flower apps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +54,4 @@ class SharedParts:
     codecs_of_rank: Callable[[int], frozenset[str] | None] | None
     """Returns the codecs of an aggregation rank, None while it is away; if this field is None, there are no ranks."""
     announce_end: Callable[[RunId, Collection[ClientId], RunState, str], None]
-    """Sends the end of a run, with its state and cause, to its connected members."""
+    """Sends the end of a run, with its state and cause, to the run's connected members."""

@@ -123,7 +123,7 @@ class StatisticsRequests:
         """Load the task in a worker, with the run's options.
 
         Raises:
-            OperatorError: it does not load, refuses the options, or has no statistics.
+            OperatorError: the task does not load, refuses the options, or has no statistics.
         """
         reference = Reference(config.task, config.given, config.aggregation.algorithm, config.seed, config.rounds)
         folder = self._state / FOLDER
@@ -201,13 +201,13 @@ class StatisticsRequests:
     # ------------------------------------------------------------ the sites
 
     def joined(self, connection: Connection) -> None:
-        """Ask a site again that had lost its connection."""
+        """Repeat the open requests to a site that has reconnected."""
         for opened in self._open.values():
             if opened.collection.is_waiting_for(connection.client_id):
                 self._send(opened, connection)
 
     def lost(self, client_id: ClientId, why: str) -> None:
-        """Give up a site that is lost."""
+        """Stop waiting for the answers of a lost site."""
         for opened in self._open.values():
             self._failed(opened, client_id, f"lost: {why}")
 

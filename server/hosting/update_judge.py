@@ -29,7 +29,7 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class UpdateJudge(Judge[RunDriver]):
-    """Judge of one update."""
+    """Judge of one update in a run of rounds, before and after its bytes arrive."""
 
     @classmethod
     def of(

@@ -29,7 +29,7 @@ STALE_S = 5.0
 
 
 class Admission:
-    """Admission at the coordinator.
+    """Admission at the coordinator, which knows the members and the runs.
 
     Args:
         is_revoked: returns True for a revoked certificate, by identity and serial number.
@@ -55,7 +55,7 @@ class Admission:
         return None
 
     def answer(self, request: pb.AdmitRequest) -> pb.AdmitReply:
-        """Answer the question of a rank.
+        """Answer a rank's question which of its callers are admitted.
 
         Raises:
             ValueError: the request has an unknown role, or an invalid name.
@@ -119,7 +119,7 @@ def _denied(refusal: pb.Refusal) -> Denied:
 
 
 def joined(runs: Mapping[RunId, Any]) -> Callable[[ClientId, RunId], bool]:
-    """Return the test of whether a client is a member of one of these runs, by their machines."""
+    """Return a function that tells whether a client is a member of one of the runs, by their machines."""
 
     def has_joined(client_id: ClientId, run_id: RunId) -> bool:
         run = runs.get(run_id)

@@ -105,7 +105,7 @@ class Authority:
 
     @property
     def cross_pem(self) -> bytes:
-        """The certificate with which it vouches for its successor (PEM), or empty."""
+        """The certificate with which the authority vouches for its successor (PEM), or empty."""
         return b"" if self.succession is None else self.succession.cross_pem
 
     def prepare_next(self, folder: Path, name: str) -> bytes:
@@ -113,7 +113,7 @@ class Authority:
         return to_pem(prepare(self._issuer, folder, name, time.time()).certificate)
 
     async def sign(self, request: bytes, identity: Identity, renewal: Renewal | None = None) -> bytes:
-        """Sign, see `Signer`; access to this directory implies the right to have any certificate signed."""
+        """Sign a certificate, see `Signer`; access to this directory implies the right to have any signed."""
         return self.issue(request, identity)
 
     def issue(self, request: bytes, identity: Identity) -> bytes:
@@ -156,7 +156,7 @@ class Authority:
                 settled.
 
         Raises:
-            CredentialError: it is missing or damaged, or others may read its key.
+            CredentialError: the authority is missing or damaged, or others may read its key.
         """
         try:
             if (mode := (folder / KEY).stat().st_mode) & 0o077:

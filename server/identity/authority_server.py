@@ -68,7 +68,7 @@ class AuthorityServer:
         """Sign a request of a coordinator.
 
         Raises:
-            NotSigned: the coordinator may not request it, or requests too often.
+            NotSigned: the coordinator may not request this certificate, or requests too often.
             CertificateError, ValueError: the request is malformed.
             OSError: the log cannot be written.
         """
@@ -82,7 +82,7 @@ class AuthorityServer:
         return self.issue(request, identity, "by itself" if renewal is None else "renewal")
 
     def _check(self, renewal: Renewal, request: bytes, identity: Identity, now: float) -> None:
-        """Check that the older certificate is ours, valid and for this identity, and its key has signed the request."""
+        """Check a renewal: an older certificate of this authority and identity, still valid, has signed the request."""
         older = read_certificates(renewal.certificate_pem)[0]
         check_issued(renewal.certificate_pem, self._authority.ca_pem, older.public_key())  # type: ignore[arg-type]
         check_consent(renewal.certificate_pem, request, renewal.signature)

@@ -88,7 +88,7 @@ class Enrolments:
         return code, invitation.expires_at
 
     async def enrol(self, id: bytes, secret: bytes, request: bytes, wanted: Wanted = ANYBODY) -> bytes:
-        """Give the holder of an invitation its certificate; a repetition with the same key gets the same certificate.
+        """Issue a certificate to the holder of an invitation; a repetition with the same key gets the same one.
 
         Raises:
             CertificateError: the request is malformed.
@@ -129,12 +129,12 @@ class Enrolments:
         return given
 
     async def renew(self, certificate_pem: bytes, request: bytes, signature: bytes) -> bytes:
-        """Give a member a further certificate, for a new key, on the signature of the older one's key.
+        """Issue a further certificate to a member, for a new key, on the signature of the older one's key.
 
         Raises:
             CertificateError: the request is malformed, or the older key has not signed it.
             Refused: the older certificate is revoked.
-            TooOften: it renews too often.
+            TooOften: the member renews too often.
             AuthorityAway, NotSigned: the authority issues no certificate now.
         """
         older = read_leaf(certificate_pem)

@@ -58,7 +58,7 @@ class EnrolmentService:
         return pb.AuthorityReply(ca_pem=self._enrolments.ca_pem, cross_pem=self._enrolments.cross_pem)
 
     async def Enrol(self, request: pb.EnrolRequest, context: Context) -> pb.Certificate:
-        """Give the holder of an invitation its certificate."""
+        """Issue a certificate to the holder of an invitation."""
         host = context.peer().rpartition(":")[0]
         if not self._tries.take(host, time.monotonic()):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many tries from this address: wait a minute")
@@ -81,7 +81,7 @@ class MembershipService:
         self._enrolments = enrolments
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.Certificate:
-        """Give the caller a further certificate."""
+        """Issue a further certificate to the caller."""
         certificate = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
         if certificate is None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "only a member can renew: enrol first")

@@ -132,7 +132,7 @@ class Voided(Refused):
 
 
 class Standing(StrEnum):
-    """Current standing of a name."""
+    """Standing of a name in the register of members."""
 
     INVITED = "invited"
     MEMBER = "member"

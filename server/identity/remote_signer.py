@@ -151,7 +151,7 @@ class RemoteSigner:
 
 
 class SigningService:
-    """Service that an authority calls."""
+    """gRPC service that an authority on another machine calls, to sign."""
 
     def __init__(self, signer: RemoteSigner) -> None:
         self._signer = signer

@@ -46,7 +46,7 @@ _NOT_OURS = (
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Members of a coordinator that authenticates them."""
+    """Members of a coordinator: their register and enrolment, and the coordinator's credential."""
 
     enrolments: Enrolments
     keeper: Keeper
@@ -95,7 +95,7 @@ async def gate_of(config: CoordinatorConfig, state: StateDirectory) -> AsyncIter
 
 
 async def equip_rank(gate: Gate, config: CoordinatorConfig, rank: int) -> None:
-    """Give a rank that this machine starts a certificate unless it has a valid one, which it renews while it runs.
+    """Issue a certificate to a rank started on this machine, unless it has a valid one; the rank itself renews it.
 
     Raises:
         ConfigError, AuthorityAway, NotSigned: a certificate cannot be made.
@@ -109,7 +109,7 @@ def publisher(gate: Gate, state: StateDirectory) -> Publisher | None:
     """Make the signer of messages to clients, which uses the true time; None if nothing is authenticated.
 
     Raises:
-        StoreCorrupted: its key is damaged, or others may read it.
+        StoreCorrupted: the key of the signer is damaged, or others may read it.
     """
     if gate.members is None:
         return None

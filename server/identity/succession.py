@@ -42,13 +42,13 @@ NEXT, CROSS, BEGUN = "next", "cross.pem", "begun.json"
 
 @dataclass(frozen=True, slots=True)
 class Succession:
-    """Replacement under way."""
+    """Replacement of an authority that is under way."""
 
     issuer: Issuer
     """The next authority."""
     cross_pem: bytes
     begun_at: float
-    """Time since which members know of it [s since the epoch]."""
+    """Time since which members know of the next authority [s since the epoch]."""
     lifetime_s: float
     """Longest life of a certificate [s]."""
 
@@ -75,7 +75,7 @@ class Succession:
 
         Raises:
             CredentialError: a file is damaged.
-            OSError: its beginning cannot be recorded.
+            OSError: the beginning of the replacement cannot be recorded.
         """
         place = folder / NEXT
         if not (place / KEY).exists():
@@ -101,7 +101,7 @@ def prepare(present: Issuer, folder: Path, name: str, now: float) -> Issuer:
     """Make the next authority in the directory of the present one; it begins when a coordinator opens it.
 
     Raises:
-        CredentialError: there is one already.
+        CredentialError: there is a next authority already.
         OSError: a file cannot be written.
     """
     place = folder / NEXT

@@ -19,7 +19,7 @@ NUM_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class ClockNote:
-    """Content of the record."""
+    """Content of the record of the true clock."""
 
     reading: Reading
     """The last reading of the true clock."""
@@ -32,7 +32,7 @@ class ClockNote:
         """Write the record to a state directory.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the record cannot be written.
         """
         content = json.dumps({**asdict(self.reading), "signed": self.signed, "told": self.told}).encode()
         if len(content) > NUM_BYTES:

@@ -35,7 +35,7 @@ _PLACE = re.compile(r'"rank":(\d+)(?:,"ranks":\[([\d,]*)\])?\}\Z')
 """Pattern of the end of an update's encoded metadata. An earlier Atoll wrote no `ranks`."""
 
 PLACE_CHARACTERS_MAX = 8192
-"""Largest length of this end [characters]: 1,024 parts at one of 64 ranks each take 3,072 characters."""
+"""Largest length that `_PLACE` matches [characters]: 1,024 parts at one of 64 ranks each take 3,072 characters."""
 
 _CONFIG = ConfigDict(ser_json_inf_nan="constants", extra="forbid", strict=True)
 _PAGE: TypeAdapter[dict[ClientId, Member]] = TypeAdapter(dict[ClientId, Member], config=_CONFIG)

@@ -34,7 +34,7 @@ class RunningCoordinator:
     """host:port for the operator's commands."""
     pid: int
     is_insecure: bool
-    """Whether it runs without certificates and encryption."""
+    """Whether the coordinator runs without certificates and encryption."""
 
 
 def running_coordinator(path: Path) -> RunningCoordinator | None:
@@ -65,8 +65,8 @@ def lock_directory(path: Path) -> int:
         The descriptor of the lock, which is held until the descriptor is closed or the process ends.
 
     Raises:
-        StateInUse: another process holds it.
-        OSError: it cannot be written.
+        StateInUse: another process holds the directory.
+        OSError: the directory cannot be written.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:

@@ -93,7 +93,7 @@ class SettingsChange:
     at: float
     """The time of the resume [s since the epoch]."""
     round_id: RoundId
-    """The first round with these settings."""
+    """The first round with the changed settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +327,7 @@ class Journal:
         """Return accepted updates of a run by digest.
 
         Raises:
-            StoreCorrupted: one of them is missing.
+            StoreCorrupted: an update is missing.
         """
 
         def find(connection: Connection) -> dict[Digest, UpdateRow]:

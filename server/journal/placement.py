@@ -44,8 +44,8 @@ def take_place(state: Path, rank: int, num_ranks: int) -> None:
     """Assign a directory to one rank permanently.
 
     Raises:
-        WrongPlace: it belongs to another rank; the message names both.
-        OSError: it cannot be written.
+        WrongPlace: the directory belongs to another rank; the message names both.
+        OSError: the directory cannot be written.
     """
     path, place = state / "rank.json", {"rank": rank, "ranks": num_ranks}
     if not path.exists():

@@ -47,7 +47,7 @@ class Recovered(Generic[L]):
         return self.entries[-1].seq if self.entries else self.snapshot_seq
 
     def replayed(self, machine: M) -> M:
-        """Feed all events since into the machine of this ledger, which changes it, and return the machine."""
+        """Pass all events since the snapshot to the ledger's machine, which changes the ledger; return the machine."""
         for entry in self.entries:
             machine.receive(entry.event, entry.at)
         return machine
@@ -134,7 +134,7 @@ def read_entries(connection: Connection, run_id: RunId, after: int, most: int) -
     """Read the first `most` entries after the entry `after`; the first one has a later number if some were deleted.
 
     Raises:
-        StoreCorrupted: one of them is damaged or missing.
+        StoreCorrupted: an entry is damaged or missing.
     """
     entries = [_read_entry(row) for row in connection.execute(_entries_after(run_id, after).limit(most))]
     for before, entry in pairwise(entries):

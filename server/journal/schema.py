@@ -117,7 +117,7 @@ def migrate(connection: Connection, where: object) -> None:
 
 
 def check_version(connection: Connection, where: object) -> int:
-    """Return the schema version of an open database; `where` is its name in messages.
+    """Check the schema version of an open database, and return it; `where` is its name in messages.
 
     Raises:
         StateTooNew: the version is newer than this Atoll knows.

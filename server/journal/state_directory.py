@@ -47,10 +47,10 @@ class StateDirectory:
             database: the URL of its database; empty: the last used one, initially a file in the directory.
 
         Raises:
-            StateInUse: another process holds it, or its database.
+            StateInUse: another process holds the directory, or its database.
             DatabaseAway: the database server does not answer.
-            StateTooNew: a later Atoll has written it.
-            StateUnusable: it is not a directory, cannot be written, or (create=False) does not exist.
+            StateTooNew: a later Atoll has written the directory.
+            StateUnusable: the path is not a directory, cannot be written, or (create=False) does not exist.
             StoreCorrupted: the database is damaged, or missing although there are runs.
             DiskFull: the disk has no room to create it.
         """

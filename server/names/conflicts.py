@@ -46,23 +46,23 @@ class Claimant:
     """Process that asks for the place of a name."""
 
     address: str
-    """host:port of its connection, as it arrives here."""
+    """host:port of the claimant's connection, as it arrives here."""
     process: str = ""
     """Random id of the process; empty: an older program."""
     folder: str = ""
-    """Random id of its state directory."""
+    """Random id of the claimant's state directory."""
 
 
 UNKNOWN = Claimant("an unknown address")
-"""Unknown process."""
+"""Claimant of which nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Answer to a claimant."""
+    """Answer to a process that asks for the place of a name."""
 
     refusal: str = ""
-    """Reason why it does not get the place; empty: it does."""
+    """Reason why the claimant does not get the place; empty: it does."""
     line: str = ""
     """Line due in the log; empty: none."""
 
@@ -79,9 +79,9 @@ class Conflict:
     count: int
     """Number of times that the other process has asked for the place."""
     since: float
-    """Its first sign [s]."""
+    """Time of the first sign of the conflict [s]."""
     until: float
-    """Instant at which it counts as over without a further sign [s]."""
+    """Instant at which the conflict counts as over without a further sign [s]."""
     sentence: str = ""
     """Conflict in words for an operator, with the remedy."""
 
@@ -111,7 +111,7 @@ class _Place:
 
 
 class NameConflicts:
-    """Places of all names of one kind.
+    """Places of all names of one kind, clients or ranks: which process has each name.
 
     Args:
         what: the words before a name: "client" or "rank".
@@ -191,7 +191,7 @@ class NameConflicts:
             place.conflict.until = min(place.conflict.until, now)
 
     def _replace_older(self, name: str, claimant: Claimant, holder: Claimant, now: float) -> Entry:
-        """Give the place to the newer stream: without ids, a restart cannot be distinguished from a second process."""
+        """Assign the place to the newer stream: without ids, a restart looks like a second process."""
         place = self._place(name)
         place.num_replaced = place.num_replaced + 1 if now - place.replaced_at < LASTS_S else 1
         place.replaced_at, place.left_at, place.keeper = now, None, claimant.address

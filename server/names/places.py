@@ -22,7 +22,7 @@ Rows = list[dict[str, Any]]
 
 
 class Places:
-    """Places of all clients and ranks of a coordinator.
+    """Holders of the names of all clients and ranks of a coordinator.
 
     Args:
         folder: the state directory; None: nothing is shown to commands.

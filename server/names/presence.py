@@ -18,18 +18,18 @@ class Present:
 
     client: str
     since: float
-    """The begin of its control stream [s since the epoch]."""
+    """The begin of the client's control stream [s since the epoch]."""
     address: str
     software: str
     clock_offset: float | None
-    """Its clock minus this one's, including the delay of its message [s]; None: an older agent does not report it."""
+    """The client's clock minus this one, with the delay of its message [s]; None: an older agent does not report it."""
     certificate_until: float | None
-    """The end of the certificate that it has connected with [s since the epoch]; None: it has none (`--insecure`)."""
+    """The end of the client's certificate in use [s since the epoch]; None: there is none (`--insecure`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """Arriving update."""
+    """Update whose bytes are arriving."""
 
     run: str
     round: int

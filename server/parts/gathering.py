@@ -14,7 +14,7 @@ Verdict = TypeVar("Verdict")
 
 @dataclass(slots=True)
 class Gathering(Generic[Verdict]):
-    """Parts of one update.
+    """State of the collection of one update's parts.
 
     Args:
         num_parts: the number that the root lists.

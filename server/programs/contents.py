@@ -55,8 +55,8 @@ class Contents:
         """Make an offered content exist, if it does not yet, and return it.
 
         Raises:
-            OSError: its file is missing.
-            ValueError: it was not offered, or its file is of another size.
+            OSError: the file of the content is missing.
+            ValueError: the content was not offered, or its file is of another size.
         """
         if (encoded := self._offered.pop(digest, None)) is not None:
             manifest, path = parse_version(encoded), self._path(digest)
@@ -78,7 +78,7 @@ class Contents:
         self._offered.clear()
 
     def drop_unused(self, used: Collection[Digest]) -> None:
-        """Delete all contents except these and offered ones."""
+        """Delete all contents except used and offered ones."""
         for digest in self._known - self._pins.keys() - set(used):
             self._known.discard(digest)
             self._cache.pop(digest, None)

@@ -63,7 +63,7 @@ class ProgramProcess:
         """Start a process, after the end of the previous one.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the process cannot be started.
         """
         await self.stop()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ class ProgramProcess:
             self._writer.close()
 
     def answer(self, call: int, **fields: Any) -> None:
-        """Let a call return."""
+        """Send the answer to a call of the program, which then returns."""
         self._send({"call": call, **fields})
 
     def _send(self, line: Json) -> None:

@@ -76,9 +76,9 @@ class RankPlace:
     interface: str
     """Network interface over which the ranks exchange sums."""
     folder_id: str = ""
-    """Id of its state directory (`ground/folder_id`)."""
+    """Id of the rank's state directory (`ground/folder_id`)."""
     process: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Random id of its process."""
+    """Random id of the rank's process."""
 
 
 class RemoteJudge:
@@ -103,7 +103,7 @@ class RemoteJudge:
         return None
 
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
-        """Let the coordinator decide about a sound update that is durable here."""
+        """Ask the coordinator to decide about a sound update that is durable here."""
         assert kept is not None
         meta = await off_loop(len(kept.meta), partial(decode_meta, where="an update"), kept.meta)
         return await self._submit(await off_loop(len(kept.meta), _found, meta))
@@ -125,7 +125,7 @@ class RemoteJudge:
             return False  # they are kept until the next collection
 
     async def refuse(self, reason: RejectReason, detail: str) -> pb.Verdict:
-        """Let the coordinator refuse the update because of its bytes."""
+        """Ask the coordinator to refuse the update because of its bytes."""
         return await self._submit(reason=reason, detail=detail[:2000])
 
     async def _submit(self, meta: bytes = b"", reason: str = "", detail: str = "") -> pb.Verdict:
@@ -142,7 +142,7 @@ async def _asked(call: Callable[[], Awaitable[Any]]) -> Any:
     """Return the coordinator's answer to an idempotent call.
 
     Raises:
-        CoordinatorAway: it cannot be reached now.
+        CoordinatorAway: the coordinator cannot be reached now.
     """
     for attempt in itertools.count(1):
         try:

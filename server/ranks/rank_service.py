@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class AggregatorService:
-    """Data plane of a rank."""
+    """gRPC service of a rank for bulk bytes: downloads and uploads."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank

@@ -52,7 +52,7 @@ class RankConnection:
     why: str = ""  # reason of its end, if the coordinator caused it
 
     def send(self, order: pb.RankOrder) -> None:
-        """Queue an order."""
+        """Queue an order to the rank."""
         self.outbox.put_nowait(order)
 
     def close(self, why: str = "") -> None:
@@ -196,7 +196,7 @@ class Ranks:
     # ------------------------------------------------------------ a fold
 
     async def fold(self, run_id: RunId, round_id: RoundId, plan: bytes, *, patience: float) -> list[pb.Folded]:
-        """Let all ranks fold a round, in as many attempts as needed.
+        """Order all ranks to fold a round, in as many attempts as needed.
 
         Args:
             run_id: the run.
@@ -210,7 +210,7 @@ class Ranks:
         Raises:
             RanksAway: a rank did not come back.
             FoldRefused: the updates cannot be folded.
-            UpdateDamaged: one of them is missing or damaged at a rank.
+            UpdateDamaged: an update is missing or damaged at a rank.
         """
         async with self._folding:
             while True:

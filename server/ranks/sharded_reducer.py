@@ -71,7 +71,7 @@ class ShardedReducer(Reducer):
 
         Raises:
             FoldRefused: the updates cannot be folded.
-            UpdateDamaged: one of them is missing or damaged at a rank.
+            UpdateDamaged: an update is missing or damaged at a rank.
             RanksAway: a rank is away for longer than the patience.
             OSError: the journal cannot be read, or the manifest cannot be written.
         """
@@ -96,7 +96,7 @@ class ShardedReducer(Reducer):
         """Return the file of a complete version, gathered from the ranks if it is not here.
 
         Raises:
-            RanksAway, NotFetched: it could not be gathered within the patience.
+            RanksAway, NotFetched: the version could not be gathered within the patience.
             OSError: the file cannot be written.
         """
         file, until = self.version(version), asyncio.get_running_loop().time() + self._patience

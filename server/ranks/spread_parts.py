@@ -54,7 +54,7 @@ class JudgingSpread(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Update:
-    """Update without a verdict."""
+    """State of an update in parts that has no verdict yet."""
 
     key: tuple[RunId, Digest]
     owner: tuple[RunId, ClientId]
@@ -73,7 +73,7 @@ class Report:
 
     rank: int
     findings: StoredUpdateMeta
-    """Findings about its bytes, with its manifest."""
+    """Findings about the bytes of the part, with its manifest."""
 
 
 class SpreadParts:

@@ -45,7 +45,7 @@ class Loss:
     path: Path
     fault: str
     cost: str
-    """Consequence of continuing without it."""
+    """Consequence of continuing without the file."""
     is_open: bool = True
     """Whether the run may continue by itself, and so relies on the file now."""
     updates: tuple[Digest, ...] = ()
@@ -180,7 +180,7 @@ def _faults_of_tensors(shard: Shard, *, is_read: bool) -> Iterator[tuple[Path, s
 
 
 def _faults_of_slot(manifest: Path, tensors: Path, *, is_read: bool) -> Iterator[tuple[Path, str]]:
-    """Yield the faults of a slot; at a rank its manifest is a list of digests, which the rank checks before use."""
+    """Yield the faults of a server optimizer's slot; at a rank its manifest lists digests, checked before use."""
     yield from ((path, "is missing") for path in (manifest, tensors) if not path.is_file())
     if not (manifest.is_file() and tensors.is_file()):
         return

@@ -121,7 +121,7 @@ def need_of_rounds(
 
 
 def _versions(machine: RunMachine) -> Iterator[Version]:
-    """Yield the versions that a decision may still need; late updates of others need only their digests."""
+    """Yield the versions that a decision may still need; late updates of older versions need only the digests."""
     ledger = machine.ledger
     yield ledger.version
     yield from (() if ledger.best is None else (ledger.best.version,))

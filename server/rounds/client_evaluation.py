@@ -38,7 +38,7 @@ class ClientEvaluation:
     terms: dict[ClientId, Disclosure] = field(default_factory=dict)
     """Terms on which the answers may be shown; absent: `ANY_SUM`."""
     asked_at: float = 0.0
-    """Instant of its beginning."""
+    """Instant at which the evaluation began."""
 
     @property
     def is_complete(self) -> bool:
@@ -110,7 +110,7 @@ class Merged:
 
     @property
     def said(self) -> list[tuple[ClientId, str]]:
-        """The clients with a reason, of either kind."""
+        """The clients missing in a sum and those with a reduced weight, each with the reason."""
         return [*self.left_out.items(), *self.capped.items()]
 
 
@@ -191,7 +191,7 @@ def shown_alone(closed: CloseEvaluation) -> tuple[dict[ClientId, Sums], dict[Cli
 
 
 def _min_sites(closed: CloseEvaluation) -> int:
-    """Return the least number of clients in a sum that may be shown: the largest that any of them requires."""
+    """Return the least number of clients in a sum that may be shown: the largest that any client requires."""
     return max((terms.min_sites for client, terms in closed.terms.items() if client in closed.answers), default=0)
 
 

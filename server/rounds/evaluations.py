@@ -90,7 +90,7 @@ class Evaluations(Intake, ABC):
     # ------------------------------------------------------------ metrics
 
     def _compute(self, version: Version, source: Source, statistics: Sums | None, why_not: str) -> Effects:
-        """Request the values of an evaluation whose metrics decide about the run."""
+        """Request the values of an evaluation whose metrics choose the best version or end the run early."""
         if not self.rules.watches(source):
             return ()
         if not statistics:
@@ -154,7 +154,7 @@ class Evaluations(Intake, ABC):
                 yield f"{key}: got {metric.name!r}, which the {metric.source} did not measure; allowed: {names}"
 
     def _unknown(self, source: Source) -> Iterator[tuple[str, WatchedMetric]]:
-        """Yield the deciding metrics of evaluations on these data that have had no value yet, each with its key."""
+        """Yield the deciding metrics of a data source that have no value yet, each as (settings key, metric)."""
         rules, ledger = self.rules, self.ledger
         if rules.best is not None and rules.best.source == source and ledger.best is None:
             yield "model.best", rules.best

@@ -219,7 +219,7 @@ class DiskShort:
 
 @value
 class DiskFree:
-    """The return of space on these disks."""
+    """The return of free space on disks that were full: deadlines pass again."""
 
 
 @value
@@ -312,7 +312,7 @@ class Candidate(NamedTuple):
 
 @value
 class DrawCohort:
-    """Let the seeded sampler choose at most `count` of the candidates (sorted by client id)."""
+    """Draw at most `count` of the candidates (sorted by client id) with the seeded sampler."""
 
     round_id: RoundId
     count: int
@@ -323,7 +323,7 @@ class DrawCohort:
 
 @value
 class Invite:
-    """Tell a client to train from `base_version` and to report by `deadline`. Repeated when it reconnects."""
+    """Invite a client to train from `base_version` and to report by `deadline`. Repeated when it reconnects."""
 
     client_id: ClientId
     round_id: RoundId
@@ -335,7 +335,7 @@ class Invite:
 
 @value
 class Release:
-    """Tell a client to stop training; `submit`: it may still send its partial work."""
+    """Order a client to stop training; `submit`: it may still send its partial work."""
 
     client_id: ClientId
     round_id: RoundId
@@ -345,7 +345,7 @@ class Release:
 
 @value
 class Accept:
-    """Tell a client that its update counts; `carried`: it is late, and counts in the next committed round."""
+    """Accept a client's update: it counts; `carried`: it is late, and counts in the next committed round."""
 
     client_id: ClientId
     round_id: RoundId
@@ -355,7 +355,7 @@ class Accept:
 
 @value
 class Reject:
-    """Tell a client that its update does not count, and why."""
+    """Reject a client's update, with the reason: it does not count."""
 
     client_id: ClientId
     round_id: RoundId
@@ -442,7 +442,7 @@ class CloseEvaluation:
 
 @value
 class ComputeMetrics:
-    """Compute the values of the metrics of an evaluation that decides about the run (`RunRules.watches`)."""
+    """Compute the values of the metrics of an evaluation with a deciding metric (`RunRules.watches`)."""
 
     version: Version
     source: Source

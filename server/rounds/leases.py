@@ -31,7 +31,7 @@ class Leases:
             self.heard(client_id, now)
 
     def expect(self, client_id: ClientId, until: float) -> None:
-        """Give a client that has not connected yet until `until` to do so."""
+        """Start the lease of a client that has not connected yet; it expires at `until`."""
         self._end_at(client_id, until)
 
     def _end_at(self, client_id: ClientId, end: float) -> None:

@@ -82,7 +82,7 @@ class Membership:
         self._declining.discard(client_id)
 
     def settle_for_these(self) -> None:
-        """Let later rounds wait for no more clients than are connected now, until there are more."""
+        """Limit the wait of later rounds to the number of clients that are connected now, until there are more."""
         self.settled_for = self.num_connected
 
     def enough_of(self, wanted: int) -> int:

@@ -118,7 +118,7 @@ class OpenRound(ABC):
         return min(now + NEWS_S, until) if now < until else None
 
     def _lacks_only_the_away(self, counted: Iterable[ClientId]) -> bool:
-        """Return whether the `counted` clients would make the quorum with those that time or people bring back."""
+        """Return whether the `counted` clients would make the quorum with the absent ones that will come back."""
         away = {*self.record.away()} if self._wait is not None else set()
         return bool(away) and len(away.union(counted)) >= self.record.quorum
 

@@ -268,7 +268,7 @@ class RunMachine(Evaluations):
         return tuple(effects)
 
     def _stood_still_until(self, now: float) -> Effects:
-        """Let time continue, and move each deadline by the time that the disk was full."""
+        """End the wait for disk space: move each deadline by the time that the disk was full."""
         ledger = self.ledger
         if ledger.short_since is None:
             return ()
@@ -371,7 +371,7 @@ class RunMachine(Evaluations):
         return round_.aggregation_failed(event.detail, now) if round_ else ()
 
     def _after(self, effects: Effects, now: float) -> Effects:
-        """Let the open round continue after an event, and the run after the end of a round."""
+        """Advance the open round after an event, and the run after the end of a round."""
         if self.round is not None:
             effects += self.round.look_for_clients(now)
         more: Effects = ()
@@ -397,7 +397,7 @@ class RunMachine(Evaluations):
         return (*effects, *released, *self._evaluate(now), *self._next_round_or_end())
 
     def _pace(self, round_: OpenRound, commit: Commit) -> None:
-        """Feed the pacer with the updates that are in the model: a superseded update is in none."""
+        """Add the updates that are in the model to the pacer: a superseded update is in none."""
         if window := self.rules.pacer_window:
             used = [utility_of(update) for update in round_.held if update.digest in commit.used]
             self.ledger.membership.pacer.committed(used, window)

@@ -18,7 +18,7 @@ Source = Literal["server", "clients"]
 
 @dataclass(frozen=True, slots=True)
 class WatchedMetric:
-    """Metric that decides about versions."""
+    """Metric that chooses the best version or ends the run early."""
 
     name: str
     source: Source
@@ -111,12 +111,12 @@ class RunRules:
 
     @property
     def watched(self) -> tuple[WatchedMetric, ...]:
-        """The metrics that decide about this run."""
+        """The metrics that choose the best version or end the run early; empty: there are none."""
         of_stop = None if self.stop is None else self.stop.metric
         return tuple(metric for metric in (self.best, of_stop) if metric is not None)
 
     def watches(self, source: Source) -> bool:
-        """Return whether the evaluations on these data decide about the run."""
+        """Return whether a metric of this data source chooses the best version or ends the run early."""
         return any(metric.source == source for metric in self.watched)
 
 

@@ -210,7 +210,7 @@ class Intake:
         return self._gave_up(event, Fate.FAILED, now)
 
     def _note_why_it_left(self, event: ClientLost, now: float) -> None:
-        """Record why a client has left, if it says so, and let it rest for a while after a failure."""
+        """Record why a client has left, if it says so, and exclude it from invitations for a while after a failure."""
         client_id, membership = event.client_id, self.ledger.membership
         if event.failure is None:
             return
@@ -221,7 +221,7 @@ class Intake:
             self._let_rest(client_id, record.clients.get(client_id) if record is not None else None, now)
 
     def _let_rest(self, client_id: ClientId, row: ClientRecord | None, now: float) -> None:
-        """Count a failure of a client, and let it rest for a while; `row` is its current invitation."""
+        """Count a client's failure, and exclude it from invitations for a while; `row` is its current invitation."""
         membership, rules = self.ledger.membership, self.rules
         failures = membership.failures(client_id) + 1
         rest = seconds_of_rest(rules.policy, failures=failures, seed=rules.seed, client_id=client_id)
@@ -243,7 +243,7 @@ class Intake:
         return (AmendRecord(round_id),)
 
     def _release(self, client_id: ClientId, round_id: RoundId) -> Effects:
-        """Tell a client that has reconnected to stop its work for a round, unless this work is still wanted."""
+        """Order a client that has reconnected to stop its work for a round, unless this work is still wanted."""
         record = self.record_of(round_id)
         client = record.clients.get(client_id) if record else None
         if client is not None and client.digest is not None:

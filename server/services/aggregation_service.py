@@ -103,7 +103,7 @@ class AggregationService:
         connection.close()
 
     async def Admit(self, request: pb.AdmitRequest, context: Context) -> pb.AdmitReply:
-        """Tell a rank which of its callers are members, and of which runs."""
+        """Return which callers of a rank are members, and of which runs."""
         try:
             return self._coordinator.admission.answer(request)
         except ValueError as error:
@@ -219,7 +219,7 @@ async def _submitted(
 
 @asynccontextmanager
 async def _storing(context: Context) -> AsyncIterator[None]:
-    """Tell the rank, and with it the client, to retry if the block meets a full or failing disk."""
+    """Ask the rank, and with it the client, to retry if the block meets a full or failing disk."""
     try:
         yield
     except OSError as error:

@@ -57,7 +57,7 @@ TAKERS = (Role.OWNER, Role.OPERATOR)
 
 
 class CoordinatorService:
-    """Service for clients."""
+    """gRPC service for clients: control stream, downloads, uploads."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -272,7 +272,7 @@ class AdminService(ReadingAdmin, MembersAdmin):
         return await self._change(context, request.run_id, lambda c, run: c.stop_run(run, reason))
 
     async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.RunReply:
-        """Let no new round of a run start."""
+        """Pause a run, so that no new round starts."""
         reason = printable(request.reason[:DETAIL_MAX]) or "paused by the operator"
         return await self._change(context, request.run_id, lambda c, run: c.pause_run(run, reason))
 

@@ -23,7 +23,7 @@ def keep(state: Path, number: int, result: dict[str, Any]) -> bytes:
     """Write a result durably, and return its bytes.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     folder = state / FOLDER
     if not folder.is_dir():
@@ -35,11 +35,11 @@ def keep(state: Path, number: int, result: dict[str, Any]) -> bytes:
 
 
 def read(state: Path, number: int = 0) -> dict[str, Any]:
-    """Return a result; number 0: the newest.
+    """Return a stored result of a collection; number 0: the newest.
 
     Raises:
         LookupError: there is no result with this number.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     kept = numbers_in(state)
     if not kept:

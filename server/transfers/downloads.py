@@ -187,7 +187,7 @@ def _check_held(version: VersionFile, boxes: list[Piece]) -> None:
     """Check that the file contains the boxes: a rank has only one contiguous run of the version's bytes.
 
     Raises:
-        NotHeld: it does not contain all of them.
+        NotHeld: the file does not contain all of the boxes.
     """
     if len(version.held) == version.manifest.num_bytes:
         return

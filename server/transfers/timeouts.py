@@ -64,7 +64,7 @@ async def in_time(what: Awaitable[T]) -> T:
     """Wait at most SILENCE_S for an action of the client.
 
     Raises:
-        Silent: it did not happen.
+        Silent: the client did not act in this time.
     """
     return await _within(SILENCE_S, what)
 
@@ -82,7 +82,7 @@ async def next_bytes(messages: AsyncIterator[T], patience: Patience) -> tuple[T 
     """Return the next message, None if the client has ended its side, and the time waited for it [s].
 
     Raises:
-        Silent: it did not arrive before the patience was spent.
+        Silent: the message did not arrive before the patience was spent.
     """
     loop = asyncio.get_running_loop()
     begun = loop.time()

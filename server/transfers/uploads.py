@@ -289,7 +289,7 @@ class Uploads:
 
     @asynccontextmanager
     async def _told_if_full(self, manifest: UpdateManifest) -> AsyncIterator[None]:
-        """Tell the run that the disk has no room for an update, which its client will send again."""
+        """Report to the run that the disk has no room for an update, which its client will send again."""
         try:
             yield
         except DiskFull as error:

@@ -109,7 +109,7 @@ class Connections:
             await asyncio.sleep((time.monotonic() - begun) / LOOKING_SHARE)
 
     def _shut_down(self, doomed: set[Place]) -> int:
-        """Shut down this process's sockets to these peers; return their number."""
+        """Shut down this process's sockets to the doomed peers; return their number."""
         before, self._peers, count = self._peers, {}, 0
         for number, name in open_sockets():
             with suppress(OSError):  # closed meanwhile, or not connected

@@ -60,9 +60,9 @@ class FailedHandshake(StrEnum):
 class _Watched:
     begun: float
     seen_open: float
-    """Last instant at which it was open."""
+    """Last instant at which the connection was open."""
     had_left: bool
-    """Whether its peer had closed it before the handshake began."""
+    """Whether the peer had closed the connection before the handshake began."""
 
 
 @dataclass(slots=True)

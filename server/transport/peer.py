@@ -12,13 +12,13 @@ from atoll.server.transport.interceptor import Context
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Other end of a call."""
+    """Other end of a call: the identity that its certificate proves."""
 
     identity: Identity
     serial: int
-    """The serial number of its certificate, for revocation."""
+    """The serial number of the peer's certificate, for revocation."""
     expires_at: float = math.inf
-    """The expiry of its certificate [s since the epoch]; TLS checks it only when a connection is opened."""
+    """The expiry of the peer's certificate [s since the epoch]; TLS checks it only when a connection is opened."""
 
 
 def address_of(peer: str) -> str:

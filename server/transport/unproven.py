@@ -44,11 +44,11 @@ class Unproven:
         self._look_at, self._is_ticking = 0.0, False
 
     def watch(self, port: int) -> None:
-        """Watch the connections to a port from now on; called on the event loop."""
+        """Begin to record the connections to a port; called on the event loop."""
         self.port, self._loop = port, asyncio.get_running_loop()
 
     def begun(self) -> None:
-        """Find the connection whose handshake begins; called on a thread of gRPC, one at a time."""
+        """Find and record the connection whose handshake begins; called on a thread of gRPC, one at a time."""
         self._num_begun += 1
         if self._loop is None:
             return

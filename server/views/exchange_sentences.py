@@ -11,7 +11,7 @@ from atoll.server.views.reasons import explain_named
 Document = dict[str, Any]
 
 FATES = (Fate.WAITING, Fate.REPORTED, Fate.FAILED, Fate.REFUSED, Fate.LOST, Fate.STRAGGLER, Fate.RELEASED)
-"""Fates of a message."""
+"""Fates of a message, in the order of the table's columns."""
 
 ERRORS = (Fate.FAILED, Fate.REFUSED, Fate.LOST)
 """Fates whose messages have an error instead of a reply."""

@@ -55,7 +55,7 @@ class History:
         Raises:
             StateUnusable: `path` is not a state directory, or there is no such database.
             DatabaseAway: the database server does not answer.
-            StateTooNew: a later Atoll has written it.
+            StateTooNew: a later Atoll has written the database.
             StoreCorrupted: the database is damaged.
         """
         self.path = path.absolute()
@@ -190,7 +190,7 @@ class History:
 
         Raises:
             LookupError: there is no such run.
-            StoreCorrupted: its journal cannot be replayed.
+            StoreCorrupted: the journal of the run cannot be replayed.
         """
         with self._database.transaction() as connection:
             return _machine(connection, run_id)

@@ -40,7 +40,7 @@ class Place:
     state: str
     """Path of the state directory."""
     there: str
-    """Option that names it, as written in a shell."""
+    """Option that names the state directory, as written in a shell."""
 
 
 def of_run(run_id: str, state: RunState, machine: RunMachine | None, place: Place) -> Iterator[Notice]:

@@ -63,7 +63,7 @@ def sites(measured: Sequence[Measurement]) -> Document:
 
 
 def meshes(records: Iterable[RoundRecord]) -> Document:
-    """Return the use of each site's mesh, by site, in the newest of these rounds in which the site has trained."""
+    """Return the use of each site's mesh, by site, in the newest of the rounds in which the site has trained."""
     found: Document = {}
     for record in records:
         for client_id, client in sorted(record.clients.items()):

@@ -40,7 +40,7 @@ class Unseen(Exception):
 
 
 class Viewer:
-    """Views of one state directory.
+    """Maker of views of one state directory, each in a process.
 
     Args:
         state: the directory.
@@ -111,7 +111,7 @@ def fault_of(code: int, told: IO[bytes]) -> Exception:
 
 
 def main() -> None:
-    """Run the process: read an order from standard input and write its view to standard output."""
+    """Read one request (JSON) from standard input, and write the view that it names to standard output."""
     with reading_for_the_coordinator() as order:
         history = History(Path(order["state"]), order["database"])
         found = look(history, View(order["view"]), order["run"], order["number"])
@@ -120,7 +120,7 @@ def main() -> None:
 
 @contextmanager
 def reading_for_the_coordinator() -> Iterator[dict[str, Any]]:
-    """Read an order from standard input for the block; an error in the block becomes an exit code and its message.
+    """Read a request from standard input for the block; an error in it becomes an exit code and its message.
 
     The process has a lower priority than the rounds, and ends with the coordinator.
     """

@@ -40,7 +40,7 @@ KINDS_OF_SITES = {"evaluation": SITE, "training": TRAINING}
 
 
 class View(StrEnum):
-    """Kinds of views."""
+    """Kind of a view."""
 
     RUNS = "runs"
     RUN = "run"

@@ -31,10 +31,10 @@ from atoll.task.randomness import data_of, server_data_of
 from atoll.task.task import Task
 
 DATA = frozenset({"label_flip", "backdoor"})
-"""Attacks on the training data."""
+"""Names of the attacks on the training data."""
 
 UPDATES = frozenset({"sign_flip", "scaled_flip", "gaussian", "alie", "ipm", "backdoor", "free_rider"})
-"""Attacks on the updates that are sent."""
+"""Names of the attacks on the updates that are sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Adversary:
         """Return the task with poisoned training data of the malicious clients; without such an attack, the same task.
 
         Raises:
-            ConfigError: the data has more labels than `num_labels`; it takes no trigger or no target label.
+            ConfigError: the data has more than `num_labels` labels, takes no trigger, or lacks the target label.
         """
         if self.config.kind not in DATA or not self.malicious:
             return task
@@ -78,7 +78,7 @@ class Adversary:
         return configured or found
 
     def _check_trigger(self, task: Task) -> None:
-        """Check that the first example of each data set takes the trigger; raise ConfigError with all faults."""
+        """Check that the first example of each data set takes the trigger; raise ConfigError, which has all faults."""
         trigger, faults = stamp(self.config), list[str]()
         training_sets = [data_of(task, site, "train") for site in sorted(self.malicious)]
         for data in [*training_sets, server_data_of(task)]:

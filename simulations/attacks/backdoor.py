@@ -23,7 +23,7 @@ from atoll.training.local.training import evaluate
 from atoll.training.model.parameters import build_model, load_parameters
 
 SUCCESS = "backdoor"
-"""Name of the metric."""
+"""Name of the metric: the share of triggered test examples that get the adversary's label."""
 
 
 def stamp(config: AttackConfig) -> Stamp:
@@ -62,7 +62,7 @@ def hits(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[int, int]:
 
 
 def success(task: Task, config: AttackConfig, version: Arrays) -> float | None:
-    """Return the share in [0, 1] under a version of the global model; None as for `triggered_task`."""
+    """Return the backdoor's success in [0, 1] under a version of the model; None as for `triggered_task`."""
     measured = triggered_task(task, config)
     if measured is None or measured.test_data is None:
         return None

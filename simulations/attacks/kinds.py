@@ -6,34 +6,34 @@ from atoll.protocol.variants import Choice, Variant
 
 
 class WithoutOptions(Variant):
-    """An attack without options, or none."""
+    """Attack without options, or no attack."""
 
     kind: Literal["none", "sign_flip"]
 
 
 class LabelFlip(Variant):
-    """Training on mirrored labels."""
+    """Attack: training on mirrored labels."""
 
     kind: Literal["label_flip"]
     num_labels: int | None = None
 
 
 class ScaledFlip(Variant):
-    """The negative update, scaled."""
+    """Attack: the negative update, scaled."""
 
     kind: Literal["scaled_flip"]
     factor: float | None = None
 
 
 class Gaussian(Variant):
-    """Noise instead of an update."""
+    """Attack: noise instead of an update."""
 
     kind: Literal["gaussian"]
     sigma: float | None = None
 
 
 class LittleIsEnough(Variant):
-    """The mean, shifted within the spread of the honest updates."""
+    """Attack: the mean, shifted within the spread of the honest updates."""
 
     kind: Literal["alie"]
     z: float | None = None
@@ -41,7 +41,7 @@ class LittleIsEnough(Variant):
 
 
 class InnerProduct(Variant):
-    """The negative mean."""
+    """Attack: the negative mean."""
 
     kind: Literal["ipm"]
     epsilon: float | None = None
@@ -49,7 +49,7 @@ class InnerProduct(Variant):
 
 
 class Backdoor(Variant):
-    """Training on examples with a trigger."""
+    """Attack: training on examples with a trigger."""
 
     kind: Literal["backdoor"]
     target: int | None = None
@@ -60,7 +60,7 @@ class Backdoor(Variant):
 
 
 class FreeRider(Variant):
-    """An update without training."""
+    """Attack: an update without training."""
 
     kind: Literal["free_rider"]
     disguise: str | None = None

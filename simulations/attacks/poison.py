@@ -62,8 +62,8 @@ class Stamp:
         """Check that a batch can be stamped.
 
         Raises:
-            ConfigError: the inputs are not a tensor or smaller than the patch, or the targets are not labels; with all
-                faults.
+            ConfigError: the inputs are not a tensor, or smaller than the patch, or the targets are not labels; the
+                message lists all faults.
         """
         faults: list[str] = []
         or_faults(lambda: self._check_inputs(inputs), faults)

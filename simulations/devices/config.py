@@ -131,7 +131,7 @@ class DeviceConfig(BaseModel):
             seed: the seed of the run, in 0..2^63-1.
 
         Raises:
-            ConfigError: all faults of the traces, and the clients that a trace lacks.
+            ConfigError: a trace has faults, or lacks clients; the message lists all of them.
         """
         import numpy as np
 

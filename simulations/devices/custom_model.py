@@ -70,7 +70,7 @@ def replaced(speeds: "Speeds", model: str, options: Mapping[str, Plain], names: 
 
 
 def _checked(answer: Any, named: str) -> Mapping[str, float]:
-    """Return the values of a device; raise ConfigError, with the name of the call, if they are not valid."""
+    """Check the values of a device, and return them; raise ConfigError, with the name of the call, for a fault."""
     import numpy as np
 
     if not isinstance(answer, Mapping) or not answer or not answer.keys() <= FIELDS.keys():

@@ -103,7 +103,7 @@ def read_speeds(path: Path, names: Sequence[str], kinds: NDArray[np.float64]) ->
         kinds: a draw in (0, 1) for each client (clients,), which selects its kind.
 
     Raises:
-        ConfigError: all faults of the file, and the clients that it lacks.
+        ConfigError: the file has faults, or lacks clients; the message lists all of them.
     """
     table = _table(path, (CLIENT, *SPEED_COLUMNS), (WEIGHT, *SPEED_COLUMNS))
     lines, by_name = table.lines, {line.client: line for line in table.lines}
@@ -122,7 +122,7 @@ def read_availability(path: Path, names: Sequence[str]) -> Availability:
     """Read the intervals in which each client is awake.
 
     Raises:
-        ConfigError: all faults of the file, and the clients that it lacks.
+        ConfigError: the file has faults, or lacks clients; the message lists all of them.
     """
     table = _table(path, INTERVAL_COLUMNS, (*INTERVAL_COLUMNS, PERIOD))
     by_name: dict[str, list[Line]] = {line.client: [] for line in table.lines}

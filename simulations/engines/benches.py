@@ -1,4 +1,4 @@
-"""The trainer for tasks with a custom training or algorithm: the bench of a deployed worker."""
+"""The trainer for tasks with a custom training or algorithm: by the `Bench` (task on one site) of a worker."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ from atoll.training.worker.operations import detail_of, kind_of
 
 
 class Benches:
-    """Trainer whose results are not rows.
+    """Trainer of each client on its `Bench`, as a deployed worker trains; the results are not rows.
 
     Args:
         training: the settings of all clients' training.
@@ -34,7 +34,7 @@ class Benches:
         self._version: Arrays = {}
         self._number = 0
         self._process = AsBuilt({}, with_process=True)
-        """Flags of this process, which a custom training loop may leave changed for the next client."""
+        """Flags of this process, such as torch's, which a custom loop may leave changed for the next client."""
 
     @cached_property
     def form(self) -> Form:
@@ -62,7 +62,7 @@ class Benches:
             yield result
 
     def one(self, job: Job, rows: Rows, index: int, examples: Examples | None = None) -> Trained | Failed:
-        """Train one client, on its own examples or on given ones in tensors."""
+        """Train one client, on the client's examples or on given ones in tensors."""
         if examples is None:
             return self._one(job)
         assert isinstance(self._training.task, Task)

@@ -16,10 +16,10 @@ from atoll.task.task import Task
 from atoll.training.model.parameters import initial_parameters
 
 CLIENTS = 2
-"""Number of clients that are trained twice."""
+"""Number of clients that the check trains twice."""
 
 STEPS = 3
-"""Number of steps of each training."""
+"""Largest number of local steps of each training in the check."""
 
 TRAINED_TWICE = (
     "two trainings of client {} with the same seed differ in {}. Look for a generator that the seed "

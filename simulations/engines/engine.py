@@ -45,7 +45,7 @@ class Training:
     """Seed of the layers that stay at a client, before their first training."""
 
     run_number: int = 0
-    """Number of the run, for apps."""
+    """Number of the run, for Flower apps."""
 
     def __post_init__(self) -> None:
         if isinstance(self.task, Task):
@@ -72,7 +72,7 @@ class Training:
 
 @value
 class Job:
-    """Training of one client."""
+    """Job of an engine: the training of one client."""
 
     client_id: str
     """Name of the client, a site of the task."""
@@ -93,7 +93,7 @@ class Job:
     """Version of the model that the client trains from; the same in all jobs of a cohort."""
 
     asked_at: float = 0.0
-    """Instant of the invitation, for apps [s since the epoch]."""
+    """Instant of the invitation, for Flower apps [s since the epoch]."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
@@ -160,7 +160,7 @@ class naming:
         work: a noun for their work.
 
     Raises:
-        ClientFailed: the task's code failed; with the traceback.
+        ClientFailed: the task's code failed; the message has the traceback.
     """
 
     __slots__ = ("_clients", "_work")

@@ -22,7 +22,7 @@ again."""
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Split of one client's data."""
+    """Examples of one client in one split."""
 
     count: int
     """Number of examples, n_k >= 1."""
@@ -52,7 +52,7 @@ class Examples:
 
 
 class ExamplesOf:
-    """The examples by client.
+    """Cache of the examples by client.
 
     Args:
         task: the task, whose `data` reads them.

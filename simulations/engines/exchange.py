@@ -64,7 +64,7 @@ class Exchange:
         """Set the version that the next clients train from.
 
         Raises:
-            TaskMismatch: it does not belong to the task's model.
+            TaskMismatch: the version does not belong to the task's model.
         """
         if travelled := sorted(version.keys() & {tensor.name for tensor in self._own_layout}):
             raise TaskMismatch(f"local.keep keeps {', '.join(travelled)} at clients, and the global model has them")

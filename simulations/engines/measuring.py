@@ -133,7 +133,7 @@ def _batch(examples: Examples, epoch: int, rows: torch.Tensor) -> Any:
 
 
 class OfBenches:
-    """Measurer that uses the bench of a deployed worker, for a task with a custom algorithm, and an `ArrayTask`.
+    """Measurer on the `Bench` of a deployed worker, for a task with a custom algorithm, and for an `ArrayTask`.
 
     Args:
         training: the settings of all clients' training.
@@ -172,7 +172,7 @@ class OfBenches:
         return found
 
     def _bench_at(self, job: Job) -> Bench:
-        """Return the bench of a client; clients of a `Task` share the one with the only model."""
+        """Return the `Bench` (task on one site) of a client; clients of a `Task` share the one with the only model."""
         task = self._training.task
         if not isinstance(task, Task):
             return bench_of(task, self._request(job))

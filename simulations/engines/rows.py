@@ -32,7 +32,7 @@ ALIGNED = 64
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Tensors of a result."""
+    """Form of a client's result: its tensors, of the update and of the state that stays at the client."""
 
     update: Layout
     own: Layout
@@ -90,7 +90,7 @@ class Columns:
 
 
 class Rows:
-    """Results of some clients.
+    """Memory for the results of some clients, a row for each.
 
     Args:
         form: the form of the results.
@@ -138,7 +138,7 @@ class Rows:
         return [dict(zip(names, arrays, strict=True)) for arrays in each]
 
     def has_places_for(self, own: Arrays) -> bool:
-        """Return whether rows have room for these tensors; a Flower app's state may take any form at any time."""
+        """Return whether rows have room for a state's tensors; a Flower app's state may take any form at any time."""
         return own.keys() <= self._views[1].keys()
 
     def write(self, index: int, update: Mapping[str, np.ndarray[Any, Any]], own: Arrays | None) -> None:

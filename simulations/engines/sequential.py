@@ -22,9 +22,9 @@ class Sequential(OneProcess):
 
 
 def sequential_trainer(training: Training) -> Trainer:
-    """Return the loop for built-in training, else the benches.
+    """Return the built-in loop, or, for custom training, the trainer on the `Bench` of a deployed worker.
 
-    A task with a custom training or algorithm, or with a kept optimizer, needs the benches.
+    A task with a custom training or algorithm, or with a kept optimizer, needs the latter.
     """
     task = training.task
     has_loop = isinstance(task, Task) and task.fit is None and task.algorithm is None

@@ -44,7 +44,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Measurements of one of the trainings."""
+    """Measurements of one of the compared trainings."""
 
     kind: str
     """Name of the training, such as `federated` or `centralized`."""

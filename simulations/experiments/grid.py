@@ -123,7 +123,7 @@ def read_grid(path: Path, overrides: Sequence[str] = ()) -> Grid:
         overrides: `key=value` overrides of the base.
 
     Raises:
-        ConfigError: the file cannot be read, or its grid is not valid; with all faults.
+        ConfigError: the file cannot be read, or its grid is not valid; the message lists all faults.
     """
     try:
         data = path.read_bytes()
@@ -136,7 +136,7 @@ def parse_grid(data: bytes, path: Path, overrides: Sequence[str] = ()) -> Grid:
     """Parse the grid of a sweep's TOML; `path` is its origin, for messages.
 
     Raises:
-        ConfigError: the bytes are not TOML, or the grid is not valid; with all faults.
+        ConfigError: the bytes are not TOML, or the grid is not valid; the message lists all faults.
     """
     try:
         text = text_of(data, path)

@@ -131,7 +131,7 @@ class RunReport:
         None: the clients have measured nothing.
 
         Raises:
-            ValueError: it belongs to another group, or the clients have measured only other metrics; the message lists
+            ValueError: the metric is of another group, or the clients have measured only others; the message lists
                 these.
         """
         group, _, name = name.rpartition("/")

@@ -25,7 +25,7 @@ class RequestedMetric:
     metric: str
     """Name of the metric, GROUP/NAME."""
     source: str
-    """Setting or option that requests it, for messages."""
+    """Setting or option that requests the metric, for messages."""
 
     def check_name(self) -> None:
         """Check the form of the name; raise ConfigError if no task can have such a metric."""
@@ -43,7 +43,7 @@ class RequestedMetric:
             cells: the cells, whose settings have the intervals between measurements.
 
         Raises:
-            ConfigError: no cell will measure it; the message has the reason or the task's metrics.
+            ConfigError: no cell will measure the metric; the message has the reason or the task's metrics.
         """
         self.check_name()
         who, _, name = self.metric.partition("/")
@@ -60,7 +60,7 @@ class RequestedMetric:
             is_over: True if there will be no more rounds.
 
         Raises:
-            ConfigError: no round will measure it; the message has the measured metrics.
+            ConfigError: no round will measure the metric; the message has the measured metrics.
         """
         measured = dict.fromkeys(name for report in reports for name in report.metrics)
         if self.metric in measured:

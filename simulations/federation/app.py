@@ -1,4 +1,4 @@
-"""The `main()` of a Flower app that is simulated natively: its folder, and its end after the last round."""
+"""The `main()` of a Flower app whose rounds Atoll runs itself: its folder, and its end after the last round."""
 
 import json
 from pathlib import Path
@@ -23,10 +23,10 @@ def with_folder(task: Task | ArrayTask, folder: Path) -> Task | ArrayTask:
 
 
 def conclude(federation: "Federation", folder: Path) -> None:
-    """Let `main()` continue with the result of a finished run, once for each result; without `main()` do nothing.
+    """Run the rest of `main()` with the result of a finished run, once for each result; without `main()` do nothing.
 
     Raises:
-        Exception: any error that it raises.
+        Exception: any error that `main()` raises.
     """
     ledger, task = federation.machine.ledger, federation.setting.task
     concluded = folder / CONCLUDED

@@ -55,7 +55,7 @@ class Coordinator(ABC, Generic[M]):
         return self.machine.ledger.state is RunState.RUNNING
 
     def post(self, event: Any) -> tuple[Any, ...]:
-        """Let the machine receive an event, and execute its effects."""
+        """Pass an event to the machine, and execute its effects."""
         effects: tuple[Any, ...] = self.machine.receive(event, self._timeline.now)
         for effect in effects:
             self._act(effect)
@@ -99,7 +99,7 @@ class Coordinator(ABC, Generic[M]):
 
     @abstractmethod
     def heard(self, site: Client, message: client.Effect) -> None:
-        """Receive a report of a client."""
+        """Handle a client's report: that it failed, or the result of its evaluation."""
 
     # ------------------------------------------------------------ downloads and uploads
 

@@ -58,7 +58,7 @@ class Evaluations:
         """Check that the server has test data if it measures versions, and that the metrics of the settings exist.
 
         Raises:
-            ConfigError: the test data has no examples; the task does not measure a metric that decides about the run.
+            ConfigError: the test data has no examples, or the task does not measure a metric of the settings.
         """
         if config.rules.watched and (
             faults := [*faults_of_metrics(config.model, config.stop, self._server.measures())]

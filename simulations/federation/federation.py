@@ -87,7 +87,7 @@ class Setting:
 
 
 class Federation:
-    """Simulated run, as the module describes.
+    """Simulated run of a whole federation in virtual time.
 
     Args:
         setting: its parts.
@@ -214,7 +214,7 @@ class Federation:
         return result
 
     def interrupt(self) -> None:
-        """Let `run` return as soon as the last ended round is saved, so that the folder can be resumed.
+        """Make `run` return as soon as the last ended round is saved, so that the folder can be resumed.
 
         This happens now, or at the end of the next round if the last one was not saved.
         """
@@ -317,7 +317,7 @@ class Federation:
         measured.max_share = effect.max_share
 
     def run_ended(self) -> None:
-        """Let `run` return, because the run has ended."""
+        """Make `run` return, because the run has ended."""
         self._is_over = True
 
     @property

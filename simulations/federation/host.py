@@ -41,7 +41,7 @@ class Host(Protocol):
         """Record the clients' measures of a version."""
 
     def run_ended(self) -> None:
-        """Stop: the run has ended."""
+        """End the federation's run, because the run of the coordinator has ended."""
 
 
 class Client(Protocol):
@@ -57,10 +57,10 @@ class Client(Protocol):
 
     @property
     def num_examples(self) -> int:
-        """The number of its training examples."""
+        """The number of the client's training examples."""
 
     def hear(self, event: client.Event) -> None:
-        """Take a message from the coordinator."""
+        """Receive a message from the coordinator."""
 
 
 class Work(Protocol):

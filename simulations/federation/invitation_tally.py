@@ -16,7 +16,7 @@ SO_FAR = "so_far"
 
 
 class InvitationTally:
-    """Fates counted so far.
+    """Count of the fates of an asynchronous run's invitations.
 
     Args:
         saved: the `saved` of a run that is resumed; empty: the run begins.

@@ -33,14 +33,14 @@ FILES_MAX = 500_000
 """Maximum number of files that kept facts may depend on."""
 
 NEUTRAL = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "COLUMNS", "LINES", "OMP_NUM_THREADS"})
-"""Variables on which no data depends."""
+"""Environment variables on which no data depends."""
 
 COUNTED, TEXT, LATER = range(3)
 """Kinds of knowledge of a site's labels: their numbers, why there are none, nothing yet."""
 
 
 class KeptFacts:
-    """Facts of sites in a file.
+    """Facts of a task's sites (sizes, labels, kinds of rows) that are kept in a file.
 
     Args:
         folder: the folder of the run; a sweep's variable `SHARED` replaces it.

@@ -62,12 +62,12 @@ class _Unwritten(NamedTuple):
 
 
 class Models(Versions):
-    """Versions of one run, as the module describes.
+    """Versions of the model of one run: folded from updates, kept in memory or in files.
 
     Args:
         folder: the folder of the files.
         config: the settings of the run.
-        bench: the bench of the task, which makes version 0.
+        bench: the `Bench` of the task (the task with one site's data), which makes version 0.
         threads: the number of threads for a fold of files.
         keep: the versions that a resumed run needs; None: the run begins, with a new version 0.
 
@@ -125,7 +125,7 @@ class Models(Versions):
         return frozenset(tensor.name for tensor in self.version(Version(0)).manifest.layout)
 
     def omission(self, update: Collection[str]) -> str:
-        """Return the reason why an update with these tensors cannot count, as on a coordinator; "": it can."""
+        """Return why an update with only these tensors is refused, by the coordinator's rule; empty: it is accepted."""
         if len(update) == len(self._names) or self._config.aggregation.grows:
             return ""
         if self._config.aggregation.partial:
@@ -295,7 +295,7 @@ def _manifest(pieces: Iterable[Piece], config: RunConfig) -> VersionManifest:
     """Return the manifest of version 0, which would be valid for a deployed run of the task.
 
     Raises:
-        ConfigError: it would not: the model, or an update of it, does not fit into a manifest.
+        ConfigError: the model, or an update of it, does not fit into a manifest.
     """
     manifest = VersionManifest.of(pieces)
     try:

@@ -40,7 +40,7 @@ REASON_MAX = 200
 """Maximum number of characters of a client's reason."""
 
 REASONS = {"failures": Fate.FAILED, "refusals": Fate.REFUSED, "losses": Fate.LOST}
-"""Keys of a line with the reasons of the clients with these fates, by client."""
+"""Keys of a round's line with the reasons of failed, refused and lost clients, by client."""
 
 ROUNDS, RESULT = "rounds.jsonl", "result.json"
 SETTINGS, POPULATION = "run.toml", "population.json"
@@ -278,7 +278,7 @@ class RunFolder:
         digest: the SHA-256 of these lines; None: the run begins.
 
     Raises:
-        StoreCorrupted: some of these lines are missing or damaged.
+        StoreCorrupted: some of the lines of ended rounds are missing or damaged.
     """
 
     def __init__(self, folder: Path, num_rounds: RoundId | int = 0, digest: str | None = None) -> None:

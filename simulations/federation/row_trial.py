@@ -27,7 +27,7 @@ def try_rows(population: Population, config: RunConfig, device: str) -> None:
         device: of the trainings.
 
     Raises:
-        TaskBroken: they cannot process them.
+        TaskBroken: the model, the loss or a metric cannot process a row.
     """
     task, evaluation = population.task, config.evaluation
     local = Given.read(config.given).local_of(task.local, 1)

@@ -55,7 +55,7 @@ def opened(
         tell: a callback for other notes to the operator.
 
     Raises:
-        ConfigError: all faults of the settings, the task or the folder.
+        ConfigError: the settings, the task or the folder have faults; the message lists all of them.
         StoreCorrupted: the files of an earlier process are damaged.
         Exception: any error that the rest of `main()` raises.
     """
@@ -108,7 +108,7 @@ def differing(file: SimulationFile, folder: Path) -> Differences:
     """Return the decisive settings that differ from the run in a folder: its value, and this one.
 
     Raises:
-        ConfigError: its settings are damaged.
+        ConfigError: the settings in the folder are damaged.
     """
     before, now = _settings_of(folder), _decisive(effective(file))
     names = sorted(before.keys() | now.keys())
@@ -119,7 +119,7 @@ def check_place(folder: Path) -> None:
     """Check that the folder has no files of another kind, and no run's TOML written by a person.
 
     Raises:
-        ConfigError: lists all such files.
+        ConfigError: the folder has such files; the message lists all of them.
     """
     is_a_persons = (folder / SETTINGS).exists() and not (folder / STATE).exists() and not _is_effective(folder)
     if faults := faults_of_place(folder, SIMULATION, [SETTINGS] if is_a_persons else []):

@@ -51,7 +51,7 @@ from atoll.task.randomness import training_seed
 
 
 class Service(Coordinator[RunMachine]):
-    """Coordinator of one run, as the module describes.
+    """Coordinator of one simulated run of rounds: the run machine, and the execution of its effects.
 
     Args:
         host: the federation, which folds, measures and records.
@@ -212,7 +212,7 @@ class Service(Coordinator[RunMachine]):
     # ------------------------------------------------------------ clients
 
     def heard(self, site: Client, message: client.Effect) -> None:
-        """Receive a report of a client."""
+        """Handle a client's report: that it failed, or the result of its evaluation."""
         match message:
             case client.ReportFailure(_, round_id, reason, detail):
                 if is_failure_news(self.machine, site.client_id, round_id):

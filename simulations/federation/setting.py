@@ -35,8 +35,8 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask, read: ReadFacts | N
         read: (task) -> the facts of its sites, if they are the clients; None: their data is read.
 
     Raises:
-        ConfigError: all faults, such as an impossible population, an incomplete trace, an attack with more malicious
-            clients than there are, a rule or a sampler that does not load; or a run of messages.
+        ConfigError: the settings have faults, such as an impossible population, an attack with more malicious
+            clients than there are, a rule that does not load, a run of messages; the message lists all of them.
         TaskBroken: the model, the loss or a metric cannot process the rows of a client, or of the server.
     """
     if file.run.is_of_messages:
@@ -82,7 +82,7 @@ def as_given(file: SimulationFile, task: Task | ArrayTask) -> Task | ArrayTask:
     """Return the task with the run's options and the sites' settings, after checking its settings in every round.
 
     Raises:
-        ConfigError: the task does not allow them.
+        ConfigError: the task does not allow the settings.
     """
     faults: list[str] = []
     given = or_faults(lambda: _read(lambda: Given.read(file.run.given)), faults)

@@ -68,7 +68,7 @@ class Environment:
 
 
 class Site:
-    """A site and its agent, as the module describes; `life` counts the sleeps, which cancel planned actions."""
+    """Simulated site with its agent's session; `life` counts the sleeps, which cancel planned actions."""
 
     __slots__ = (
         "_accepted_at",
@@ -169,7 +169,7 @@ class Site:
 
     @property
     def num_examples(self) -> int:
-        """The number of its training examples."""
+        """The number of the site's training examples."""
         return self.env.num_examples[self.client_id]
 
     @property

@@ -44,7 +44,7 @@ class Snapshot:
     updates: tuple[SavedUpdate, ...] = ()
     """Accepted updates that wait for a fold."""
     train: Mapping[str, Statistics] = field(default_factory=dict)
-    """Sums measured in the training of these updates, by digest."""
+    """Sums measured in the training of the waiting updates, by digest."""
     client_states: Sequence[str] = ()
     """Names of the files of client states."""
     files: Mapping[str, str] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class SnapshotFile:
         """Load the snapshot like `load`, after checking the digests of all files that a resumed run reads.
 
         Raises:
-            StoreCorrupted: some of them are damaged or missing.
+            StoreCorrupted: a file is damaged or missing.
         """
         snapshot = self.load()
         if snapshot and (faults := [*faults_of_files(self._path.parent, snapshot.files)]):

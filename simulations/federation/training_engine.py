@@ -112,7 +112,7 @@ def check_evaluations(
     """Check that two evaluations of one client are equal, as all clients share a model; skip a Flower app.
 
     Raises:
-        ConfigError: they differ.
+        ConfigError: the two evaluations differ.
     """
     if isinstance(training.task, AppTask):
         return

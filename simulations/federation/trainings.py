@@ -24,13 +24,13 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Work of one client in a round."""
+    """Effort: the work of one client in a round."""
 
     num_examples: int
     steps: int | None
     """Steps of the local optimizer; None: the task trains by itself, in unknown steps."""
     seconds: float
-    """Seconds that the client's device needs for all of it."""
+    """Seconds that the client's device needs for all of the work."""
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +125,7 @@ class Trainings:
         return self._engine
 
     def _take_until(self, training: Training) -> None:
-        """Take outcomes from the engine up to a training's outcome; all of them if it is not being computed."""
+        """Advance the engine to a training's outcome; to its end if the training is not being computed."""
         while training.outcome is None and next(self._coming, None) is not None:
             pass
 

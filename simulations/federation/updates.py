@@ -169,7 +169,7 @@ class Updates:
     # ------------------------------------------------------------ interruptions
 
     def write(self, digests: Collection[Digest]) -> tuple[SavedUpdate, ...]:
-        """Write these updates to files for a snapshot; the files stay until two further calls."""
+        """Write the updates with the digests to files for a snapshot; the files stay until two further calls."""
         saved = tuple(self._saved(digest) for digest in digests)
         for digest in self._written[0] - self._written[1] - frozenset(digests):
             if digest not in self._entries or self._entries[digest].stored.data is not None:
@@ -212,11 +212,11 @@ class Updates:
     # ------------------------------------------------------------ out
 
     def rows(self, digests: Sequence[Digest]) -> list[Row]:
-        """Return the rows of these updates, in their order."""
+        """Return the rows of the updates with the digests, in their order."""
         return [self._rows[digest] for digest in digests]
 
     def metas(self, digests: Collection[Digest]) -> dict[Digest, Meta]:
-        """Return the metadata of these updates."""
+        """Return the metadata of the updates with the digests."""
         return {digest: self._entries[digest].meta for digest in digests}
 
     def weighted(self, plan: FoldPlan) -> list[Weighted]:

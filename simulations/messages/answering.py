@@ -61,7 +61,7 @@ class Answer:
     pieces: tuple[Piece, ...]
     own: Arrays | None
     seconds: float = 0.0
-    """Real time of its computation [s]: a message that allows less time gets no reply."""
+    """Real time of the answer's computation [s]: a message that allows less time gets no reply."""
 
 
 Outcome = Answer | Failed
@@ -81,7 +81,7 @@ class Benches:
         self._loaded: dict[ClientId, Bench] = {}
 
     def answer(self, question: Question) -> Outcome:
-        """Let a client answer a message; an error of its code becomes the reason why there is no reply."""
+        """Compute a client's answer to a message; an error of its code becomes the reason why there is no reply."""
         try:
             with threads_of_torch(self._threads):
                 return self._answer(question)
@@ -130,7 +130,7 @@ class Engine(Protocol):
     name: str
 
     def begin(self, question: Question) -> Callable[[], Outcome]:
-        """Start a message, and return the function that waits for its answer."""
+        """Start to answer a message, and return the function that waits for the answer."""
         ...
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class Sequential:
         self._benches = benches
 
     def begin(self, question: Question) -> Callable[[], Outcome]:
-        """Start a message."""
+        """Return the function that computes the answer to a message."""
         return partial(self._benches.answer, question)
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class Pool:
             _benches = None
 
     def begin(self, question: Question) -> Callable[[], Outcome]:
-        """Start a message, and begin computing its answer."""
+        """Start to compute the answer to a message in the pool, and return the function that waits for it."""
         return partial(_result, self._executor.submit(_answered, question))
 
     def close(self) -> None:

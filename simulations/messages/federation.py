@@ -81,7 +81,7 @@ class MessageSetting:
 
 
 class MessageFederation:
-    """Simulated run of messages, as the module describes.
+    """Simulated run of messages: the program's process, and a federation in virtual time.
 
     Args:
         setting: its parts.
@@ -146,7 +146,7 @@ class MessageFederation:
         return result
 
     def interrupt(self) -> None:
-        """Let `run` return as soon as possible; the same run in the folder resumes."""
+        """Make `run` return as soon as possible; the same run in the folder resumes."""
         self._is_interrupted = True
         self._lines.put(None)
 
@@ -221,7 +221,7 @@ class MessageFederation:
                 self._tell(NOT_PRIVATE)
 
     def _pull(self, call: int, numbers: tuple[RoundId, ...]) -> None:
-        """Let a pull return once a reply has arrived; at once, if none will come."""
+        """Answer a pull once a reply has arrived; at once, if none will come."""
         machine, found = self.service.machine, [self.service.machine.ledger.sent(number) for number in numbers]
         if machine.has_pull_for(numbers):
             self._pulls.pop(call, None)
@@ -257,7 +257,7 @@ class MessageFederation:
     # ------------------------------------------------------------ the coordinator's effects
 
     def answer_nodes(self, effect: AnswerNodes) -> None:
-        """Answer a call with nodes."""
+        """Answer a call of the program with the connected nodes."""
         self._answer(effect.call, nodes=effect.nodes)
 
     def answer_messages(self, effect: AnswerMessages) -> None:
@@ -297,7 +297,7 @@ class MessageFederation:
             self._on_exchange(line)
 
     def run_ended(self) -> None:
-        """Let `run` return, because the run has ended."""
+        """Make `run` return, because the run has ended."""
         self._is_over = True
 
     # ------------------------------------------------------------ the result

@@ -46,7 +46,7 @@ class Program:
         threading.Thread(target=self._read, args=(lines,), name="program", daemon=True).start()
 
     def answer(self, call: int, **fields: Any) -> None:
-        """Answer a call."""
+        """Send the answer to a call of the program."""
         with suppress(OSError):  # it has died: the end of its lines reports this
             self._connection.sendall(json.dumps({"call": call, **fields}).encode() + b"\n")
 

@@ -36,7 +36,7 @@ class Recorded:
         self.num_repeated = 0
 
     def begin(self, question: Question) -> Callable[[], Outcome]:
-        """Start a message, and return the function that waits for its answer."""
+        """Start to answer a message, if no answer is recorded, and return the function that waits for it."""
         asked = _digest_of(question)
         if (found := _read(question, asked)) is not None:
             self.num_repeated += 1

@@ -48,7 +48,7 @@ def opened(
         tell: a callback for notes to the operator.
 
     Raises:
-        ConfigError: all faults of the settings, the task or the folder.
+        ConfigError: the settings, the task or the folder have faults; the message lists all of them.
         WorkerDied: a process of the engine could not start.
     """
     _check_folder(folder, is_fresh=is_fresh)  # its faults name the folder as given
@@ -83,7 +83,7 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> MessageSetting:
     """Build and check all parts that the settings name, before the program starts.
 
     Raises:
-        ConfigError: all faults, such as a task that answers no messages, or more clients to wait for than there are.
+        ConfigError: the settings have faults, such as too many clients to wait for; the message lists all of them.
     """
     faults = [*_faults_of(file, task)]
     given = or_faults(lambda: as_given(file, task), faults)
@@ -124,7 +124,7 @@ def _check_folder(folder: Path, *, is_fresh: bool) -> None:
     """Check that a folder has no run, or only an interrupted run of messages.
 
     Raises:
-        ConfigError: it has another run.
+        ConfigError: the folder has another run.
     """
     another = "choose another --out, or delete it"
     check_place(folder)

@@ -39,16 +39,16 @@ class ProgramHost(Protocol):
         """Start a process of the program, after killing the previous one."""
 
     def answer_nodes(self, effect: AnswerNodes) -> None:
-        """Answer a call with nodes."""
+        """Answer a call of the program with the connected nodes."""
 
     def answer_messages(self, effect: AnswerMessages) -> None:
-        """Answer a call with replies."""
+        """Answer a call of the program with replies."""
 
     def exchange_changed(self, number: int) -> None:
         """Record an exchange that has opened or closed."""
 
     def run_ended(self) -> None:
-        """Stop: the run has ended."""
+        """End the federation's run, because the run of the coordinator has ended."""
 
 
 class MessageService(Coordinator[ExchangeMachine]):

@@ -30,7 +30,7 @@ class Answering(Training):
     """Work for one message: all of it, or none."""
 
     seconds: float = 0.0
-    """Real time of its computation [s], once it is known."""
+    """Real time of the answer's computation [s], once it is known."""
 
     def plan(self, budget_ends: float) -> None:
         """Plan the end: of the work, or of the budget if the work exceeds it, on the device or in real time."""

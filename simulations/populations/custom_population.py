@@ -45,7 +45,7 @@ def dealt(config: PopulationConfig, examples: Examples, rng: np.random.Generator
 
     Raises:
         ConfigError: there is no such function.
-        Impossible: it raised, or its result is not a client for each example.
+        Impossible: the function raised, or its result is not a client for each example.
     """
     clients = config.clients
     assert clients is not None

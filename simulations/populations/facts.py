@@ -46,11 +46,11 @@ READ_TWICE = 16
 """Number of sites that are read here again after other processes have read them."""
 
 LabelCounts = list[tuple[Ints, Ints]]
-"""The labels of each client, ascending, and the number of its examples of each."""
+"""The labels of each client, ascending, and the number of the client's examples of each label."""
 
 
 class SiteFacts(NamedTuple):
-    """Facts of one site."""
+    """Facts of one site: the sizes of its data, its labels, and the kinds of its rows."""
 
     train: int
     test: int
@@ -63,18 +63,18 @@ class SiteFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of K sites."""
+    """Facts of K sites: the sizes of their data, their labels, and the kinds of their rows."""
 
     train: Ints
-    """The number of training examples of each (K,)."""
+    """The number of training examples of each site (K,)."""
     test: Ints
-    """The number of test examples of each (K,)."""
+    """The number of test examples of each site (K,)."""
     labels: tuple[tuple[list[int], list[int]] | str | None, ...]
-    """The labels of each, as in `SiteFacts`."""
+    """The labels of each site, as in `SiteFacts`."""
     rows: tuple[str, ...]
-    """The kinds of the rows of each, as in `SiteFacts`."""
+    """The kinds of the rows of each site, as in `SiteFacts`."""
     are_kept: bool = False
-    """Whether an earlier process has read them."""
+    """Whether an earlier process has read the facts."""
 
     @classmethod
     def of_all(cls, facts: Sequence[SiteFacts]) -> "Facts":
@@ -83,7 +83,7 @@ class Facts:
         return cls(sizes[:, 0], sizes[:, 1], tuple(each.labels for each in facts), tuple(each.rows for each in facts))
 
     def of(self, chosen: np.ndarray[Any, Any]) -> "Facts":
-        """Return the facts of some sites, by a mask (K,)."""
+        """Return the sizes, labels and row kinds of the sites that a boolean mask (K,) selects."""
         return Facts(
             self.train[chosen],
             self.test[chosen],
@@ -131,10 +131,10 @@ def name_of(site: str, split: str) -> str:
 
 
 def checked(dataset: Any, site: str, split: str) -> Any:
-    """Return a data set with indexed rows, also of a task with a custom `fit`.
+    """Check that a data set has indexed rows, also in a task with a custom `fit`, and return it.
 
     Raises:
-        ConfigError: it has no indexed rows.
+        ConfigError: the data set has no indexed rows.
     """
     if fault := form_fault(dataset):
         raise ConfigError([f"population: task.data({site!r}, {split!r}) gave {fault}"])

@@ -29,7 +29,7 @@ class FeatureSkew:
     Source:
         noise: Li et al., "Federated Learning on Non-IID Data Silos" (NIID-Bench), ICDE 2022, noise-based feature
         imbalance. rotation: Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020,
-        rotated MNIST with four clusters. shift: ours, the scanners of `examples/scanners.py`.
+        rotated MNIST with four clusters. shift: Atoll's, the scanners of `examples/scanners.py`.
     """
 
     change: Literal["noise", "shift", "rotation"]

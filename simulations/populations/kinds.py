@@ -10,20 +10,20 @@ from atoll.protocol.variants import Choice, Variant
 
 
 class Natural(Variant):
-    """The task's sites."""
+    """Population of the task's sites."""
 
     kind: Literal["natural"]
 
 
 class Iid(Variant):
-    """Shuffled, in equal parts."""
+    """Population: examples shuffled, in equal parts."""
 
     kind: Literal["iid"]
     clients: int
 
 
 class Dirichlet(Variant):
-    """Label skew by a Dirichlet distribution."""
+    """Population: label skew by a Dirichlet distribution."""
 
     kind: Literal["dirichlet"]
     clients: int
@@ -32,7 +32,7 @@ class Dirichlet(Variant):
 
 
 class Shards(Variant):
-    """Sorted by label and cut into shards."""
+    """Population: examples sorted by label and cut into shards."""
 
     kind: Literal["shards"]
     clients: int
@@ -40,7 +40,7 @@ class Shards(Variant):
 
 
 class Quantity(Variant):
-    """Shuffled, in unequal parts."""
+    """Population: examples shuffled, in unequal parts."""
 
     kind: Literal["quantity"]
     clients: int
@@ -55,7 +55,7 @@ class Quantity(Variant):
 
 
 class Feature(Variant):
-    """Equal parts, with inputs that are changed differently for each client."""
+    """Population: equal parts, with inputs that are changed differently for each client."""
 
     kind: Literal["feature"]
     clients: int

@@ -36,8 +36,8 @@ def partitioned(
         options: arguments of the partitioner; `partition_by` is by default "label".
 
     Raises:
-        NoLabels: it partitions by labels, and a target is not one whole number.
-        Impossible: it makes another number of partitions, or leaves out or repeats an example.
+        NoLabels: the partitioner uses labels, and a target is not one whole number.
+        Impossible: the partitioner makes another number of partitions, or leaves out or repeats an example.
         Exception: any error that the partitioner raises.
     """
     import datasets

@@ -20,7 +20,7 @@ DRAWS = 100
 
 
 class Impossible(ValueError):
-    """Error: these examples do not allow a split; the message has the numbers."""
+    """Error: the examples do not allow a split; the message has the numbers."""
 
 
 def stream(seed: int, *purpose: object) -> np.random.Generator:

@@ -109,7 +109,7 @@ class Population:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The differences between these clients and the task's sites, a sentence each; empty: none."""
+        """The differences between the clients and the task's sites, a sentence each; empty: none."""
         told = []
         if self.config.kind != "natural" and self.num_owners > 1:
             told.append(

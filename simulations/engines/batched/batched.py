@@ -69,7 +69,7 @@ PADDED_MAX = 3
 
 
 class BatchTrainer:
-    """The trainer of windows in groups of many clients.
+    """Trainer of windows, the parts of a cohort, in groups of many clients.
 
     Args:
         training: the settings of all clients' training.
@@ -77,7 +77,7 @@ class BatchTrainer:
         kind: the kind of net; None: the first kind that supports the model and agrees with the sequential engine.
 
     Raises:
-        CannotBatch: no kind does; lists each kind's reason.
+        CannotBatch: no kind of net supports the model; the message lists each kind's reason.
     """
 
     def __init__(self, training: Training, *, at_once: int | None = None, kind: str | None = None) -> None:
@@ -114,7 +114,7 @@ class BatchTrainer:
             self.take(kind)
 
     def take(self, kind: str) -> None:
-        """Compute with a net of this kind; raise CannotBatch if it does not support the model."""
+        """Switch to a net of this kind; raise CannotBatch if it does not support the model."""
         self.at_once = self._wanted or self._fitting(kind)
         model = build_model(self._task, self._training.model_seed).to(self._training.device).train()
         self._net = Net(kind, model, self._losses, self._local, self._places, self.at_once, self.masks, self._hooks)
@@ -127,7 +127,7 @@ class BatchTrainer:
         return even * max(1, min(4, products // 16, ROWS_BYTES // (even * self._row_bytes())))
 
     def begin(self, version: Arrays, number: int = 0) -> None:
-        """Take the version that the next clients train from."""
+        """Set the version that the next clients train from."""
         if (training := self._training.at(number)) is not self._training:
             self._training, self._local = training, training.local
             self.take(self.kind)
@@ -422,7 +422,7 @@ class Batched(OneProcess):
         threads: the threads of each operation.
 
     Raises:
-        CannotBatch: the task cannot be batched; with the reason.
+        CannotBatch: the task cannot be batched; the message has the reason.
     """
 
     def __init__(self, training: Training, *, at_once: int | None = None, threads: int | None = 1) -> None:

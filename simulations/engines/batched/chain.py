@@ -31,7 +31,7 @@ class Chain:
         stack: the weights.
 
     Raises:
-        CannotBatch: the model is not such a chain.
+        CannotBatch: the model is not a chain of such layers.
     """
 
     def __init__(self, model: nn.Module, stack: Stack) -> None:
@@ -128,7 +128,7 @@ def _append(layers: list[Layer], name: str, module: nn.Module, stack: Stack) -> 
     """Append a layer, if it may follow the previous ones.
 
     Raises:
-        CannotBatch: it may not follow.
+        CannotBatch: the layer may not follow.
     """
     has_images = any(isinstance(layer, Convolution) for layer in layers) and not _are_vectors(layers)
     if type(module) is nn.Linear and (not layers or not has_images):

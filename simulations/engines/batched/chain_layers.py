@@ -69,7 +69,7 @@ class Linear(Weights):
         return torch.bmm(x, across) if bias is None else torch.baddbmm(bias, x, across)
 
     def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
-        """Move W and b, and return δ W."""
+        """Update W and b, and return δ W."""
         before = delta
         if not is_last:
             factors = self.stack.factors.get(self.weight)
@@ -98,7 +98,7 @@ class Convolution(Weights):
         return torch.convolution(self._x, self._w, bias, *self._form, self.stack.clients * self._groups)
 
     def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
-        """Move the weights, and return δ of the input."""
+        """Update the weights, and return δ of the input."""
         groups, wanted = self.stack.clients * self._groups, [not is_last, True, self.bias is not None]
         before, of_weight, of_bias = torch.ops.aten.convolution_backward(
             laid_out(delta), self._x, self._w, [len(self._w)], *self._form, groups, wanted

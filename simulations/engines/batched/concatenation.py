@@ -35,5 +35,5 @@ def _are_same(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -
 
 
 def taken_out(examples: Examples) -> Examples:
-    """Copy these examples into tensors without any others."""
+    """Copy the examples into tensors that have no others."""
     return replace(examples, tensors=tuple(t[examples.chosen] for t in examples.tensors or ()), chosen=None)

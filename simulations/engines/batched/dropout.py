@@ -63,7 +63,7 @@ class Masks:
         return len(self._sizes)
 
     def draw(self, shape: Sequence[int], p: float, axis: int = 1) -> torch.Tensor:
-        """Draw b for the examples of all clients.
+        """Draw the dropout masks b for the examples of all clients.
 
         Args:
             shape: (m, ..., n, ...), with each client's n examples, padding last, at an axis.
@@ -182,7 +182,7 @@ def dropped(masks: Masks, x: torch.Tensor, p: float, form: Form = Form()) -> tor
 
 
 def _kept(masks: Masks, x: torch.Tensor, p: float, by_channel: bool) -> torch.Tensor:
-    """Draw b for x (m, n, ...), in the order of its memory, as torch does."""
+    """Draw the dropout masks b for x (m, n, ...), in the order of its memory, as torch does."""
     if by_channel:
         return masks.draw((*x.shape[:3], *(1 for _ in x.shape[3:])), p)
     order = sorted(range(1, x.dim()), key=x.stride().__getitem__, reverse=True)

@@ -49,7 +49,7 @@ KEPT = ("state", "shared", "attributes")
 Rows = slice | torch.Tensor
 
 Run = Callable[[MappedClient, Groups], Tensors]
-"""Function (client, its tensors) -> what a hook returns for it, by name."""
+"""Function (client, its tensors) -> what a hook returns for this client, by name."""
 
 
 class HookRefused(CannotBatch):
@@ -73,7 +73,7 @@ class Part:
 
 
 class Hooks:
-    """Hooks of a task's algorithm.
+    """Hooks of a task's algorithm, each called for many clients at once.
 
     Args:
         training: the settings of all clients' training.
@@ -93,7 +93,7 @@ class Hooks:
         return "loss" in self._hooks
 
     def begin_round(self, version: Arrays, local: Local) -> None:
-        """Take the version that the next clients train from, and the settings of the round."""
+        """Set the version that the next clients train from, and the settings of the round."""
         self._version, self._local = version, local
         self._first: Tensors | None = None
         self._load()
@@ -173,7 +173,7 @@ class Hooks:
 
     @torch.no_grad()
     def stepped(self) -> None:
-        """Count a step, and let the algorithm follow it."""
+        """Count a step, and call the algorithm's hook `after_step`."""
         self._done += 1
         if "after_step" in self._hooks:
             for part in self._parts("after_step", self._batch):
@@ -260,7 +260,7 @@ class Hooks:
         return {name: value for (group, name), value in found.items() if group == "returned"}
 
     def _follow(self, hook: str) -> Run:
-        """Return the call of a hook without a result."""
+        """Return a function that calls a hook and ignores what it returns."""
 
         def run(client: MappedClient, _: Groups) -> Tensors:
             self._hooks[hook](client)
@@ -299,7 +299,7 @@ class Hooks:
         """Check that a hook changes no memory in place whose change would reach other clients, or get lost.
 
         Raises:
-            CannotBatch: it does.
+            CannotBatch: the hook changes such memory.
         """
         if _versions({"": self._start | self._received}) != versions[1]:
             raise CannotBatch("changes client.start or client.received in place, which all clients share")
@@ -327,7 +327,7 @@ class Hooks:
         """Check that no attribute, which is copied, shares memory with another tensor: the copy would not follow it.
 
         Raises:
-            CannotBatch: one does.
+            CannotBatch: an attribute shares memory.
         """
         kept = {(group, name): tensor for group in KEPT for name, tensor in groups[group].items()}
         kept |= {place: tensor for place, tensor in found.items() if place[0] != "returned"}

@@ -78,7 +78,7 @@ class Common:
 
 
 class MappedClient:
-    """Client inside of the map; see `algorithm.Client`.
+    """Client as a hook sees it inside of torch.func's map; see `algorithm.Client`.
 
     Args:
         common: values that all clients share.
@@ -190,7 +190,7 @@ class MappedClient:
         raise CannotBatch("calls client.full_loss, a Python number that differs between the clients")
 
     def _filled(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-        """Return the tensors of a forward pass that changes none of these."""
+        """Return all tensors of a forward pass, the given ones in place; buffers are copied, as it may change them."""
         start, trained = self._common.start, self._own["parameters"]
         if unknown := sorted(tensors.keys() - start.keys()):
             raise TaskBroken(f"{', '.join(unknown)}: not a tensor of the model (its tensors: {', '.join(start)})")
@@ -285,7 +285,7 @@ def _form(name: str, tree: Any) -> object:
     """Return the form of an attribute that the clients of a group share.
 
     Raises:
-        CannotBatch: it holds something that is neither a tensor nor a plain value.
+        CannotBatch: the attribute holds something that is neither a tensor nor a plain value.
     """
     if isinstance(tree, torch.Tensor):
         return tuple(tree.shape), tree.dtype

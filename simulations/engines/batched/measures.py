@@ -127,7 +127,7 @@ class Each:
 
 
 class UnitsOfEach:
-    """Units of each client's batch, which `Units.factors` has for one client.
+    """Function that computes the loss units of each client's batch, as `Units.factors` does for one client.
 
     Args:
         units: of the task's loss.
@@ -139,7 +139,7 @@ class UnitsOfEach:
         self._each = None if function is None else Each(lambda _outputs, targets: (function(targets),))
 
     def __call__(self, outputs: Any, targets: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return factors and counts (m,) float64, from outputs and targets (m n, ...)."""
+        """Return the weight of each of m clients' mean loss, and the number of its units, both float64 (m,)."""
         rows = torch.from_numpy(sizes).to(torch.float64)
         if self._all.is_sum:
             return torch.ones_like(rows), rows

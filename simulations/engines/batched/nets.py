@@ -42,7 +42,7 @@ class Net:
         follower: changes gradients and follows steps; may be None.
 
     Raises:
-        CannotBatch: this kind does not support a layer of the model.
+        CannotBatch: this kind of net does not support a layer of the model.
     """
 
     def __init__(

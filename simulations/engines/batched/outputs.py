@@ -28,7 +28,7 @@ def check_rows(outputs: Any, rows: int) -> None:
     """Check that outputs can be divided by example.
 
     Raises:
-        CannotBatch: they are not tensors with one row for each example.
+        CannotBatch: the outputs are not tensors with one row for each example.
     """
     for leaf in leaves(outputs):
         if leaf is not None and not (isinstance(leaf, torch.Tensor) and leaf.shape[:1] == (rows,)):

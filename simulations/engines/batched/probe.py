@@ -33,18 +33,18 @@ KINDS = ("by hand", "stacked", "mapped")
 """Kinds of net, in the order of the trials."""
 
 TOLERANCE = 1e-3
-"""Maximum distance of an update from the sequential one, relative to its length, that counts as rounding."""
+"""Maximum distance of an update from the sequential one, relative to its L2 norm, that counts as rounding."""
 
 NOISE = 1e-5
 """Maximum distance of a tensor of an algorithm, relative to the whole result, that counts as rounding."""
 
 TRIED = 4
-"""Number of clients that are trained both ways, as one group."""
+"""Number of clients that are trained both as one group and alone."""
 
 logger = logging.getLogger(__name__)
 
 LOUD = 1000.0
-"""Factor of one client's inputs in the check that they do not influence other clients' updates."""
+"""Factor of one client's inputs in the check that these do not influence other clients' updates."""
 
 TRIES = 3
 """Maximum number of groups of clients that are tried until one has an update to compare."""
@@ -59,11 +59,11 @@ class Probed(Protocol):
         ...
 
     def take(self, kind: str) -> None:
-        """Compute with a net of this kind; raise CannotBatch if it does not support the model."""
+        """Switch to a net of this kind; raise CannotBatch if it does not support the model."""
         ...
 
     def begin(self, version: Arrays, number: int = 0) -> None:
-        """Take the version that the next clients train from, and its number."""
+        """Set the version that the next clients train from, and its number."""
         ...
 
     def product(
@@ -74,19 +74,19 @@ class Probed(Protocol):
 
 
 class Alone(Protocol):
-    """Trainer of one client after another, with the bits of a deployed one."""
+    """Trainer of single clients, one after another; its results are bit-identical to a deployed client's."""
 
     def begin(self, version: Arrays, number: int = 0) -> None:
-        """Take the version that the next clients train from, and its number."""
+        """Set the version that the next clients train from, and its number."""
         ...
 
     def one(self, job: Job, rows: Rows, index: int, examples: Examples | None = None) -> Trained | Failed:
-        """Train one client, on its own examples or on given ones."""
+        """Train one client, on the client's examples or on given ones."""
         ...
 
 
 class Probe:
-    """Trial of the kinds of net.
+    """Trial of the kinds of net: a few clients are trained both as a group and alone.
 
     Args:
         trainer: the trainer that gets the net.
@@ -103,10 +103,10 @@ class Probe:
         self._rounds = 1 if training.task.algorithm is None else 2
 
     def choose_kind(self) -> None:
-        """Give the trainer the first kind of net that supports the model and agrees.
+        """Switch the trainer to the first kind of net that supports the model and gives the results of single training.
 
         Raises:
-            CannotBatch: no kind does; lists each kind's reason.
+            CannotBatch: no kind of net does; the message lists each kind's reason.
         """
         reasons = []
         for kind in KINDS:
@@ -123,7 +123,7 @@ class Probe:
         raise CannotBatch("; ".join(reasons))
 
     def _check(self) -> None:
-        """Train the first few clients both ways; if all of them fail both ways, the next few.
+        """Train the first few clients as a group and alone; if all of them fail both ways, the next few.
 
         Raises:
             CannotBatch: the results differ, or no group has results.
@@ -135,7 +135,7 @@ class Probe:
             raise CannotBatch("every tried client diverges to NaN or infinity: there is nothing to compare")
 
     def _agrees_on(self, sites: Sequence[str]) -> bool:
-        """Return whether the results of these clients agree; False if there are none to compare.
+        """Return whether the results of the given clients agree; False if there are none to compare.
 
         Raises:
             CannotBatch: the results differ.
@@ -158,7 +158,7 @@ class Probe:
     def _one_round(
         self, jobs: Sequence[Job], examples: Sequence[Examples]
     ) -> tuple[list[Trained | Failed], list[bool]]:
-        """Train the clients both ways; return their results alone, and which of the conclusive ones agree."""
+        """Train the clients as a group and alone; return their results alone, and which conclusive ones agree."""
         rows, rows_alone = Rows(self._loop.form, len(jobs)), Rows(self._loop.form, len(jobs))
         results = self._trainer.product(range(len(jobs)), jobs, examples, rows)
         every, compared = list[Trained | Failed](), []
@@ -262,7 +262,7 @@ def _compare_hooks(product: Trained, alone: Trained, noise: float) -> None:
     """Compare each tensor that a custom algorithm sends or keeps.
 
     Raises:
-        HookRefused: one differs.
+        HookRefused: a tensor differs.
     """
     ours, theirs = product.update | product.own, alone.update | alone.own
     for name in sorted(name for name in ours if name.startswith((SHARED, STATE))):

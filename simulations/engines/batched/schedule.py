@@ -32,7 +32,7 @@ class Batch:
 
 
 class Schedule:
-    """Steps of some clients.
+    """Training steps of some clients: the examples of each client in each step.
 
     Args:
         jobs: the jobs of the clients.

@@ -80,7 +80,7 @@ class Shared:
         self.leaves: dict[str, torch.Tensor] = {}
 
     def leaf(self, name: str) -> torch.Tensor:
-        """Return a parameter (m, ...) as a leaf of autograd; the stack moves it after the backward."""
+        """Return a parameter (m, ...) as a leaf of autograd; the stack updates it after the backward."""
         if name not in self.leaves:
             self.leaves[name] = self.stack.weights[name].data.requires_grad_()
         return self.leaves[name]

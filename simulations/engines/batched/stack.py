@@ -46,7 +46,7 @@ class Follower(Protocol):
         ...
 
     def stepped(self) -> None:
-        """Follow the step."""
+        """Call the algorithm's hook that follows the step."""
         ...
 
 

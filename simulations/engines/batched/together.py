@@ -31,7 +31,7 @@ from atoll.training.local.training import EVALUATED_AT_ONCE
 from atoll.training.model.parameters import build_model
 
 TRIED = 4
-"""Number of clients of a window that are evaluated both ways."""
+"""Number of clients of a window that are evaluated both together and alone."""
 
 RELATIVE, EACH = 1e-5, 1e-6
 """Largest difference of a sum that counts as rounding: relative to the sum, and for each example."""
@@ -59,7 +59,7 @@ def together_if_possible(training: Training) -> Measurer:
 
 
 class Together:
-    """Evaluation of many clients in one forward pass, as the module describes.
+    """Evaluation of many clients in one forward pass, and of a few of them alone as a check.
 
     Args:
         training: the settings of all clients' training.
@@ -155,7 +155,7 @@ class Together:
         return passes
 
     def _fitting(self, inputs: torch.Tensor) -> int:
-        """Return the number of examples of a forward pass; at least one client's."""
+        """Return the number of examples that fit into a forward pass; at least one client's."""
         of_one = 1
         with suppress(Exception):  # evaluating one client after another reports faults of the model
             model = build_model(self._task, self._training.model_seed).eval()
@@ -172,7 +172,7 @@ class _Parts(NamedTuple):
 
 
 def _parts(counts: Ints, offsets: Ints | None) -> _Parts:
-    """Return the parts of clients with these numbers of examples, which begin at the offsets; None: one after another.
+    """Split each client's examples into parts of at most `EVALUATED_AT_ONCE`; no offsets: one client after another.
 
     They are ordered by length, and equal lengths by client.
     """

@@ -179,7 +179,7 @@ class OverRay:
         """Return the actors that have started, in their order; wait until there is at least one.
 
         Raises:
-            WorkerDied: none has started after `START_TIMEOUT_S`.
+            WorkerDied: no actor has started after `START_TIMEOUT_S`.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
@@ -225,7 +225,7 @@ class _Place:
 
     handle: Any
     ready: Any
-    """Future of its start."""
+    """Future of the actor's start."""
     is_ready: bool = False
 
 

@@ -60,7 +60,7 @@ class Processes:
 
     Raises:
         CannotBatch: `batched` is set, and the task cannot be batched.
-        WorkerDied: a worker could not start; with its traceback.
+        WorkerDied: a worker could not start; the message has its traceback.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Processes:
         self._workers = []
 
     def _give(self, waiting: "deque[tuple[int, Sequence[Job]]]", taken: int, give: "Give", ahead: int) -> None:
-        """Give windows to the workers as far as their queues and the number of taken windows allow."""
+        """Send windows to the workers as far as their queues and the number of taken windows allow."""
         while waiting and waiting[0][0] < taken + WINDOWS_MAX * len(self._workers):
             worker = min(self._workers, key=lambda each: len(each.tasks))
             if len(worker.tasks) >= ahead:
@@ -228,7 +228,7 @@ class _Worker:
             raise self.died() from None
 
     def give(self, number: int, version: int, jobs: Sequence[Job]) -> None:
-        """Give a window of jobs that train from this version to the process."""
+        """Send the process a window of jobs that train from this version."""
         block, rows, descriptor = self._blocks.take(len(jobs))
         if descriptor is not None:
             self.send(("block", block, len(jobs)))
@@ -238,7 +238,7 @@ class _Worker:
         self.tasks.append((number, rows))
 
     def measure(self, number: int, version: int, jobs: Sequence[Job]) -> None:
-        """Give a window of jobs that evaluate this version to the process."""
+        """Send the process a window of jobs that evaluate this version."""
         self.send(("measure", version, jobs))
         self.tasks.append((number, None))
 
@@ -281,7 +281,7 @@ class _Worker:
 
 
 Give = Callable[[_Worker, int, int, Sequence[Job]], None]
-"""Function that gives a worker the window of a number, from the version of a number."""
+"""Function that sends a worker the window of a number, from the version of a number."""
 
 
 def _seen_by_each(count: int, device: str, devices: Sequence[int]) -> list[dict[str, str]]:

@@ -27,10 +27,10 @@ OURS = "atoll"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Source of one module."""
+    """Source code of one of the user's modules."""
 
     path: str
-    """Path on the machine that sends it."""
+    """Path of the module on the machine that sends it."""
     code: bytes
 
 

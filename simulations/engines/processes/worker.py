@@ -71,7 +71,7 @@ def plan_of(training: Training, batched: bool, at_once: int | None, *, threads: 
     """Return the plan of each worker, and a trainer in this process, for its form and its windows.
 
     Raises:
-        CannotBatch: the task cannot be batched; with the reason.
+        CannotBatch: the task cannot be batched; the message has the reason.
     """
     if not batched:
         return Plan(training, threads), sequential_trainer(training)
@@ -238,7 +238,7 @@ class _Measured:
         self._measurer: Measurer | None = None
 
     def __call__(self, version: int, jobs: Sequence[Job]) -> list[Statistics | str]:
-        """Evaluate the version of a number."""
+        """Evaluate the version of a number on the clients of the jobs."""
         self._measurer = measurer = self._measurer or self._plan.measurer()
         if version != self._begun_with:
             measurer.begin(self._shared.own_of(0), jobs[0].version)
