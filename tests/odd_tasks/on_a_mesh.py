@@ -1,7 +1,7 @@
 """The odd tasks as clients on a mesh: each with the update of one process, or refused before its first step."""
 
-import re
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
