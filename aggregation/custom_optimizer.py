@@ -45,7 +45,7 @@ class CustomOptimizer(Guarded):
         custom: the object.
 
     Raises:
-        ValueError: it is no optimizer; with all faults.
+        ValueError: it is no optimizer; the message lists all faults.
     """
 
     failed = OptimizerFailed

@@ -21,7 +21,7 @@ class Valued:
         site_settings: the values of several sites by name, over these.
 
     Raises:
-        OverridesRefused: unknown names or wrong types; with all faults.
+        OverridesRefused: unknown names or wrong types; the message lists all faults.
         ValueError: the task's `options` or `settings` are no plain values by name.
     """
 

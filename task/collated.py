@@ -24,11 +24,11 @@ class Collated:
         self.dataset, self.collate = dataset, collate
 
     def __len__(self) -> int:
-        """Return the number of rows."""
+        """Return the number of rows of the data set."""
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        """Return one row, in the data set's form."""
+        """Return the row of this number, in the data set's form."""
         return self.dataset[index]
 
 

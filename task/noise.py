@@ -48,11 +48,11 @@ class Noise:
 
     @property
     def is_secret(self) -> bool:
-        """Return whether it is drawn from a secret."""
+        """Return whether the noise is drawn from a secret."""
         return self._key is not None
 
     def generator(self, *public: str | int) -> "SecretGenerator":
-        """Return the generator.
+        """Return the generator of the job's noise.
 
         Args:
             public: the seed if there is no secret.

@@ -92,7 +92,7 @@ class BoxReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _cover(self, position: int, size: int) -> None:
-        """Read into the reused buffer."""
+        """Read bytes of the file into the reused buffer."""
         if len(self._room) < size:
             self._room = bytearray(size)
         if os.preadv(self._fd, [memoryview(self._room)[:size]], position) != size:

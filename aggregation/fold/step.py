@@ -111,7 +111,7 @@ class Slot:
         return tensor in self._names
 
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return its values in the base's version, float32; see `sources.Source.read`."""
+        """Return elements of the slot in the base's version, float32; see `sources.Source.read`."""
         if self._reader is not None:
             return self._reader.read(tensor, start, stop, out)
         block = np.empty(stop - start, np.float32) if out is None else out

@@ -43,7 +43,7 @@ def can_stack(layout: Layout, step: Step) -> bool:
 
 
 def fold_rows(base: Mapping[str, NDArray[Any]], layout: Layout, rows: Rows, step: Step, slots: Arrays) -> Arrays:
-    """Return the next version.
+    """Return the next version, from the mean of the rows and the server optimizer's step.
 
     Args:
         base: the global model, by name.
@@ -95,7 +95,7 @@ def _mean(
 
 
 def _moved(tensor: Tensor, master: NDArray[Any], mean: Doubles, step: Step, slots: Arrays) -> NDArray[np.float32]:
-    """Return the new values, as `tiles.float_rule` computes them."""
+    """Return the tensor's new values, as `tiles.float_rule` computes them."""
     what = f"tensor {tensor.name!r}: "
     if not step.is_trained(tensor):
         return rounded_to_float32(np.add(master, mean, out=mean), what + "new values")

@@ -56,13 +56,13 @@ class Destination(Protocol):
 
 
 class Steps:
-    """The steps that a destination has, by the first name of each row, which stands for the row."""
+    """Index of the steps that a destination has, by the first name of each row."""
 
     def __init__(self) -> None:
         self._steps: dict[str, set[int]] = {}
 
     def add(self, name: str, step: int) -> None:
-        """Note that the row with this first name is there."""
+        """Record that the destination has the row with this first name."""
         self._steps.setdefault(name, set()).add(step)
 
     def lack(self, row: Row) -> bool:

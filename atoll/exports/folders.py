@@ -91,7 +91,7 @@ class SimulatedFolder:
         return self._has_sites
 
     def note(self) -> str:
-        """Return what is left out; empty: nothing."""
+        """Return the sentence about what the export leaves out; empty: nothing."""
         if self.sites is None and not self.with_sites():
             return f"{self.folder}: leaves out the values of more than {SITES_MAX} sites: --sites exports them"
         return ""
@@ -140,7 +140,7 @@ class TrainingFolder:
         return row_of_event(event, time.time())
 
     def note(self) -> str:
-        """Return what is left out: nothing."""
+        """Return "": the export leaves out nothing."""
         return ""
 
     def _events(self) -> list[dict[str, Any]]:

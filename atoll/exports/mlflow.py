@@ -122,7 +122,7 @@ class Mlflow:
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        """Turn an error of MLflow's into a sentence: a store that it refuses, or one that does not answer."""
+        """Turn MLflow's errors in the block into ExportRefused or DestinationAway, each with a sentence."""
         try:
             yield
         except MlflowException as error:

@@ -24,7 +24,7 @@ class Server:
         context: of the ServerApp: the run config.
 
     Raises:
-        OverridesRefused: values of the run do not fit the task; with all faults.
+        OverridesRefused: values of the run do not fit the task; the message lists all faults.
     """
 
     def __init__(self, reference: str, context: Context) -> None:
@@ -41,7 +41,7 @@ class Server:
         """Return version 0: the task's initial tensors, or the tensors of the file that `start` names.
 
         Raises:
-            StartRefused: the file does not fit the model; with all faults.
+            StartRefused: the file does not fit the model; the message lists all faults.
         """
         arrays = self._bench.initial(self._values.seed)
         if self._values.start:

@@ -71,7 +71,7 @@ class Krum:
         return mixing
 
     def reduce(self, rows: NDArray[np.float32]) -> Array:
-        """Return the single row."""
+        """Return the single row of `mixing` as the result."""
         row: Array = rows[0].astype(np.float64)
         return row
 

@@ -60,7 +60,7 @@ class Terms:
         """Read the terms from the values that a run gives to its task.
 
         Raises:
-            ValueError: unknown keys; with all of them.
+            ValueError: unknown keys; the message lists all of them.
         """
         own: dict[str, Any] = {}
         configs: dict[str, dict[str, Any]] = {TRAIN: {}, EVALUATE: {}}
@@ -90,5 +90,5 @@ def by_name(names: Iterable[str]) -> list[str]:
 
 
 def order_to_send(names: Collection[str]) -> tuple[str, ...]:
-    """Return the order of an app's arrays if it has to travel; empty: they are sorted by name."""
+    """Return the order of an app's arrays if it has to be sent; empty: they are sorted by name."""
     return () if list(names) == by_name(names) else tuple(names)

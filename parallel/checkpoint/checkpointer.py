@@ -60,7 +60,7 @@ class Restored:
     """The slots from `save`, for the parameters of this rank and sharded like them."""
 
     is_same_mesh: bool
-    """The equality of ranks and mesh with those of the checkpoint. If true, every rank continues with its random
+    """Whether the number of ranks and the mesh equal the checkpoint's. If true, every rank continues with its random
     numbers; else they are seeded again, from seed, step and rank."""
 
     rank_local: dict[str, torch.Tensor]
@@ -247,7 +247,7 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; but without waiting if this rank fails, since the others may be gone."""
+        """Close the checkpointer; without waiting if this rank fails, since the others may be gone."""
         if error is None:
             self.close()
 

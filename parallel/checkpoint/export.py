@@ -38,7 +38,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "U8",
 }
-"""The dtype in which each dtype of a model travels."""
+"""The dtype in which a tensor of each dtype is exchanged, by its safetensors name."""
 
 
 def export_checkpoint(path: Path, out: Path) -> tuple[Piece, ...]:

@@ -132,7 +132,7 @@ class Order:
         return indices
 
     def _filler(self, part: Callable[[int], Take], index: int) -> Indices:
-        """Return any one example; one of the rank's if it has any."""
+        """Return the index of one example as a filler, for a rank without data; one of the rank's if it has any."""
         start, stop = self._bounds(index)
         return part(index)(0, 1) if start < stop else np.zeros(1, np.int64)
 

@@ -20,7 +20,7 @@ from atoll.training.optimizers.norms import local
 
 
 def convert(part: nn.Module, kind: str, group: dist.ProcessGroup | None) -> None:
-    """Let every batch norm of a model compute with this kind of statistics; the objects stay, with all that they hold.
+    """Switch every batch norm of a model to this kind of statistics, in place; the objects stay, with all they hold.
 
     Args:
         part: of a model, without `faults`.
@@ -61,7 +61,7 @@ class Real:
         self._norms = [module for part in parts for module in part.modules() if isinstance(module, SharedBatchNorm)]
 
     def set(self, rows: int, given: int) -> None:
-        """Let `rows` of the next pass's `given` examples count."""
+        """Set how many (`rows`) of the next pass's `given` examples count in the statistics."""
         for norm in self._norms:
             norm.real = None if rows == given else (rows, given)
 

@@ -241,7 +241,7 @@ def _cost(name: str, model: nn.Module, weights: Mapping[str, float]) -> float:
 
 
 def _outside(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """Return the names of a model's parameters and buffers that are in none of these modules."""
+    """Return the names of a model's parameters and buffers outside of the named modules."""
     tensors = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     return [tensor for tensor in tensors if not any(tensor.startswith(f"{name}.") for name in names)]
 

@@ -31,7 +31,7 @@ class StandIn(nn.Identity):
         return getattr(self.__dict__.get("_original"), name)
 
     def forward(self, *others: Any, **named: Any) -> Any:
-        """Return the output."""
+        """Return the output that `gives` makes of the first argument."""
         return self._gives(others[0] if others else next(iter(named.values()), None))
 
 
@@ -49,15 +49,15 @@ class Ends:
         self._gave: Any = None
 
     def receive(self, _first: Any) -> Any:
-        """Return what the stage received."""
+        """Return the tensor that the stage received from the stage before it."""
         return self._received
 
     def blank(self, _first: Any) -> Any:
-        """Return zeros in the form of what the stage received, or has given: the forward may write to them."""
+        """Return zeros in the form of the tensor received or handed on: the forward may write to them."""
         return torch.zeros_like(self._received if self._gave is None else self._gave)
 
     def bind(self, part: nn.Module, last: str | None) -> None:
-        """Register the hooks.
+        """Register the hooks that record what the stage receives and hands on.
 
         Args:
             part: the stage.

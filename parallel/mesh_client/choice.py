@@ -1,4 +1,4 @@
-"""The plan of a crew: from its settings, or with `mesh = "auto"` from the planner, the same on all ranks."""
+"""The plan of a crew (a client's ranks): from its settings, or with `mesh = "auto"` from the planner."""
 
 import os
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ def choice_for(
         settings: the site's other settings of the plan.
 
     Raises:
-        TaskBroken: there is none; with every reason.
+        TaskBroken: there is none; the message lists every reason.
     """
     try:
         return choose(

@@ -51,7 +51,7 @@ class PlannedEnd:
         """Return the end that a file names.
 
         Raises:
-            ValueError: it names none.
+            ValueError: the text names no end.
         """
         place, *rest = text.split() or [""]
         step, _, count = place.partition(":")

@@ -66,10 +66,10 @@ def other_version(family: str, of: frozenset[str]) -> str:
 
 
 def opened(name: str) -> "CustomCodec":
-    """Return a codec that this process has opened.
+    """Return the open codec of a name on the wire.
 
     Raises:
-        ValueError: it has not.
+        ValueError: this process has not opened it.
     """
     if (codec := _OPENED.get(name)) is None:
         raise ValueError(f"codec {name!r} is not open here")

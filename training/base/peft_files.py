@@ -31,15 +31,15 @@ class Adapter:
     config: Mapping[str, Any]
     """The adapter's configuration, as PEFT saves it."""
     frozen: Sequence[str] = ()
-    """The adapter's tensors that do not travel."""
+    """The adapter's tensors that are not exchanged."""
     elsewhere: Sequence[str] = ()
-    """The travelling tensors that do not belong to the adapter."""
+    """The exchanged tensors that do not belong to the adapter."""
     unknown: Sequence[str] = ()
     """The tensors of PEFT's file whose names the model lacks."""
 
     @classmethod
     def read(cls, file: Path) -> "Adapter":
-        """Return the note in a version's file.
+        """Read the note on the adapter from a version's file.
 
         Raises:
             NoAdapter: it has no adapter, or tensors have no place in PEFT's files.

@@ -44,7 +44,7 @@ class Steady:
         self.dataset = dataset
 
     def __len__(self) -> int:
-        """Return the number of examples."""
+        """Return the number of examples of the data set."""
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
@@ -67,7 +67,7 @@ class Seeded:
         self.dataset, self.seed, self.held, self.epoch = dataset, seed, held, 0
 
     def __len__(self) -> int:
-        """Return the number of examples."""
+        """Return the number of examples of the data set."""
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
@@ -76,7 +76,7 @@ class Seeded:
         return self.dataset[index]
 
     def __getitems__(self, indices: list[int]) -> Any:
-        """Return the examples."""
+        """Return the examples of these indices."""
         return rows_at(self.dataset, indices, self._begin)
 
     def _begin(self, index: int) -> None:

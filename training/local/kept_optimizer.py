@@ -37,7 +37,7 @@ def prefix_of(local: Local, entry: str = "") -> str:
 
 
 def has_steps(local: Local) -> bool:
-    """Return whether the state counts the steps."""
+    """Return whether the optimizer's state has a count of steps (`step`)."""
     return local.optimizer != "sgd"
 
 
@@ -76,7 +76,7 @@ class KeptOptimizer:
         self._parameters: dict[str, torch.nn.Parameter] = {}
 
     def begin(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        """Give a new optimizer the state.
+        """Load the client's kept state into a newly made optimizer.
 
         Raises:
             TaskMismatch: it belongs to another model.

@@ -25,7 +25,7 @@ class Block:
     """The group's learning rate and other options."""
 
     is_skipped: bool
-    """Whether they are biases and norms, which get no trust ratio and no weight decay."""
+    """Whether the parameters are biases and norms, which get no trust ratio and no weight decay."""
 
     parameters: list[Tensor]
     """The parameters as the model has them."""

@@ -121,7 +121,7 @@ class _Split:
             columns.add(block)
 
     def parts(self, num_examples: int) -> SiteStatistics:
-        """Return the parts of all rows that were added."""
+        """Return the statistics of all rows that were added."""
         parts: dict[Place, Part] = {(self._split, "examples", ""): count(num_examples)}
         for name, cells in self._labels.items():
             parts[self._split, "labels", name] = Histogram({str(label): n for label, n in cells.items()})

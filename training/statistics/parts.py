@@ -51,7 +51,7 @@ class Numbers:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """Kind and shape, which must agree before parts can be merged."""
+        """Return the part's kind and shape, which must be equal before parts can be merged."""
         return ("numbers", self.merge, self.shape)
 
     def plain(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Histogram:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """Kind and shape, which must agree before parts can be merged."""
+        """Return the part's kind and shape, which must be equal before parts can be merged."""
         return ("histogram",)
 
     def plain(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Moments:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """Kind and shape, which must agree before parts can be merged."""
+        """Return the part's kind and shape, which must be equal before parts can be merged."""
         return ("moments",)
 
     @property
@@ -153,7 +153,7 @@ Part = Numbers | Histogram | Moments
 
 @dataclass(frozen=True, slots=True)
 class SiteStatistics:
-    """The answer of one site."""
+    """The data statistics of one site, in parts."""
 
     parts: Mapping[Place, Part]
     withheld: Mapping[Place, str] = field(default_factory=dict)
@@ -166,12 +166,12 @@ class SiteStatistics:
 
 
 def count(number: int) -> Numbers:
-    """Return the part of a number of examples."""
+    """Make the part that holds a split's number of examples."""
     return Numbers("count", (), (Fraction(number),))
 
 
 def merged(parts: Iterable[Part]) -> Part:
-    """Return the merged part of at least one part, all of one form."""
+    """Merge one or more parts with equal `form` into one."""
     first, *others = parts
     if isinstance(first, Numbers):
         return _merged_numbers([first, *(part for part in others if isinstance(part, Numbers))])

@@ -77,7 +77,7 @@ class SameForm:
         )
 
     def see(self) -> None:
-        """Check the form after a forward pass, if that is due.
+        """Check the model's form after a forward pass; only the first passes and those of a power of two are checked.
 
         Raises:
             TaskBroken: the form has changed.

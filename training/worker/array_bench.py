@@ -1,4 +1,4 @@
-"""The bench of an `ArrayTask` and one site; all results of the task are checked."""
+"""The bench of an `ArrayTask`: the task loaded with one site's data, for the worker. All its results are checked."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ class ArrayBench(AllTravels):
             return int(count(self._site)) if count is not None and self._site is not None else None
 
     def train(self, arrays: Received, request: dict[str, Any], deadline: Deadline) -> Outcome:
-        """Let the task train; the task must observe the deadline."""
+        """Call the task's `train`, check its result and return the outcome; the task must observe the deadline."""
         if self._site is None:
             raise TaskBroken("this worker was started without a site, so it has no data to train on")
         check_algorithm(request.get("algorithm") or "fedavg", None)
@@ -106,7 +106,7 @@ class ArrayBench(AllTravels):
         return Outcome(trained, {"steps": 0})
 
     def message(self, content: Content, own: Arrays | None, request: dict[str, Any]) -> MessageAnswer:
-        """Let the task answer a message of a server program; it keeps no state for the next message."""
+        """Call the task to answer a message of a server program; it keeps no state for the next message."""
         answer, kind = getattr(self._task, "message", None), request["kind"]
         if answer is None:
             raise TaskBroken(f"the task answers no messages, and was asked for {kind!r}")
@@ -160,7 +160,7 @@ class ArrayBench(AllTravels):
         return given
 
     def measures(self) -> Measures:
-        """Return unknown names, as the task's `evaluate` names its metrics, or that it has none."""
+        """Return that the names of the metrics are unknown (the task's `evaluate` gives them), or that it has none."""
         has = getattr(self._task, "evaluate", None) is not None
         return Measures(None if has else (), "" if has else "the task has no `evaluate`")
 

@@ -79,7 +79,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """The terms of a run for its task."""
+    """The settings of a run that its task gets: local settings, number of rounds."""
 
     local: Mapping[str, Any] = field(default_factory=dict)
     """The values of the run for the task (`given`)."""

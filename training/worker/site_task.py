@@ -42,7 +42,7 @@ class SiteTask:
         request: `load` (`worker/main`).
 
     Raises:
-        OverridesRefused: the run's or the site's values do not fit the task; with every reason.
+        OverridesRefused: values of the run or the site do not fit the task; the message lists every reason.
         TaskBroken: the task's training does not fit the run's algorithm.
     """
 
@@ -87,14 +87,14 @@ class SiteTask:
         return given.local_of(self.local, max(1, round_))
 
     def check_frozen(self, request: Json, digest: Callable[[], str]) -> None:
-        """Check that the model's tensors that do not travel are equal to the coordinator's.
+        """Check that the model's frozen tensors, which are not exchanged, are equal to the coordinator's.
 
         Args:
             request: its run has their digest, or "".
-            digest: () -> the digest of the model here; empty: all of its tensors travel.
+            digest: () -> the digest of the model here; empty: it has no frozen tensors.
 
         Raises:
-            TaskMismatch: they differ; with both digests.
+            TaskMismatch: they differ; the message has both digests.
         """
         expected = Given.read(request.get("local") or {}).frozen
         if expected and (found := digest() or "none") != expected:

@@ -53,7 +53,7 @@ class Matched:
 
     @property
     def note(self) -> str:
-        """The sentence about the remaining tensors, or ""."""
+        """The sentence about tensors that kept their initial values or were not used, or ""."""
         parts = (("the initial values stay in", self.own), ("not used:", self.unused))
         return "; ".join(f"{what} {listed(names)}" for what, names in parts if names)
 
@@ -177,7 +177,7 @@ def differing(found: Sequence[str], where: str) -> str:
 
 
 def not_finite(name: str, where: str) -> str:
-    """Return the fault of a tensor with values that cannot travel."""
+    """Return the fault of a tensor with NaN or infinite values."""
     return f"{name} has NaN, infinite values or values beyond float32 in {where}"
 
 
