@@ -206,7 +206,7 @@ def is_lost_peer(error: BaseException | None) -> bool:
 
 @contextmanager
 def _timeout_of_new_groups(timeout_s: float) -> Iterator[None]:
-    """Let every new group of the process have a timeout; torch has no setting for those that it makes itself."""
+    """Set the timeout of every new process group in the block; torch has no setting for groups that it makes itself."""
     names = ("default_pg_timeout", "default_pg_nccl_timeout")
     before = {name: getattr(distributed_c10d, name) for name in names}
     for name in names:
@@ -220,7 +220,7 @@ def _timeout_of_new_groups(timeout_s: float) -> Iterator[None]:
 
 @contextmanager
 def _known_warnings() -> Iterator[None]:
-    """Silence torch's warnings about deliberate choices.
+    """Suppress torch's warnings, in the block, about deliberate choices of Atoll.
 
     Local outputs are views, which are never written to; a tensor that is sharded twice over one dimension is gathered
     in two steps.

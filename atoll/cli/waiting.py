@@ -112,7 +112,7 @@ def _bar(stream: TextIO, is_counted: bool) -> "Drawn":
 
 
 class TerminalWait(Wait, Progress):
-    """A wait whose content can say how much of it is done, with the time left. Threads may call `advance`.
+    """A wait on a terminal that shows how much is done and the time left. Threads may call `advance`.
 
     Args:
         what: the thing that the wait is for.

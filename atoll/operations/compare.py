@@ -1,4 +1,4 @@
-"""Compare a task's federated training with its centralized one."""
+"""The comparison of a task's federated training with its centralized one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

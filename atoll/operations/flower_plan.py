@@ -26,7 +26,7 @@ KEEP_SITES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class AppPlan:
-    """The native run of an app, or the reasons that it has none."""
+    """The settings with which Atoll's rounds replace an app's server (native run), or the reasons that they cannot."""
 
     app: FlowerApp
     strategy: str
@@ -40,7 +40,7 @@ def app_of(reference: str) -> FlowerApp:
     """Return the description of an app.
 
     Raises:
-        CommandError: it is wrong; with all faults.
+        CommandError: it is wrong; the error lists all faults.
     """
     try:
         return read_app(reference)
@@ -52,7 +52,7 @@ def checked_app(reference: str, options: Mapping[str, Any]) -> FlowerApp:
     """Return the description of an app whose run config has these values.
 
     Raises:
-        CommandError: the description or a value is wrong; with all faults.
+        CommandError: the description or a value is wrong; the error lists all faults.
     """
     app = app_of(reference)
     try:
@@ -113,7 +113,7 @@ def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None 
         is_native: run `main()` up to the start of its strategy, and take the settings of that.
 
     Raises:
-        CommandError: as `plan_of`; or the app has no native run, with every reason.
+        CommandError: as `plan_of`; or the app has no native run; the error lists every reason.
     """
     if is_native:
         plan = plan_of(reference, options, nodes=nodes)

@@ -161,10 +161,10 @@ def load_host(what: str | None, overrides: Sequence[str] = ()) -> HostFile | Run
 
 @contextmanager
 def all_faults(found: Sequence[str]) -> Iterator[None]:
-    """Surround the reading of settings of which some faults are found already.
+    """Add faults that are found already to those that the block, which reads settings, raises.
 
     Raises:
-        ConfigError: those, and the faults that the reading finds.
+        ConfigError: the given faults, and those that the block finds.
     """
     try:
         yield
@@ -210,7 +210,7 @@ def overriding(overrides: Sequence[str], **options: object) -> list[str]:
     The option `coordinator__state` is the setting coordinator.state.
 
     Raises:
-        CommandError: an override has another value for the setting of an option; with all of them.
+        CommandError: overrides contradict options; the error lists all of them.
     """
     given = {name.replace("__", "."): value for name, value in options.items() if value is not None}
     plain = {name: json.dumps(value) if isinstance(value, int) else quoted(str(value)) for name, value in given.items()}

@@ -119,7 +119,7 @@ class Agreement:
         return self._gives_up and (self._has_repeated or self._num_passes[torch.is_grad_enabled()] < TRIAL_PASSES)
 
     def _agree(self, gather: int) -> None:
-        """Take part in the other ranks' gathers before this one: `gather` is a block's number; -1 - number: a repetition.
+        """Take part in the other ranks' gathers before this one (`gather`: a block's number; -1 - number: repeated).
 
         All ranks make the first gathers of all blocks in one order, so that only repeated ones can come before.
         """

@@ -65,9 +65,9 @@ class Attached:
                 self._hooked[name] = found[id(parameter)]
 
     def put_on(self, parts: Sequence[nn.Module]) -> None:
-        """Copy the attributes of the original parameters to the wrapped ones, and in the first pass to the gathered ones.
+        """Copy the original parameters' attributes to the wrapped ones, and in the first pass to the gathered ones.
 
-        Free the originals of other pipeline stages' parameters: code that still refers to one reads NaN.
+        Free the original parameters that are not in these parts: code that still refers to one reads NaN.
 
         Args:
             parts: without the wrapper of DDP.

@@ -27,7 +27,7 @@ NOT_CAST = (
 
 
 def gather_as_autocast(module: nn.Module) -> None:
-    """Make `fully_shard` gather each parameter of a module in its dtype if autocast does not cast it.
+    """Make a sharded module gather each parameter in its dtype if autocast does not cast it; after `fully_shard`.
 
     Matrices and larger ones are cast before they are gathered, half the bytes, but for those of `NOT_CAST`.
     """

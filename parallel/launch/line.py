@@ -129,7 +129,7 @@ class Listener:
         threading.Thread(target=self._accept, name="line-listener", daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening, and remove the address from the folder."""
+        """Stop listening, and remove the Unix socket."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

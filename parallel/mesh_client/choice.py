@@ -1,4 +1,4 @@
-"""The plan of a crew (a client's ranks): from its settings, or with `mesh = "auto"` from the planner."""
+"""The plan of a client's ranks (crew): from its settings or, with `mesh = "auto"`, the planner; the same on all ranks."""
 
 import os
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ OPTIMIZERS = {0: "sgd", 1: "momentum", 2: "adam", None: "adam"}
 
 
 def plan_for(task: Task, request: Json) -> Choice:
-    """Return the plan of a `load` request (`worker/main`); every rank calls it.
+    """Choose the parallel plan that a `load` request (`worker/main`) names; every rank calls it.
 
     `plan` has the fields of `Plan`; `mesh` is its degrees, or "auto".
 

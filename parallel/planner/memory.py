@@ -95,7 +95,7 @@ def memory(model: ModelShape, candidate: Candidate, rank: int = 0, *, counted: s
 
 
 def without_activations(part: Share, candidate: Candidate) -> Memory:
-    """Return the memory of a rank with this part of a model, of which only the tensors are known."""
+    """Return the memory of a rank from the sizes of its part (`Share`) of a model whose activations are unknown."""
     moments = MOMENTS[candidate.optimizer]
     return Memory(
         parameters=FP32 * part.local,

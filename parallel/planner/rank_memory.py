@@ -16,13 +16,13 @@ class Machine:
     """The ranks of one machine."""
 
     num_ranks: int
-    """Ranks on it (>= 1)."""
+    """Ranks on the machine (>= 1)."""
     memory: int
-    """Memory of one of them [bytes]."""
+    """Memory of one rank [bytes]."""
 
 
 def machine_of(device: str, num_ranks: int) -> Machine:
-    """Return this machine.
+    """Measure this machine: the memory of each of its ranks.
 
     Args:
         device: "cpu" or "cuda".

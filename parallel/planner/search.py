@@ -143,7 +143,7 @@ def _best_of(
 
 
 def misfit(model: ModelShape, cluster: Cluster, wanted: Wanted, mesh: Mesh, *, is_free: bool = True) -> Reason | None:
-    """Return what forbids a mesh before its memory is computed, or None. A requested mesh may cross nodes."""
+    """Return the first reason against a mesh apart from its memory, or None. A requested mesh may cross nodes."""
     divisible = {
         "heads": model.heads,
         "kv_heads": model.num_kv_heads,

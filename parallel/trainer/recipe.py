@@ -57,7 +57,7 @@ class Recipe:
 
 
 def make_recipe(local: Local, config: TrainConfig, *, num_examples: int, num_ranks: int, last_min: int = 1) -> Recipe:
-    """Compute the recipe.
+    """Compute the recipe of a training: optimizer, schedule, order of examples, number of steps.
 
     Args:
         local: of the task.
@@ -67,7 +67,7 @@ def make_recipe(local: Local, config: TrainConfig, *, num_examples: int, num_ran
         last_min: fewest examples of a step on all ranks together; 2 for each part that BatchNorm normalizes by itself.
 
     Raises:
-        ValueError: with all conflicts.
+        ValueError: settings conflict; the message lists all conflicts.
     """
     batch = batch_size_of(local, config, num_examples, num_ranks)
     order = Order(

@@ -88,7 +88,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 class Uses(TorchDispatchMode):
-    """Mode that notes the names of the storages that operators use, unless the block of that name is being called."""
+    """Dispatch mode that records the blocks whose parameters operators use while the block is not being called."""
 
     def __init__(self, block_of: Mapping[int, str], is_called: Callable[[str], bool] = lambda _name: False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -96,7 +96,7 @@ class Uses(TorchDispatchMode):
         self.borrowed: set[str] = set()
 
     def note(self, values: Any) -> None:
-        """Note the blocks of all parameters among some values."""
+        """Record the blocks of all parameters among some values."""
         for leaf in tree_leaves(values):
             if isinstance(leaf, torch.Tensor):
                 block = self._block_of.get(storage_of(leaf))

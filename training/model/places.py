@@ -46,7 +46,7 @@ def is_data(value: Any) -> bool:
 
 
 def _is_given_back(value: Any) -> bool:
-    """Return whether a variable's recorded value replaces a present value: both kinds are data, or a model on meta."""
+    """Return whether a variable's first value replaces this present one: data, or a model with parameters on meta."""
     if is_data(value) or not TENSORS or not isinstance(value, torch.nn.Module):
         return is_data(value)
     return any(parameter.is_meta for parameter in value.parameters())

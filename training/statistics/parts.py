@@ -51,7 +51,7 @@ class Numbers:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """Return the part's kind and shape, which must be equal before parts can be merged."""
+        """The part's kind and shape, which must be equal before parts can be merged."""
         return ("numbers", self.merge, self.shape)
 
     def plain(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Histogram:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """Return the part's kind and shape, which must be equal before parts can be merged."""
+        """The part's kind and shape, which must be equal before parts can be merged."""
         return ("histogram",)
 
     def plain(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Moments:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """Return the part's kind and shape, which must be equal before parts can be merged."""
+        """The part's kind and shape, which must be equal before parts can be merged."""
         return ("moments",)
 
     @property

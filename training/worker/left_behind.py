@@ -29,7 +29,7 @@ class Kept:
         self._state = AsBuilt(roots)
 
     def name(self) -> None:
-        """Report the values that differ from the last report."""
+        """Report the values that a job has changed."""
         _say(
             self._state.differences(),
             "a job has changed it, and later jobs find the changed value until this process ends: a simulation, or a "

@@ -74,7 +74,7 @@ def launch(
 
 
 class _Ranks:
-    """The line of rank 0, also of one that was restarted: its events, and the request to stop."""
+    """The connection to rank 0, also to a restarted one: the events from it, and the request to stop."""
 
     def __init__(self, folder: Path, show: Report) -> None:
         self._line: Line | None = None

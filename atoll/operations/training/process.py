@@ -101,7 +101,7 @@ def failures_of(request: TrainRequest) -> Iterator[None]:
 
 
 def _alone(request: TrainRequest) -> AbstractContextManager[None]:
-    """Return the lock on the training's folder, for all of its ranks."""
+    """Return the context that locks the training's folder, for all of its ranks."""
     if (world := read_world()).size > 1:
         return folder_of_all_ranks(request.folder, world, device_of(request))
     return folder_lock(request.folder)
@@ -164,4 +164,4 @@ def _temporary(error: Exception) -> BaseException | None:
 
 
 def _ignore(_event: object) -> None:
-    """Ignore an event: only the first rank reports."""
+    """Discard an event: only the first rank reports."""
