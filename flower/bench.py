@@ -227,7 +227,7 @@ class MainBench(_AppBench):
         return {name: (value, 1.0) for name, value in numbers_of(found).items()}
 
     def plan(self, nodes: int) -> dict[str, Any]:
-        """Return the app's native run, or the reasons why there is none; see `strategies.native`."""
+        """Return the settings of the app's native run, or the reasons against one; see `strategies.native`."""
         try:
             with self._main() as main:
                 return asdict(native(self._app, main.started(), nodes))

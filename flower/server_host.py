@@ -30,7 +30,7 @@ NO_SIGNALS = "signal only works in main thread"
 
 
 class NotNative(TaskBroken):
-    """A ServerApp has no native counterpart; the message has the reason."""
+    """A ServerApp cannot run natively (by Atoll's rounds); the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Started:
 
 
 class _Refused(BaseException):
-    """The end of a `main()` without a native counterpart, which no `except Exception` of an app can catch."""
+    """The end of a `main()` that cannot run natively, by Atoll's rounds; no `except Exception` of an app catches it."""
 
 
 def server_app_of(app: FlowerApp) -> ServerApp:

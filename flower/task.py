@@ -95,7 +95,7 @@ class FlowerTask(AppTask):
         return self.bench({}).initial(seed)
 
     def train(self, parameters: Arrays, instructions: Instructions) -> Trained:
-        """Raise TaskBroken: a training needs the state of the site's context, which a bench has."""
+        """Raise TaskBroken: a training needs the state of the site's context, which only a `Bench` has."""
         raise TaskBroken(f"{self.app.task} is a Flower app: a coordinator or a simulation trains it")
 
     def conclude(self, arrays: Arrays, history: dict[str, Any]) -> None:

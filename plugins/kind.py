@@ -71,7 +71,7 @@ class Kind:
         return not isinstance(found, type) and all(callable(getattr(found, name, None)) for name in self.methods)
 
     def load(self, name: str, options: Mapping[str, Any] | None = None) -> Any:
-        """Return the custom object behind its contract.
+        """Import the custom object of a name, and return it wrapped in the contract that checks its results.
 
         Args:
             name: the name that one package declares, or a reference.

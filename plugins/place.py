@@ -21,7 +21,7 @@ class Place:
     """The round whose updates are folded."""
 
     version: int
-    """The version that the fold makes of them."""
+    """The version that the fold makes of the round's updates."""
 
     key: str
     """The digest of the version to which they are added: the seed of all generators, the same in a repeated fold."""

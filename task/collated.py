@@ -56,7 +56,7 @@ def collate_of(dataset: Any) -> Callable[[list[Any]], Any] | None:
 
 
 def check_form(given: Any, name: str, *, has_fit: bool) -> Any:
-    """Return a task's data, or None, after a check of its form.
+    """Check the form of a task's data, and return the data, or None.
 
     Args:
         given: the data.

@@ -19,7 +19,7 @@ OPTION = "task."
 """The beginning of the keys that are options of the task."""
 
 FROZEN = "model.frozen"
-"""The key of the digest of the tensors that do not travel."""
+"""The key of the digest of the frozen tensors, which are not exchanged."""
 
 NEVER_SCHEDULED = ("keep", "keep_optimizer")
 """The settings of `Local` that are the same in all rounds: they determine the layers of the global model, and whether a
@@ -36,7 +36,7 @@ class Given:
     schedules: Mapping[str, RoundSchedule] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     frozen: str = ""
-    """The digest of the tensors that do not travel; empty: all travel, or any values are accepted."""
+    """The digest of the frozen tensors, which are not exchanged; empty: there are none, or any values are accepted."""
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> "Given":

@@ -74,7 +74,7 @@ class Noise:
         return Noise(self._key, *self._purpose)
 
     def narrow(self, *purpose: str | int) -> None:
-        """Switch to the noise of a part of the job, such as one rank's."""
+        """Switch to the noise of a part of the job, named by further words of its purpose, such as one rank's."""
         self._purpose, self._generator = (*self._purpose, *purpose), None
 
 

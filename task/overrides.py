@@ -105,7 +105,7 @@ def words(hint: tuple[type, ...]) -> str:
 
 
 def read_value(hint: tuple[type, ...], text: str) -> object:
-    """Return the value that a command line's string denotes; the string itself if it denotes no value."""
+    """Parse a string of a command line into a value of the types; return the string itself if it is none."""
     if NoneType in hint and text.lower() == "none":
         return None
     if bool in hint:

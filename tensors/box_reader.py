@@ -23,10 +23,10 @@ SHORT_RUN = 4096
 """Size [bytes] below which runs are cut out of one covering read, which is two to three times as fast."""
 
 DISTANCE_MAX = 1 << 15
-"""Largest distance of two such runs [bytes]: a page cache delivers about as much in the time of one more read."""
+"""Largest distance of short runs in one read [bytes]: a page cache delivers about as much in the time of a read."""
 
 COVERED_BYTES = 1 << 20
-"""Largest size of one such read [bytes], if it is not a single run."""
+"""Largest size of one read that covers several short runs [bytes]."""
 
 
 class BoxReader:

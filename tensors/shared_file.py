@@ -37,7 +37,7 @@ def make_shared(path: Path, tensors: Iterable[Tensor], metadata: Mapping[str, st
 
 
 class BoxWriter:
-    """One process's access to the file; what it has written is durable when it leaves."""
+    """One process's access to the shared file, as a context: on its exit the written boxes are durable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -70,7 +70,7 @@ class Total:
     """The sum of weights, the magnitude and the count of all updates that carry a tensor."""
 
     weight: int
-    """The sum of the weights of these updates."""
+    """The sum of the weights of the updates that carry the tensor."""
     magnitude: float | int
     """The largest |element| that an update adds, for floats times the update's factor, so that an update with a tiny
     factor takes no bits from the others."""

@@ -180,7 +180,7 @@ class CenteredClipping(_OneRow):
 
 @dataclass(frozen=True, slots=True)
 class NearestNeighbourMixing:
-    """Mixing before any rule: each update becomes the mean of the K - f nearest to it, itself among them.
+    """Mixing before any rule: each update becomes the mean of the K - f updates nearest to it, with itself.
 
     Where the sites' data differ, honest updates come closer to each other, and the rule after it loses less.
 

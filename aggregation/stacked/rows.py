@@ -36,7 +36,7 @@ class Rows:
 
 
 def can_stack(layout: Layout, step: Step) -> bool:
-    """Return whether this fold supports updates of such a model with such a step."""
+    """Return whether the stacked fold supports a layout and a step: all tensors F32; no rule, anchor or `prepare`."""
     if isinstance(step.optimizer, CustomOptimizer) and step.optimizer.has_prepare:
         return False  # the inner products of updates are taken over their files
     return step.rule is None and step.anchor is None and all(tensor.dtype == "F32" for tensor in layout)

@@ -31,7 +31,7 @@ class Destination(Protocol):
         """Check that the place can be used, before anything is exported.
 
         Raises:
-            OSError: it cannot; a `DestinationAway` may pass.
+            OSError: the place cannot be used; a `DestinationAway` may pass.
         """
 
     def begin(self, about: About) -> None:

@@ -106,7 +106,7 @@ def plan(request: PlanRequest) -> Planned:
 
 
 def parse_arguments(model: str, cluster: str | None, training: dict[str, Any]) -> tuple[ModelShape, Cluster, Wanted]:
-    """Return the model, the cluster and the training that the arguments name; options override the tables of a TOML.
+    """Parse the arguments into model, cluster and training; options override the tables of a TOML.
 
     Raises:
         CommandError: all mistakes.
@@ -169,7 +169,7 @@ def _ranks(text: str, world: int) -> list[int]:
 
 
 def line_of(text: str) -> float:
-    """Return the bits per second that a text such as 100Mbit names.
+    """Parse the speed of a line, such as 100Mbit, into bits per second.
 
     Raises:
         CommandError: the text names no speed.

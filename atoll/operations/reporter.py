@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Wait:
-    """A wait that is told how much is done; this base class shows nothing."""
+    """A wait whose block reports how much is done; this base class shows nothing."""
 
     def advance(self, more: float, total: float) -> None:
         """Show that `more` of `total` is done, in any unit: bytes, lines; threads may call it."""

@@ -30,7 +30,7 @@ class Ready:
 
     @cached_property
     def layout(self) -> Layout:
-        """The names, dtypes and shapes of the tensors that travel."""
+        """The names, dtypes and shapes of the tensors that are exchanged."""
         return layout_of(self.bench.initial(self.seed))
 
 

@@ -77,6 +77,6 @@ class Server:
         safetensors_file.write(Path(path).absolute(), model)
 
     def _measured(self, sums: Statistics) -> MetricRecord:
-        """Return the values of sums, without those that are undefined."""
+        """Compute the metrics from their sums, without undefined values."""
         found = values(self._bench.metrics, sums)
         return MetricRecord({name: value for name, value in found.items() if value is not None})

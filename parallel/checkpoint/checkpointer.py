@@ -215,7 +215,7 @@ class Checkpointer:
         return Restored(about["step"], about["extra"], loading.slots, is_same_mesh, own)
 
     def read_beside(self, path: Path, targets: Mapping[str, torch.Tensor]) -> None:
-        """Fill tensors with those that were saved `beside`, by name.
+        """Load the further tensors of a checkpoint (`beside`) into tensors of the same names.
 
         Raises:
             CheckpointBroken: a file cannot be read.

@@ -167,7 +167,7 @@ def _gathered(
     whole: Mapping[str, Entry],
     holder: Mapping[str, int],
 ) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield the whole tensors on rank 0, one after the other; on the others none, but they must be iterated as well."""
+    """Yield the whole tensors on rank 0, one after the other; other ranks yield none, but must iterate as well."""
     for name in (tensor.name for tensor in layout if tensor.num_bytes):
         if name in tensors:
             tensor = tensors[name]

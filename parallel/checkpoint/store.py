@@ -237,7 +237,7 @@ def _delete(path: Path) -> None:
 
 
 def _lock(file: BinaryIO, kind: int) -> bool:
-    """Take the lock of a checkpoint; return whether no other process holds it (true on storage without locks)."""
+    """Take the lock of a file; return whether no other process holds it (true on storage without locks)."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError as error:

@@ -57,7 +57,7 @@ class Batch:
     """Whether the task's collation has made it; torch's makes no lists of one tensor for each example."""
 
     is_filler: bool = False
-    """Whether its examples are fillers, outside of the global batch."""
+    """Whether the batch's examples are fillers, outside of the global batch."""
 
     @classmethod
     def of(

@@ -41,7 +41,7 @@ class CallsDiffer(ValueError):
 
 
 class Agreement:
-    """The blocks of one sharded part of a model, and what this rank did with them in the current step.
+    """Agreement of the ranks on one sharded part of a model: which blocks are gathered and summed, in which order.
 
     Args:
         part: after `fully_shard`.

@@ -86,7 +86,7 @@ def _faults_of_tensor_parallel(model: nn.Module, plan: Plan) -> Iterator[str]:
 
 
 def _groups(model: nn.Module) -> dict[str, str]:
-    """Return the name of the block that `fully_shard` gathers each parameter with; "" for what lies outside."""
+    """Return for each parameter the name of the block with which `fully_shard` gathers it; "": it is in no block."""
     names = separable(model, blocks(model))
     return {
         parameter: next((name for name in names if parameter.startswith(f"{name}.")), "")

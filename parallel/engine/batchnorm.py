@@ -51,7 +51,7 @@ def _is_torchs(norm: _BatchNorm) -> bool:
 
 
 class Real:
-    """The number of the examples of a pass that count: the first ones. The others keep a rank or a stage in step.
+    """Setter of the number of examples of a pass that count: the first ones. The others are fillers or padding.
 
     Args:
         parts: of the model on this rank, converted.

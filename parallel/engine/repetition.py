@@ -51,7 +51,7 @@ class NotRepeatable(ValueError):
 
 
 class Repetition:
-    """Control of one block's passes: the recomputation draws and reads what the first pass did.
+    """Repetition of one block's passes: the recomputation has the random numbers and state of the first pass.
 
     Args:
         block: whose passes are repeated.

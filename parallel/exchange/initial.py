@@ -117,7 +117,7 @@ def blank_of(build: Build) -> Blank:
     """Build a model with its parameters on meta.
 
     Raises:
-        NotBlank: it has tensors that registrations do not show.
+        NotBlank: the model has tensors that registrations do not show.
         NotImplementedError, RuntimeError, TypeError: the model's code needs the values of a parameter.
     """
     found, watching = Blank(nn.Module()), _Watching()
@@ -255,7 +255,7 @@ def _fill_from(model: nn.Module, shares: Sequence[Share]) -> None:
     """Fill shares from a whole model.
 
     Raises:
-        NotRepeatable: it lacks a tensor, or has it in another form.
+        NotRepeatable: the model lacks a tensor, or has it in another shape or dtype.
     """
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     with torch.no_grad():

@@ -53,7 +53,7 @@ def load_shares(
 
 
 def check_shares(shares: Sequence[Share], layout: Layout, where: str) -> None:
-    """Check that a file's tensors are those of the shares.
+    """Check that a file has the tensors of the shares, in the same shapes and dtypes.
 
     Raises:
         TaskMismatch: they differ; the message lists every difference.

@@ -46,7 +46,7 @@ class Share:
 
     @property
     def piece(self) -> Piece:
-        """The box as a piece of a file, without a digest; floats travel as float32."""
+        """The box as a piece of a file, without a digest; floats are sent as float32."""
         return Piece(self.name, DTYPES[self.local.dtype], self.offsets, self.lengths, "")
 
     @property
@@ -56,7 +56,7 @@ class Share:
 
 
 def shares_of(parts: Sequence[nn.Module], axes: Axes | None, tied: Sequence[Sequence[str]] = ()) -> list[Share]:
-    """Return the boxes that this rank holds, of parameters and travelling buffers; empty ones are left out.
+    """Return the boxes that this rank holds, of parameters and exchanged buffers; empty ones are left out.
 
     Args:
         parts: of this rank, wrapped or not.

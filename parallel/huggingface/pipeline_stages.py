@@ -1,4 +1,4 @@
-"""The stages of a Hugging Face model: copies of it with stand-ins for the modules of other stages."""
+"""The stages of a Hugging Face model: copies of it in which stand-ins replace the modules of other stages."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ def without_values(module: nn.Module) -> nn.Module:
 
 
 class Ends:
-    """The two ends of a stage in a call of its forward: stand-ins read the one, and a hook fills the other."""
+    """The input and output of a stage in a call of its forward: stand-ins read the input, a hook sets the output."""
 
     def __init__(self) -> None:
         self._received: Any = None

@@ -1,4 +1,4 @@
-"""The trial of a Hugging Face model's chain: what its `forward` does around the modules, found by calling it.
+"""The trial of a Hugging Face model's chain: a call finds what its `forward` computes between the modules.
 
 Recorders stand in place of the modules, once for the whole model and once as each stage calls it; what the modules and
 the loss would see is compared. That takes milliseconds, and no weight is read.
@@ -28,7 +28,7 @@ LONGEST = 3
 
 
 def calls(model: nn.Module, pieces: Sequence[str]) -> Calls:
-    """Return how a model calls the pieces of its planned chain.
+    """Return the order and form of a model's calls of its planned chain's pieces, found by a trial.
 
     Args:
         model: with a planned chain.
@@ -62,7 +62,7 @@ def outputs_of(model: nn.Module, pieces: Sequence[str]) -> Callable[[Any], Any]:
 
 
 def chain_faults(model: nn.Module, stages: Sequence[Sequence[str]]) -> list[str]:
-    """Return the reasons why the stages of a planned chain would not compute what the model computes; at most one.
+    """Return the reason, if any, why the stages of a planned chain compute other numbers than the model.
 
     Args:
         model: with a planned chain.

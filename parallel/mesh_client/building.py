@@ -120,7 +120,7 @@ class MeshModel:
         return [share for share in every if share.name in self.outline.forms]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what this rank has of each tensor that is not frozen: of a trained one the optimizer's parameter."""
+        """Return this rank's part of each tensor that is not frozen; for a trained tensor the optimizer's parameter."""
         held = local_state(self.engine.parts, self.engine.optimizers, first_names(self.outline.tied))
         found = dict(held.tensors) | {trained.name: trained.parameter for trained in held.trained}
         return {name: found[name] for name in self.outline.forms}

@@ -1,4 +1,4 @@
-"""The plan of a client's ranks (crew): from its settings or, with `mesh = "auto"`, the planner; the same on all ranks."""
+"""The plan of a client's ranks: from its settings or, with `mesh = "auto"`, the planner; the same on all ranks."""
 
 import os
 from collections.abc import Mapping

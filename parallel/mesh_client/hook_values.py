@@ -35,7 +35,7 @@ BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 """The bit generators of NumPy."""
 
 Place = tuple[Any, ...]
-"""The memory of a tensor, and its form there: what two views of one tensor have in common."""
+"""The identity of a tensor's memory and its layout there: equal for two objects that are one tensor."""
 
 
 class NoForm(ValueError):
@@ -52,12 +52,12 @@ class Form:
     requires_grad: bool | None
     """The flag of a parameter; None: the tensor is no parameter."""
     like: str | None = None
-    """A tensor of the model on the same mesh; None: this one is on no mesh."""
+    """The name of a model's tensor on the same mesh; None: the tensor is on no mesh."""
     dims: list[int | None] | None = None
     """The dimension that each axis of that mesh divides, or None; None in all: as that tensor is divided."""
 
     def fits(self, model: Tensors) -> bool:
-        """Return whether there is such a tensor on any mesh."""
+        """Return whether a tensor of this form can be made on any mesh."""
         if self.like is None:
             return True
         is_of_model = list(model[self.like].shape) == self.shape

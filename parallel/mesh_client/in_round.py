@@ -132,7 +132,7 @@ def _is_sound(checkpointer: Checkpointer, saver: Saver) -> bool:
 
 
 HELD = "held"
-"""The name of what hooks hold among the values of a checkpoint."""
+"""The key of the hook state in the values of a checkpoint."""
 
 
 class Held:
@@ -196,7 +196,7 @@ def _by_number(tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _copies_are_one(plan: Plan) -> Callable[[int], bool]:
-    """Return a function of the number of steps that says whether the copies are one model after them, unflushed."""
+    """Return the function from a number of steps to whether the copies are equal then, without a flush."""
     outer = parse_outer(plan.outer)
     if outer is None:
         return lambda steps: True

@@ -1,4 +1,4 @@
-"""A rank of a crew: `python -m atoll.parallel.mesh_client FOLDER`, under torch elastic, srun, Kubernetes, Ray or MPI.
+"""One of a client's ranks (a crew): `python -m atoll.parallel.mesh_client FOLDER`, under any launcher.
 
     rank 0          dials its agent, takes one request after another, orders it to all ranks, and answers
     reader thread   of rank 0: queues requests; obeys `stop` and `extend` at once, and answers to `ping`; ends the

@@ -1,4 +1,4 @@
-"""Orders of rank 0 to all ranks of a crew, and the vote at the end of each, through the store of the process group.
+"""Requests (orders) of rank 0 to all ranks of a client, and the vote at the end of each, through a torch store.
 
     order/N        the request number N, as JSON
     end/N/RANK     the fault of a rank in it, as JSON; empty: none

@@ -184,7 +184,7 @@ class Files:
 
 
 def _make_empty(folder: Path) -> None:
-    """Make a folder for the parts, without those of an earlier attempt."""
+    """Make a folder for the parts, and delete the parts of an earlier attempt."""
     if folder.is_dir():
         rmtree(folder)
     folder.mkdir(parents=True)

@@ -38,11 +38,11 @@ class RankNeeds:
     memory: Memory
     """The predicted memory in training."""
     held: int
-    """Bytes of the shards that it loads from a version."""
+    """Bytes of the shards that the rank loads from a version."""
     part: int
-    """Bytes of the boxes that it owns, without a codec; those of copies divided evenly."""
+    """Bytes of the boxes that the rank owns, without a codec; boxes of copies are divided evenly."""
     boxes: int
-    """The number of boxes that it holds."""
+    """The number of boxes that the rank holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._travelling[key], self._ready[key] = collective, ready
 
     def _arrive(self, before: list[torch.Tensor], after: list[torch.Tensor]) -> None:
-        """Move a collective from the tensor that it wrote to the one that was waited for."""
+        """Assign a collective, once it is waited for, to the tensor that `wait` returns."""
         for old, new in zip(before, after, strict=True):
             key, collective = new.untyped_storage()._cdata, self._travelling.get(old.untyped_storage()._cdata)
             if collective is not None:

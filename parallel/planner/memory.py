@@ -60,12 +60,12 @@ class Memory:
 
     @property
     def states(self) -> float:
-        """The terms that stay from step to step."""
+        """The memory that stays from step to step: parameters, gradients, optimizer."""
         return self.parameters + self.gradients + self.optimizer
 
     @property
     def total(self) -> float:
-        """The sum of all terms."""
+        """The memory of a rank: the sum of all terms [bytes]."""
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
 

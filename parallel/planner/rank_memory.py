@@ -1,4 +1,4 @@
-"""The memory of a rank, as a machine has it: what does not change from one start to the next."""
+"""The memory of a machine for each of its ranks: a number that is the same at each start."""
 
 import os
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def machine_of(device: str, num_ranks: int) -> Machine:
         num_ranks: ranks on it, each with a GPU, or all with an equal part of its memory.
 
     Raises:
-        ValueError: it has fewer GPUs.
+        ValueError: the machine has fewer GPUs than ranks.
     """
     if device == "cpu":
         return Machine(num_ranks, memory_of_host() // num_ranks)

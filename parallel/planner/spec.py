@@ -66,7 +66,7 @@ def read(
 
 
 def _value(types: tuple[type, ...], text: str) -> Any:
-    """Parse a string as a value; return the string itself if it fits no type: the constructor refuses it."""
+    """Parse a string as a value of one of the types; return an unfit string itself for the constructor to refuse."""
     if NoneType in types and text == "none":
         return None
     if bool in types:

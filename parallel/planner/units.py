@@ -59,7 +59,7 @@ def _share(
 
 
 def joined(blocks: Sequence[Share], rest: Sequence[Share]) -> Share:
-    """Return the part of a rank whose units are these: blocks, which are gathered in turn, and the rest beside them."""
+    """Add up units of a rank into one `Share`: blocks, which are gathered in turn, and the rest beside them."""
     found = [*blocks, *rest]
     in_turn = sum(sorted((block.gathered for block in blocks), reverse=True)[:2])
     return Share(

@@ -43,7 +43,7 @@ class Built:
     start: Start | None = None
     """The file from which a blank model starts."""
     forms: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
-    """Shape and dtype of each tensor that travels, of a blank model."""
+    """Shape and dtype of each tensor of a blank model that is exchanged."""
     base: Matched | None = None
     """The files of the values of frozen tensors; None: the model has no base."""
 

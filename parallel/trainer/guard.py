@@ -1,4 +1,4 @@
-"""The guard against an infinite loss: it finds the first such step, without waiting for the device in every step."""
+"""The guard against an infinite loss: it finds the first such step, and seldom waits for the device."""
 
 import torch
 import torch.distributed as dist

@@ -31,7 +31,7 @@ from atoll.training.model.places import is_generator
 logger = logging.getLogger(__name__)
 
 BYTES_MAX = 64 << 20
-"""The bytes of a rank's state; what goes beyond is named."""
+"""Largest size of a rank's state [bytes]; values beyond it are named in the log, and not saved."""
 
 DATA = (*PLAIN, torch.Tensor, np.ndarray, list, tuple, dict, set, deque)
 

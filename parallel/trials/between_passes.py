@@ -1,4 +1,4 @@
-"""Trial of what a forward pass leaves for the next ones: running sums, centres, queues, counts.
+"""Trial of state that a forward pass leaves for the next ones: running sums, centres, queues, counts.
 
 Each rank of a mesh sees other examples. What it keeps of them is not what one process keeps of all, so its results
 differ. Whether a model or a loss does so is decided by running it: on the same rows,

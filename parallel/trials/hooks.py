@@ -98,7 +98,7 @@ class HooksTrial:
         return self._compared(outcomes, f"gives other numbers on {mesh} than in one process ({{}})")
 
     def _compared(self, outcomes: Callable[[], tuple[Tensors, Tensors]], sentence: str) -> list[str]:
-        """Return the fault of two outcomes that must be alike, or the error on the way to them.
+        """Compute two outcomes, and return the sentence of their first difference, or of the error.
 
         Args:
             outcomes: computes both.

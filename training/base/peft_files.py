@@ -57,7 +57,7 @@ class Adapter:
 
 
 def peft_name(name: str, adapter: str) -> str:
-    """Return the name of a model's tensor in PEFT's file."""
+    """Return the name in PEFT's file of a tensor of the model."""
     name = name.replace(f".modules_to_save.{adapter}.", ".")
     if (magnitude := f".lora_magnitude_vector.{adapter}.weight") in name:  # of DoRA
         return name.replace(magnitude, ".lora_magnitude_vector")

@@ -200,7 +200,7 @@ def seed_example(seed: int, epoch: int, index: int, held: Sequence[Drawn] = ()) 
 
 
 def seed_held(held: Sequence[Drawn], key: str) -> None:
-    """Seed the generators that a data set holds, each by the key and its number among them."""
+    """Seed the generators that a data set holds, each by the key and the generator's index."""
     for number, generator in enumerate(each.generator for each in held):
         word = int.from_bytes(blake2b(f"{key} {number}".encode(), digest_size=4).digest(), "little")
         if isinstance(generator, torch.Generator):

@@ -207,7 +207,7 @@ class TrainingClient:
                 state[name].copy_(self._placed(tensor, state[name]))
 
     def _tensors(self) -> Tensors:
-        """Return the present values of the model's tensors that travel."""
+        """Return the present values of the model's tensors that are exchanged."""
         return state_of(self.model)
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
@@ -278,7 +278,7 @@ def first_shared(task: Task, model: torch.nn.Module) -> Arrays:
     """Return the shared tensors of version 0; empty without a custom algorithm.
 
     Raises:
-        TaskBroken: some cannot travel.
+        TaskBroken: some cannot be exchanged.
     """
     tensors = dict(task.algorithm.shared(model)) if task.algorithm is not None else {}
     form_of_shared(tensors)

@@ -1,6 +1,6 @@
-"""The tensors of a model that training does not change: with `Task(travels="trained")` they never travel.
+"""The tensors of a model that training does not change: with `Task(travels="trained")` they are not exchanged.
 
-A tensor of the state_dict is *trained*, and travels, if it is
+A tensor of the state_dict is *trained*, and exchanged, if it is
 
     a parameter with requires_grad
     a buffer of a module that directly has such a parameter
@@ -103,7 +103,7 @@ def frozen_digest(model: torch.nn.Module, cache: Path | None = None) -> str:
 
 
 class Unchanged:
-    """The frozen tensors of a model, which nothing may change: the change would travel to no other site.
+    """The frozen tensors of a model, which nothing may change: the change would reach no other site.
 
     Args:
         tensors: () -> the present frozen tensors, with their names.

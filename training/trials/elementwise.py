@@ -21,7 +21,7 @@ TRIAL_SCALES = (1.0, 1e-3, 1e3, 1.0)
 """The scales of the random gradients after `TRIAL_REPEATS`: a rule may clip, or depend on a gradient's size."""
 
 TRIAL_RATE = 1.0
-"""The learning rate of a second trial: with a small one such an estimate would need more steps to grow."""
+"""The learning rate of a second trial: with a small rate an estimate of the distance needs more steps to grow."""
 
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Largest difference between two moves, as a fraction of the tensor's largest move in this step."""

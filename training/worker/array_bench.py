@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ArrayBench(AllTravels):
-    """The bench of an `ArrayTask`; see `bench.Bench`."""
+    """The bench of an `ArrayTask` (task loaded with a site's data); see `bench.Bench`."""
 
     def __init__(self, task: ArrayTask, request: dict[str, Any]) -> None:
         self.metrics: Metrics = getattr(task, "metrics", {})

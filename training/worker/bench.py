@@ -17,7 +17,7 @@ from atoll.training.worker.warm_start import Aliases
 Json = dict[str, Any]
 
 PROCESS, ONE_JOB = "process", "one job"
-"""The lifetime of a bench (`warm` of its request): a process, or one job; absent: many jobs in a shared process."""
+"""The lifetime of a `Bench` (`warm` of its request): a process, or one job; absent: many jobs in a shared process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class MessageAnswer:
 
 @runtime_checkable
 class MessageBench(Protocol):
-    """A bench that answers the messages of a server program, too."""
+    """A bench (task loaded with a site's data) that answers the messages of a server program, too."""
 
     def message(self, content: Content, own: Arrays | None, request: Json) -> MessageAnswer:
         """Answer a message, from its content, the site's kept tensors, and its `kind`, `group` and `seed`."""

@@ -51,7 +51,7 @@ from atoll.training.worker.warm_start import Aliases
 
 
 class ModelBench:
-    """The bench of a `Task`; see `bench.Bench`."""
+    """The bench of a `Task` (task loaded with a site's data); see `bench.Bench`."""
 
     grows = False
 

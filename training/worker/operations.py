@@ -30,7 +30,7 @@ DETAIL_CHARS_MAX = 2000
 
 
 class Operations:
-    """The requests by name; the state is the bench that `load` sets up."""
+    """The operations of a worker by name; their state is the `Bench` (task loaded with data) that `load` makes."""
 
     def __init__(self) -> None:
         self._bench: Bench | None = None

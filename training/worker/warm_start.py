@@ -21,7 +21,7 @@ NAMES_MAX = 8
 LENIENT = "strict = false keeps the initial values of tensors that do not fit"
 
 Aliases = Mapping[str, Sequence[str]]
-"""All names of a tied tensor, by the name under which it travels; other tensors are missing."""
+"""All names of a tied tensor, by the name under which it is exchanged; other tensors are missing."""
 
 
 class StartRefused(TaskMismatch):

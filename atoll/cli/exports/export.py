@@ -148,7 +148,7 @@ def _exported(
     wait: "Callable[[float], None] | None",
     passing: tuple[type[Exception], ...] = (),
 ) -> dict[str, Any]:
-    """Export a run, with `wait` until it has ended; return what was done."""
+    """Export a run, with `wait` until it has ended; return the outcome in JSON types."""
     from atoll.exports import exporter
     from atoll.exports.destination import DestinationAway
     from atoll.operations.temporary import TryAgain

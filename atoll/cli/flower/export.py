@@ -139,7 +139,7 @@ def _fitting(found: "Counterpart", initial: "Arrays", buffers: Sequence[str]) ->
 
 
 def _without_rounds(file: "RunFile") -> dict[str, Any]:
-    """Return the schedules that end with the run, without its rounds: a run config may set others."""
+    """Return the schedules that end with the run, without its number of rounds, which a run config may change."""
     return {
         key: {name: value for name, value in file.given[key].items() if name != "rounds"}
         for key, schedule in file.schedule.local.items()

@@ -15,7 +15,7 @@ class Sources:
     """The files of a task's code."""
 
     folder: Path
-    """The folder in which imports find them."""
+    """The folder in which imports find the files."""
     files: tuple[Path, ...]
     """Relative to the folder; none: the task is in an installed package."""
     packages: tuple[str, ...]

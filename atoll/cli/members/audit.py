@@ -252,7 +252,7 @@ def _checkpoints(texts: Sequence[str]) -> "list[Checkpoint]":
     """Parse the checkpoints that must be in the log.
 
     Raises:
-        CommandError: some are none; the message lists them.
+        CommandError: texts are no checkpoints; the message lists them.
     """
     from atoll.protocol.audit.chain import Checkpoint
 

@@ -33,7 +33,7 @@ def check_crew(
         device: "auto", "cpu" or "cuda"; with `mesh = "auto"` all ranks have the memory of those on this machine.
 
     Raises:
-        ConfigError: it cannot train them; the message lists every reason.
+        ConfigError: the mesh cannot train them; the message lists every reason.
     """
     from atoll.parallel.mesh_client.needs import needs_of_ranks
     from atoll.protocol.settings import ConfigError
@@ -91,7 +91,7 @@ def document(needs: Mapping[str, Needs]) -> dict[str, Any]:
 
 
 def note_crew(crew: "CrewConfig", needs: Mapping[str, Needs]) -> None:
-    """Print the plans of a crew, and the needs of its ranks, equal ones together."""
+    """Print the plans of a crew (a client's ranks), and the memory that its ranks need, equal ranks together."""
     machines = count_of(crew.nodes, "machine")
     for text in dict.fromkeys(_planned(of_task.choice) for of_task in needs.values()):
         note(f"a crew of {count_of(crew.num_ranks, 'rank')} on {machines}: {text}")

@@ -40,7 +40,7 @@ PING_S = 5.0
 """Seconds between two pings of rank 0 while it owes an answer."""
 
 ROUND = "round"
-"""The folder of the in-round checkpoint, in the crew's."""
+"""The folder of the in-round checkpoint, in the crew's folder."""
 
 
 class Ranks(Protocol):
@@ -85,7 +85,7 @@ class CrewTerms:
 
 
 class RanksLost(WorkerCrashed):
-    """Ranks were lost more often than the crew may start them again, or were killed."""
+    """Ranks died or hung more often than they may be restarted, or were killed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(1, "")
