@@ -208,7 +208,7 @@ class MainBench(_AppBench):
         return []
 
     def train(self, arrays: Received, request: dict[str, Any], deadline: Deadline) -> Outcome:
-        """Raise TaskBroken: there are no data here."""
+        """Raise TaskBroken: the coordinator has no data to train on."""
         raise TaskBroken("this worker was started without a site, so it has no data to train on")
 
     def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | str:

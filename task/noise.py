@@ -40,7 +40,7 @@ class Noise:
     """
 
     on_public: "ClassVar[Callable[[], None]]"
-    """Called where noise is drawn without a secret."""
+    """The function that is called when noise is drawn without a secret."""
 
     def __init__(self, key: bytes | None = None, *purpose: str | int) -> None:
         self._key, self._purpose = key, purpose

@@ -210,7 +210,7 @@ class _Sums:
         return [slot for slot in self._inputs.slots if slot.carries(tensor.name)]
 
     def share(self, tile: _Tile) -> NDArray[Any]:
-        """Return the share of this rank's updates in a tile, for its owner."""
+        """Return this rank's partial sum of a tile, for the rank that owns the tile."""
         mean = self._means[tile.tensor.name]
         return NOTHING if mean is None else mean.share(tile.start, tile.stop)
 

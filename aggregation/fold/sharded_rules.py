@@ -46,7 +46,7 @@ class Gathered:
     place: Place = NOWHERE
 
     def share(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Return the values of this rank's updates; see `rows_of`."""
+        """Return the values of elements start..stop of this rank's updates; see `rows_of`."""
         return rows_of(self.terms, self.tensor, start, stop)
 
     def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> Array:

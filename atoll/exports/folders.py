@@ -31,13 +31,13 @@ def identity(name: str, *parts: Any) -> str:
 
 
 def safe(name: str) -> str:
-    """Return a name for files and identities."""
+    """Replace the characters of a run's name that file names and identities exclude."""
     return NO_NAME.sub("-", name).strip(".-") or "run"
 
 
 @dataclass
 class SimulatedFolder:
-    """The run in a folder of `atoll simulate`.
+    """The source of an export: the run in a folder of `atoll simulate`.
 
     Args:
         folder: the folder.
@@ -102,7 +102,7 @@ class SimulatedFolder:
 
 @dataclass
 class TrainingFolder:
-    """The training in a folder of `atoll train`."""
+    """The source of an export: the training in a folder of `atoll train`."""
 
     folder: Path
 

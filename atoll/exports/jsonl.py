@@ -13,7 +13,7 @@ from atoll.task.json_text import to_json
 
 
 class JsonLines:
-    """The destination `jsonl`.
+    """The destination `jsonl` of an export: a file of JSON lines.
 
     Args:
         folder: the folder of the file, which is called NAME.jsonl.

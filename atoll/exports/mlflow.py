@@ -47,7 +47,7 @@ STATUS = {"finished": "FINISHED", "early": "FINISHED", "failed": "FAILED", "stop
 
 
 class Mlflow:
-    """The destination `mlflow`.
+    """The destination `mlflow` of an export: a run in an MLflow store.
 
     Args:
         to: a folder, for the SQLite file `mlflow.db` in it, or the URI of an MLflow store.

@@ -27,7 +27,7 @@ ITS_OWN = ("_step", "_timestamp", "_runtime")
 
 
 class WeightsAndBiases:
-    """The destination `wandb`.
+    """The destination `wandb` of an export: an offline run of Weights & Biases.
 
     Args:
         folder: the folder of offline runs, as `wandb` calls it in a project.

@@ -18,7 +18,7 @@ class Reporter:
     """The caller's side of an operation; by default notes and waits go nowhere."""
 
     note: Callable[[str], object] = lambda text: None
-    """Takes one line for a person."""
+    """Receives one line for a person."""
     waiting: Callable[[str, str], AbstractContextManager[Wait]] = lambda what, limit: nullcontext(Wait())
     """Surrounds a block that waits for something: (its name, the end of the wait in words) -> a context manager."""
     interrupting: Callable[[Callable[[], object]], AbstractContextManager[None]] = lambda interrupt: nullcontext()

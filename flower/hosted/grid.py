@@ -70,7 +70,7 @@ class FlowerGrid(_Base):  # type: ignore[misc]
         self._names = itertools.count(1)
 
     def set_run(self, run: Any) -> None:
-        """Accept Flower's facts about the run."""
+        """Store Flower's facts about the run, which `run` returns."""
         self._run = run
 
     @property

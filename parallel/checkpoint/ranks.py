@@ -33,7 +33,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """The flag of rank 0, which writes everything that exists once."""
+        """Whether this process is rank 0, which writes everything that exists once."""
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:

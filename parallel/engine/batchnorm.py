@@ -72,7 +72,7 @@ class SharedBatchNorm(_BatchNorm):
     group: dist.ProcessGroup | None
     """The ranks with different data, in the order of the examples; None: this one alone."""
     size: int
-    """Examples of a virtual batch; 0: all."""
+    """The number of examples of a virtual batch; 0: all examples are one."""
     real: tuple[int, int] | None
     """The examples that count, and all (`Real`); None: all count."""
 

@@ -210,7 +210,7 @@ class Passes:
 
 
 def casting(plan: Plan, device: torch.device) -> AbstractContextManager[Any]:
-    """Return autocast to the precision of a plan: the same casts on every mesh.
+    """Return the context of autocast to the precision of a plan: the same casts on every mesh.
 
     Casts of a sharded model's weights are not kept from use to use: they would outlive the gathered weights.
     """

@@ -97,7 +97,7 @@ def unmatched(model: nn.Module, styles: Styles) -> list[str]:
 
 
 def nested(model: nn.Module, styles: Styles) -> list[str]:
-    """Return the parameters of styled layers that lie in modules below them, as those of a parametrization do."""
+    """Return the parameters of styled layers that are in the layers' submodules, such as a parametrization's."""
     layers = [
         (name, model.get_submodule(name))
         for name, style in matching(model, styles).items()

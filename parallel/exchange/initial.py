@@ -79,7 +79,7 @@ class _Place:
     """The geometry of the registered parameter, in the blank model."""
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this parameter, from the registered one in the real model.
+        """Return the values of this parameter, from the registered parameter in the real model.
 
         Raises:
             NotRepeatable: it is a part of that memory, which the real one has in another order.
@@ -252,7 +252,7 @@ def _fill_by_parameter(shares: Sequence[Share], blank: Blank, build: Build) -> n
 
 
 def _fill_from(model: nn.Module, shares: Sequence[Share]) -> None:
-    """Fill shares from a whole model.
+    """Fill the shards of this rank from a whole model.
 
     Raises:
         NotRepeatable: the model lacks a tensor, or has it in another shape or dtype.

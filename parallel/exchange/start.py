@@ -80,7 +80,7 @@ def _form(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 def _copied(share: Share, file: Any, match: Match, path: Path) -> list[str]:
-    """Copy one box; return the faults of its values."""
+    """Copy one box from the file to this rank's shard; return the faults of its values."""
     if (found := match.sources.get(share.name)) is None:
         return []
     boxes = [_box(file, name, share) for name in found]

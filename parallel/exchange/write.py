@@ -53,7 +53,7 @@ class Encoding:
     """The residuals of a biased codec; None: what it leaves out is dropped."""
 
     def takes(self, share: Share) -> bool:
-        """Return whether the codec is for this box, if that makes it smaller."""
+        """Return whether the codec encodes this box, because that makes the box smaller."""
         return bool(self.codec) and share.piece.dtype in FLOATS and share.name not in self.plain
 
 

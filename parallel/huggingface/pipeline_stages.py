@@ -36,7 +36,7 @@ class StandIn(nn.Identity):
 
 
 def without_values(module: nn.Module) -> nn.Module:
-    """Return a copy whose tensors are on meta."""
+    """Return a copy of a module whose tensors are on the meta device."""
     tensors = (*module.parameters(), *module.buffers())
     return copy.deepcopy(module, {id(of): of.detach().to("meta").requires_grad_(of.requires_grad) for of in tensors})
 

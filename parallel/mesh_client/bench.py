@@ -304,7 +304,7 @@ class MeshBench:
         )
 
     def _the_model(self, request: Json, local: Local) -> MeshModel:
-        """Return the run's model, built unless it is there.
+        """Return the run's model, which is built at the first request.
 
         Raises:
             TaskMismatch: the frozen tensors, which are not exchanged, differ from the coordinator's.
@@ -441,7 +441,7 @@ class MeshBench:
         return context
 
     def _seed(self, seed: int) -> None:
-        """Seed the model's draws: as in one process, or differently on each rank."""
+        """Seed the random numbers of the model: as in one process, or differently on each rank."""
         seed_everything(seed)
         if self._axes is not None:
             seed_generators(seed, 0, self._axes.draw)

@@ -126,7 +126,7 @@ class MeshModel:
         return {name: found[name] for name in self.outline.forms}
 
     def owned(self) -> list[Share]:
-        """Return the boxes that this rank sends."""
+        """Return the boxes of the model that this rank sends in an update."""
         return [share for share in self._owned() if share.name not in self.stays]
 
     def owned_here(self) -> list[Share]:

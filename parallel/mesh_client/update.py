@@ -59,7 +59,7 @@ class Files:
 
     @property
     def version(self) -> Path:
-        """The file of the version."""
+        """The file of the version from which the training starts."""
         return Path(self.request["model"])
 
     @property

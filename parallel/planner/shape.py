@@ -112,7 +112,7 @@ class ModelShape:
         return self.layers * block + self.vocab * self.hidden
 
     def embedding(self) -> tuple[Weight, ...]:
-        """Return the parameters before the first block."""
+        """Return the parameters (weights by name and shape) before the first block."""
         h = self.hidden
         extra = (("positions", self.sequence * self.positions), ("segments", self.segments))
         return (Weight("embedding", (self.vocab, h), 0), *(Weight(name, (rows, h)) for name, rows in extra if rows))

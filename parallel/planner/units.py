@@ -22,10 +22,10 @@ class Share:
     """Elements of the rank's shards."""
 
     gathered: int = 0
-    """Elements of the same tensors on all shards together, with the rows that pad every shard to equal length."""
+    """Elements of the rank's tensors on all shards together, with the rows that pad every shard to equal length."""
 
     whole: int = 0
-    """Elements of the same tensors without that padding."""
+    """Elements of the rank's tensors on all shards together, without padding."""
 
     num_tensors: int = 0
     """The number of parameter tensors."""

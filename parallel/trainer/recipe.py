@@ -110,7 +110,7 @@ def _steps(local: Local, config: TrainConfig, steps_per_epoch: int) -> int:
 
 
 def _optimizer(local: Local, config: TrainConfig, lr: float) -> OptimizerConfig:
-    """Return the task's method exactly as its sites use it, or the config's."""
+    """Return the config of the optimizer: the task's local one, as its sites use it, or the training's."""
     if config.optimizer is None and local.has_custom_optimizer:
         raise ValueError(
             f"train.optimizer: absent, and local.optimizer is {local.optimizer_name}, which this training does not "

@@ -51,7 +51,7 @@ class Written:
 
 
 def written_in_forward(model: nn.Module, run: Callable[[], Any]) -> Written:
-    """Return the tensors that a pass changes.
+    """Run a pass, and return the names of the model's tensors that the pass changes in place.
 
     Args:
         model: whose tensors are watched; on `meta` or not. The pass may change it.

@@ -56,7 +56,7 @@ def layout_of_optimizer(local: Local, shapes: Iterable[tuple[str, tuple[int, ...
 
 
 def counter(steps: float, group: Mapping[str, Any], parameter: torch.Tensor) -> torch.Tensor:
-    """Return the count of steps as torch's optimizer holds it."""
+    """Make the tensor in which torch's optimizer holds the count of a parameter's steps."""
     is_on_device = group.get("fused") or group.get("capturable")
     return torch.tensor(steps, dtype=torch.float32, device=parameter.device if is_on_device else "cpu")
 

@@ -322,7 +322,7 @@ def _slots_of(base: type) -> list[str]:
 
 
 def _called(value: Any) -> tuple[Any, ...]:
-    """Return the parts of a method or of a partial call."""
+    """Return the objects that a method or a partial call holds: function, instance, arguments."""
     return (
         (value.__self__, value.__func__) if isinstance(value, MethodType) else (value.func, value.args, value.keywords)
     )

@@ -55,7 +55,7 @@ class Numbers:
         return ("numbers", self.merge, self.shape)
 
     def plain(self) -> dict[str, Any]:
-        """Return the part in JSON types, exactly."""
+        """Return the part in JSON types, with exact numbers."""
         values = [None if value is None else text_of(value) for value in self.values]
         return {"kind": "numbers", "merge": self.merge, "shape": list(self.shape), "values": values}
 
@@ -79,7 +79,7 @@ class Histogram:
         return ("histogram",)
 
     def plain(self) -> dict[str, Any]:
-        """Return the part in JSON types, exactly."""
+        """Return the part in JSON types, with exact numbers."""
         return {"kind": "histogram", "cells": dict(self.cells), "withheld": self.num_withheld}
 
     def shown(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Moments:
         return rounded((self.count * self.squares - self.total**2) / self.count**2)
 
     def plain(self) -> dict[str, Any]:
-        """Return the part in JSON types, exactly."""
+        """Return the part in JSON types, with exact numbers."""
         return {
             "kind": "moments",
             "count": self.count,

@@ -125,7 +125,7 @@ class Batches:
     """A way to run a task on a batch of each of some data sets."""
 
     task: Task
-    """With its options and settings."""
+    """The task, with its options and settings."""
     every: Sequence[Rows]
     """The data sets; those without examples have no batch."""
     seed: int = 0
@@ -449,7 +449,7 @@ def _frames(error: Exception) -> list[traceback.FrameSummary]:
 
 
 def _said(error: Exception) -> str:
-    """Return an error of the task's code in words, with its place."""
+    """Describe an error of the task's code in words, with its place."""
     mine = [frame for frame in _frames(error) if not frame.filename.startswith(_LIBRARIES)]
     place = f" ({mine[-1].filename}, line {mine[-1].lineno})" if mine else ""
     while not str(error).strip() and isinstance(cause := error.__cause__ or error.__context__, Exception):

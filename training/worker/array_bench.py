@@ -44,7 +44,7 @@ class ArrayBench(AllTravels):
         self._kept = _kept_by(task) if request.get("warm") == PROCESS else None
 
     def initial(self, seed: int) -> Arrays:
-        """Return the task's initial arrays, checked."""
+        """Check the task's initial arrays, and return them."""
         context = context_of(self._task, seed=seed)
         with seeded(seed), within(context):  # seeded for libraries that draw from a global generator
             arrays = self._task.initial(seed)
@@ -153,7 +153,7 @@ class ArrayBench(AllTravels):
         return context_of(self._task, **{"site": self._site, "noise": noise} | circumstances)
 
     def _given(self, request: dict[str, Any]) -> Given:
-        """Return the values of the request's run, and take its options."""
+        """Return the values of the request's run, and switch the task to its options."""
         given = Given.read(request.get("local") or {})
         if "local" in request and given.options != self._options:  # the worker's last run had others
             self._task, self._options = valued(self._loaded, given.options), given.options

@@ -41,7 +41,7 @@ class WorkerCrashed(RuntimeError):
         self.exit_code = exit_code
         """The exit code as in subprocess: negative for a signal."""
         self.log_tail = log_tail
-        """The last lines of this process in its log."""
+        """The last lines of the process in its log."""
         self.ending = f"the worker {_ending(exit_code)}"
         """The exit code or the signal, in words."""
         super().__init__(self.ending + (f"; the end of its log:\n{log_tail}" if log_tail else ""))

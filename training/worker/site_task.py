@@ -74,7 +74,7 @@ class SiteTask:
         return other
 
     def local_of(self, request: Json, round_: int) -> Local:
-        """Return the settings of a round, and take the options of the request's run.
+        """Return the settings of a round; switch to the options of the request's run.
 
         Round r makes version r. A version is evaluated with the settings of its round: after the last round there is no
         next one, in which a schedule may have no allowed value.

@@ -80,7 +80,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def started(initial: Arrays, aliases: Aliases, start: Start, *, grows: bool = False) -> Matched:
-    """Return a model's tensors with the values of a file.
+    """Return a model's initial tensors, replaced by a file's tensors of the same names.
 
     Args:
         initial: the task's initial tensors, in their form on the wire; SCAFFOLD's control variates stay unchanged.
@@ -250,7 +250,7 @@ _OF_NUMPY = frozenset({"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U8", "U1
 
 
 def _by_torch(path: Path, names: list[str]) -> Arrays:
-    """Return floats that numpy lacks, such as bfloat16, as float32."""
+    """Read the tensors of a file whose dtypes numpy lacks, such as bfloat16, as float32."""
     import torch
     from safetensors import safe_open
 

@@ -39,7 +39,7 @@ REFUSED = (
     CheckpointMismatch,
     CheckpointBroken,
 )
-"""The operator's mistakes, with exit code 2."""
+"""The errors of a training that are the operator's mistakes, with exit code 2."""
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """The environment variable of the file from which torchrun reads a rank's error."""
