@@ -41,7 +41,7 @@ BOUNDED = ("cosine", "linear")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSchedule:
-    """The schedule of one setting.
+    """The schedule of one setting: its value as a function of the round.
 
     Raises:
         ValueError: a field has a wrong type or value, is missing, or of another kind; the message lists all faults.

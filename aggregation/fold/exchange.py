@@ -31,7 +31,7 @@ class Exchange(Protocol):
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
+        """The number of ranks of the fold."""
 
     def swap(self, parts: Sequence[Bytes]) -> list[Bytes]:
         """Send part j to rank j, and return the parts that all ranks send to this one, in their order.

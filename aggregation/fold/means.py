@@ -116,7 +116,7 @@ class Term:
 def totals_of(
     layout: Layout, updates: Iterable[tuple[Counted, Mapping[str, float | int]]], trained: Container[str]
 ) -> dict[str, Total]:
-    """Return the totals by tensor.
+    """Return for each tensor the total weight, magnitude and count of the updates that carry it.
 
     Args:
         layout: the model's tensors.

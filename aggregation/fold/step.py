@@ -59,7 +59,7 @@ class Step:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The names of the slots."""
+        """The names of the slots, the tensors of the optimizer's and the rule's state."""
         return slots_of(self.optimizer, self.rule)
 
     def is_control(self, tensor: Tensor) -> bool:

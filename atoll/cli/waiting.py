@@ -53,7 +53,7 @@ class Progress:
             self._draw(done, total, "")
 
     def show(self, done: float, total: float, text: str, *, at: float, is_last: bool = False) -> None:
-        """Show how much is done.
+        """Update the bar, or print a line if one is due.
 
         Args:
             done: the amount that is done.

@@ -52,7 +52,7 @@ class Destination(Protocol):
         """Write the state of the run, if it differs from the last one."""
 
     def close(self) -> None:
-        """Release the place."""
+        """Close the destination's files or connection, and release its lock."""
 
 
 class Steps:

@@ -115,7 +115,7 @@ class Mlflow:
         self._status = status
 
     def close(self) -> None:
-        """Release the run."""
+        """Release the lock on the run's export."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

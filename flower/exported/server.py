@@ -17,7 +17,7 @@ from atoll.training.worker.warm_start import Start, started
 
 
 class Server:
-    """A task at the server.
+    """The server's side of an exported task, in a ServerApp.
 
     Args:
         reference: of the task.

@@ -56,7 +56,7 @@ class Ranks:
             raise error(listed(found))
 
     def close(self) -> None:
-        """Destroy the group."""
+        """Destroy the process group of these ranks."""
         if self.group is not None:
             dist.destroy_process_group(self.group)
             self.group = None

@@ -83,7 +83,7 @@ class Batch:
 
     @property
     def num_rows(self) -> int:
-        """The number of examples."""
+        """The number of the batch's examples."""
         return len(next(tensors(self.inputs))) if self.rows is None else self.rows
 
     def to(self, device: torch.device | str) -> "Batch":

@@ -183,7 +183,7 @@ class Loader:
 
     @property
     def _has_thread(self) -> bool:
-        """Whether a thread fetches ahead."""
+        """Whether a thread of this process fetches batches ahead."""
         return bool(self._prefetch) and not self._num_workers and not self._is_on_demand
 
     def _fetched(self) -> Iterator[Any]:

@@ -103,7 +103,7 @@ class Agreement:
         self._num_gathered = max(self._num_gathered, index)
 
     def _repeat(self, index: int) -> None:
-        """Gather a block for its second call in a pass, once all ranks agree that it is next."""
+        """Gather a freed block again for its second call in a pass, once all ranks agree that it is next."""
         if not self._gives_up:
             return
         if not self._compares:

@@ -110,14 +110,14 @@ class Plan:
 
     @property
     def is_sharded(self) -> bool:
-        """The use of `fully_shard`: also where it shards nothing but must compose with other wrappers, or cast."""
+        """Whether the plan uses `fully_shard`: also where nothing is sharded but wrappers must compose, or cast."""
         mesh = self.mesh
         needs_composition = (mesh.tp > 1 or mesh.pp > 1) and (self.synced_dp > 1 or self.precision == "bf16")
         return self.zero_stage > 0 or mesh.dp_shard > 1 or self.offload or needs_composition
 
     @property
     def is_ddp(self) -> bool:
-        """The use of `DistributedDataParallel`."""
+        """Whether the plan uses `DistributedDataParallel`."""
         return not self.is_sharded and self.synced_dp > 1
 
     @property

@@ -108,7 +108,7 @@ def write_part(
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One box of the update."""
+    """One box of an update, whose values are computed block by block."""
 
     piece: Piece
     """The piece as it is stored, without its digest."""

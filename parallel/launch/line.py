@@ -69,7 +69,7 @@ class Line:
         self._connection, self._sending = connection, threading.Lock()
 
     def send(self, message: Json) -> None:
-        """Send a message.
+        """Send a JSON message to the other end.
 
         Raises:
             OSError: the other end is gone.

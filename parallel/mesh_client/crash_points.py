@@ -38,7 +38,7 @@ _visits: Counter[tuple[str, str]] = Counter()
 
 @dataclass(frozen=True, slots=True)
 class PlannedEnd:
-    """The end of one rank."""
+    """The planned end of one rank in a drill: step, number of the visit, rank, kill or stop."""
 
     step: str
     visit: int

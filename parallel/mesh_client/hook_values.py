@@ -44,7 +44,7 @@ class NoForm(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A tensor without its values."""
+    """The form of a tensor in the hook state, without values: shape, dtype, division over the mesh."""
 
     shape: list[int]
     dtype: str

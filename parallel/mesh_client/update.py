@@ -42,7 +42,7 @@ Part = list[tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files of one training.
+    """The files that one training writes: the parts of the update, and the client's state.
 
     The model is that of the end of the training. Every rank calls the methods at the same point.
     """

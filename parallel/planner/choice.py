@@ -38,7 +38,7 @@ FaultsOf = Callable[[Plan], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A chosen plan."""
+    """The plan that the planner has chosen for `mesh = "auto"`, with the reason."""
 
     plan: Plan
     why: str

@@ -37,7 +37,7 @@ KINDS = {
 
 @dataclass(slots=True)
 class Collective:
-    """One call of a collective."""
+    """One call of a collective in a step: its axis, kind and bytes, and the computation that can hide it."""
 
     axis: str
     """The axis of the mesh; the group's name if it is none of the mesh's."""

@@ -13,7 +13,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The ranks of one machine."""
+    """One machine: the number of its ranks, and the memory of each."""
 
     num_ranks: int
     """Ranks on the machine (>= 1)."""

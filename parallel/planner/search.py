@@ -117,7 +117,7 @@ def complexity(candidate: Candidate) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """The reason against a mesh."""
+    """The reason against a mesh, and the number that shows it."""
 
     kind: str
     text: str

@@ -13,7 +13,7 @@ PRESET = "preset"
 
 
 def parse(kind: type[Kind], presets: Mapping[str, Kind], text: str, *, what: str) -> Kind:
-    """Parse `[PRESET,]NAME=VALUE,...`.
+    """Parse a model or cluster from `[PRESET,]NAME=VALUE,...`.
 
     Args:
         kind: a frozen dataclass; fields without a default are required.

@@ -48,7 +48,7 @@ def pooled(of_sites: SiteData) -> Any | None:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The data of a training."""
+    """The data of a centralized training: pooled training data, and data for evaluations."""
 
     train: Any
     """The sites' training data, pooled."""

@@ -22,10 +22,10 @@ class Carried(Protocol):
     """An object with a state of plain values that must survive a restart."""
 
     def state(self) -> dict[str, Any]:
-        """Return the present state."""
+        """Return the object's present state, for a checkpoint."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore an earlier state."""
+        """Restore a state of the object from a checkpoint."""
 
 
 def settings_of(job: Job, recipe: Recipe) -> dict[str, Any]:

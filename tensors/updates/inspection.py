@@ -34,7 +34,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The result of an inspection."""
+    """The result of inspecting an update's bytes: digests, finiteness, magnitudes, norms."""
 
     wrong_digests: tuple[Piece, ...]
     """The pieces whose SHA-256 differs from the manifest's."""

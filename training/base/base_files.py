@@ -43,7 +43,7 @@ class BaseRefused(TaskMismatch):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor in a file."""
+    """A tensor in a safetensors file, read by boxes."""
 
     file: Path
     name: str

@@ -65,7 +65,7 @@ def peft_name(name: str, adapter: str) -> str:
 
 
 def write_adapter(version: Path, adapter: Adapter, folder: Path, frozen: Path | None = None) -> None:
-    """Write an adapter's files.
+    """Write the files of a version's PEFT adapter.
 
     Args:
         version: the file of the version.

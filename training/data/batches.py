@@ -55,7 +55,7 @@ def _nothing(_index: int) -> None:
 
 
 def rows_at(dataset: Any, indices: list[int], begin: Callable[[int], object] = _nothing) -> Any:
-    """Return rows by their numbers.
+    """Return rows of a data set by their numbers.
 
     A data set that reads many at once (`__getitems__`) gets all of them in one call, as by torch's DataLoader, which
     then reads no single row.

@@ -71,7 +71,7 @@ class Seeded:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        """Return one example."""
+        """Return one example, drawn with its seed."""
         self._begin(index)
         return self.dataset[index]
 

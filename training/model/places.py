@@ -228,7 +228,7 @@ class Empty(Cell):
 
 
 class Listing(Cell):
-    """A list or a deque."""
+    """The recorded state of a list or a deque."""
 
     __slots__ = ("now", "values")
 
@@ -255,7 +255,7 @@ class Listing(Cell):
 
 
 class SetOf(Listing):
-    """A set of values."""
+    """The recorded state of a set."""
 
     __slots__ = ()
 

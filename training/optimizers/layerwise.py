@@ -133,7 +133,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_ranges(optimizer: str, **options: object) -> None:
-    """Check all options at once.
+    """Check all options of an optimizer against `RANGES` at once.
 
     Args:
         optimizer: its name.

@@ -182,7 +182,7 @@ class Worker:
             process.kill()
 
     def close(self) -> None:
-        """Kill the process for good."""
+        """Kill the process, and refuse later calls."""
         self._is_closed = True
         self.kill()
 

@@ -114,7 +114,7 @@ class SiteTask:
         return None if self.site is None else len(self.training_data())
 
     def training_data(self) -> Any:
-        """Return the training split.
+        """Return the data set of the site's training split.
 
         Raises:
             TaskBroken: the site has no training split.

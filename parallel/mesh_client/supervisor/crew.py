@@ -107,7 +107,7 @@ class _Event:
 
 @dataclass(slots=True)
 class _Losses:
-    """The losses of one request."""
+    """The losses of ranks during one request."""
 
     number: int = 0
     fault: RankFault | None = None
