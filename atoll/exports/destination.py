@@ -66,5 +66,5 @@ class Steps:
         self._steps.setdefault(name, set()).add(step)
 
     def lack(self, row: Row) -> bool:
-        """Return whether the row is missing; any of its names may be the one that stands for it."""
+        """Return whether the destination lacks the row, of whose names any may be the first one there."""
         return not any(row.step in self._steps.get(name, ()) for name in row.values)

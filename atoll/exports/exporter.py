@@ -88,10 +88,10 @@ class LiveSource(Source, Protocol):
     """A run in progress in this process."""
 
     def row_of(self, document: Mapping[str, Any]) -> Row | None:
-        """Return the row of what the run has just logged; None: it has no numbers."""
+        """Return the row of a document that the run has just logged; None: it has no numbers."""
 
     def note(self) -> str:
-        """Return what an export leaves out; empty: nothing."""
+        """Return the sentence about what an export of the run leaves out; empty: nothing."""
 
 
 class LiveExport:
@@ -135,7 +135,7 @@ class LiveExport:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Write what is pending, and the end of the run."""
+        """Write the pending rows and the final state of the run, and close the destinations."""
         if self._open and not self._has_begun and kind is None:
             self._begin()
         if self._has_begun:

@@ -1,4 +1,4 @@
-"""The rows of an export: numbers of a run that were known at one instant, and what describes the run. Pure.
+"""The rows of an export (numbers of a run known at one instant), its state, and its description. Pure.
 
 A row is written whole, once, and never changes: so a source yields only what is final.
 """

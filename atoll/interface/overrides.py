@@ -84,7 +84,7 @@ def plain_of(value: Any) -> Any:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether TOML has such a value."""
+    """Return whether a value is one that TOML can hold."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and is_plain(each) for key, each in value.items())
     if isinstance(value, list | tuple):

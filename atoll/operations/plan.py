@@ -66,7 +66,7 @@ class SiteNeeds:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The meshes of a model on a cluster, the fastest first, with what else was asked for."""
+    """The meshes of a model on a cluster, the fastest first, with a site's needs and dry runs if requested."""
 
     shape: ModelShape
     cluster: Cluster

@@ -367,7 +367,7 @@ def _then(publish: Callable[[], None] | None, done: Future[None], written: Futur
 
 
 def _broken(look: Callable[[], None]) -> list[str]:
-    """Return why the checkpoint cannot be read; empty if it can."""
+    """Call a function that reads a checkpoint, and return why that fails; empty: it does not."""
     try:
         look()
     except CheckpointBroken as error:

@@ -33,7 +33,7 @@ from atoll.parallel.engine.records import records_of
 from atoll.training.optimizers.norms import local
 
 TRIAL_PASSES = 16
-"""Training passes, and evaluating ones, without a second call of a block, after which none is expected any more."""
+"""Number of training passes, and of evaluating ones, without a second call of a block, after which none is expected."""
 
 
 class CallsDiffer(ValueError):

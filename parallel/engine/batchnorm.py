@@ -113,7 +113,7 @@ class SharedBatchNorm(_BatchNorm):
         return output
 
     def _real(self, rows: int) -> int:
-        """Return how many rows count; a model may make several rows of an example, or none."""
+        """Return the number of rows that count; a model may make several rows of an example, or none."""
         if self.real is None or rows % self.real[1]:
             return rows
         return rows // self.real[1] * self.real[0]

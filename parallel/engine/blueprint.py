@@ -251,7 +251,7 @@ def _is_trained(module: nn.Module) -> bool:
 
 
 def balanced(costs: Sequence[float], num_stages: int) -> list[int]:
-    """Return where to cut a row of costs into runs, none empty, so that the costliest run costs least; ascending.
+    """Return the indices at which to cut costs into runs, none empty, so that the costliest run costs least.
 
     Dynamic programming over (runs, end): least[r][e] = min over s of max(least[r - 1][s], cost of s..e). Among equals
     the latest cut.

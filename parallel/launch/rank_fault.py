@@ -22,7 +22,7 @@ class RankFault:
     """Another rank, which died or hung, caused it."""
 
     def repeats(self, earlier: "RankFault | None") -> bool:
-        """Return whether it is an earlier fault at the same step, so that of the user's code."""
+        """Return whether an earlier fault is equal and at the same step: then the user's code causes it."""
         if earlier is None or self.is_lost_peer or earlier.is_lost_peer:
             return False
         return (self.step, _last_line(self.detail)) == (earlier.step, _last_line(earlier.detail))

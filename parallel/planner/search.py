@@ -220,7 +220,7 @@ def _divisors(rows: int) -> tuple[int, ...]:
 
 
 def lost(found: Prediction, best: Prediction) -> str:
-    """Return why a plan is not the chosen one: the part on which it spends more time."""
+    """Return the reason why a plan is slower than the chosen one: the part on which it spends more time."""
     slower = found.times.step / best.times.step
     if slower <= 1 / CLOSE:
         is_simpler = complexity(found.candidate) <= complexity(best.candidate)

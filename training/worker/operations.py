@@ -212,7 +212,7 @@ def kind_of(error: BaseException, op: str) -> str:
 
 
 def detail_of(error: BaseException) -> str:
-    """Return an error for a person: the message of one of Atoll's errors, the last traceback lines of any other.
+    """Describe an error for a person: by the message of Atoll's errors, the last traceback lines of any other.
 
     Faults of settings are a line each.
     """

@@ -73,7 +73,7 @@ def start_model(model: Any, start: Start) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names for a person, the first few of many."""
+    """Join names for a message, the first few of many."""
     names = [*names]
     more = len(names) - NAMES_MAX
     return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")

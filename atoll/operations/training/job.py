@@ -141,7 +141,7 @@ def device_of(request: TrainRequest) -> str:
 
 
 def _by_section(overrides: Sequence[str], faults: list[str]) -> Mapping[str, dict[str, Any]]:
-    """Return the overrides by section, and append to `faults` those of no section."""
+    """Return the overrides by section; append a fault for each override of no section."""
     found: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for override in overrides:
         name, equals, value = override.partition("=")

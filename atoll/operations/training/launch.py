@@ -25,7 +25,7 @@ END_S = 10.0
 """Seconds between SIGTERM and SIGKILL, when the ranks end without saving."""
 
 RANK, CRASH = "atoll.operations.training.rank", "crash"
-"""The module of a rank, and the kind of its fault with a traceback; that of others is their exit code."""
+"""The module of a rank, and the kind of a fault with a traceback; other faults have their exit code as kind."""
 
 
 def launch(

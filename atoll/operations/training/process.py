@@ -137,13 +137,13 @@ def train_job(job: Job, request: TrainRequest, show: Report, is_stopping: Callab
 
 
 def crash_of(error: Exception) -> RunCrashed:
-    """Return an unexpected error of a training with its traceback, and of several ranks with the number of this one."""
+    """Convert an unexpected error of a training: its traceback, and with several ranks the number of this rank."""
     rank = f"rank {read_world().rank}:\n" if read_world().size > 1 else ""
     return RunCrashed(*(rank + "".join(traceback.format_exception(error))).splitlines())
 
 
 def _failure_of(error: Exception, request: TrainRequest) -> CommandError | None:
-    """Return an expected error in sentences; None: it is a bug, or the loss of another rank."""
+    """Convert an expected error into sentences; None: it is a bug, or the loss of another rank."""
     if (cause := _temporary(error)) is not None and failure_of_the_task(error) is None:
         said = (str(error),) if isinstance(error, FAILED) else ()
         return TryAgain(*said, f"--out: {disk_fault(cause, request.folder, START_BYTES)}")
