@@ -91,7 +91,7 @@ class Slot:
 
     Args:
         name: of the slot.
-        step: its files.
+        step: the step that has the files of the slots.
         layout: the model's tensors.
         pieces: the pieces of the model that are folded here.
     """

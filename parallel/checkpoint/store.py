@@ -189,7 +189,7 @@ class Store:
 
         Args:
             step: of the checkpoint, whose other files lie in `temporary`.
-            about: its description.
+            about: the description of the checkpoint.
             digests: the SHA-256 of each of these files, by name.
 
         Raises:

@@ -164,7 +164,7 @@ def _call(name: str, hooked: Hooked, copies: Sequence[nn.Parameter]) -> None:
 
     Args:
         name: of the parameter, for messages.
-        hooked: its hooks.
+        hooked: the parameter as the model's code made it, with its hooks.
         copies: the wrapped parameters for it on this rank, with equal values and gradients: several if stages of this
         rank share it, of which one may be the model's object.
     """

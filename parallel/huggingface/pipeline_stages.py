@@ -88,7 +88,7 @@ def put_stand_ins(part: nn.Module, model: nn.Module, found: Calls, keep: Sequenc
     Args:
         part: the stage, a copy of the model.
         model: the whole model.
-        found: its calls.
+        found: the model's calls of its chain.
         keep: the pieces of the stage.
     """
     ends, names, layers = Ends(), found.names, f"{layers_of(model)}."

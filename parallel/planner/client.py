@@ -66,7 +66,7 @@ def needs_of(model: ModelShape, candidate: Candidate, *, codec: str = "", lora: 
     """Return the needs of a site that trains a model as a candidate plan says.
 
     Args:
-        model: its numbers.
+        model: the shape of the model.
         candidate: the plan; its `optimizer` is the local training's.
         codec: name of the update's codec; empty: none.
         lora: the rank of adapters, as of `of_adapters`, which alone are trained and travel; 0: the whole model.
@@ -110,7 +110,7 @@ def _ranks(model: ModelShape, candidate: Candidate, trained: float) -> list[Rank
     """Return the needs of all ranks, equal ones together, in the order of their first rank.
 
     Args:
-        model: its numbers.
+        model: the shape of the model.
         candidate: the plan.
         trained: the fraction of the parameters that is trained; 1.0, but for adapters.
     """

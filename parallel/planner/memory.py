@@ -73,7 +73,7 @@ def memory(model: ModelShape, candidate: Candidate, rank: int = 0, *, counted: s
     """Return the memory of a rank.
 
     Args:
-        model: its numbers.
+        model: the shape of the model.
         candidate: the plan and its sizes.
         rank: of the mesh.
         counted: `engine`, the real memory of this engine; or a convention of `accounting` by its name.

@@ -69,7 +69,7 @@ def write_adapter(version: Path, adapter: Adapter, folder: Path, frozen: Path | 
 
     Args:
         version: the file of the version.
-        adapter: its note.
+        adapter: the note on the adapter in that file.
         folder: the folder of the files, which must exist.
         frozen: the file with the adapter's frozen tensors; None: there are no frozen tensors.
 

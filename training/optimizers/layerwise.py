@@ -136,7 +136,7 @@ def check_ranges(optimizer: str, **options: object) -> None:
     """Check all options of an optimizer against `RANGES` at once.
 
     Args:
-        optimizer: its name.
+        optimizer: the optimizer's name, for the message.
         options: by name; each is checked against its range.
 
     Raises:

@@ -44,7 +44,7 @@ class LeftBehind:
 
     Args:
         task: as it was loaded.
-        local: its settings, with the optimizer.
+        local: the task's local settings, with the optimizer.
     """
 
     def __init__(self, task: "Task", local: "Local", *, with_process: bool = True) -> None:
