@@ -133,7 +133,7 @@ def watching(grid: Grid, folder: Path, asked: Asked, show: Watch) -> Watch:
 
 
 def grid_of(request: SweepRequest) -> Grid:
-    """Read the grid, and log the settings of its file that are for a coordinator's process, which there is none.
+    """Read the grid, and log the settings of its file for a coordinator's process, which simulated runs do not have.
 
     Raises:
         ConfigError: all mistakes in the file and the overrides.

@@ -147,7 +147,7 @@ class _Kept:
 
 
 def _taken_off(parameter: nn.Parameter) -> Hooked:
-    """Remove the hooks of a parameter, so that no backward pass calls them, and return them."""
+    """Disable the hooks of a parameter in its backward passes, and return them."""
     of_tensor: Any = parameter
     hooked = Hooked(parameter, of_tensor._backward_hooks or {}, of_tensor._post_accumulate_grad_hooks or {})
     for hooks in (hooked.on_gradient, hooked.on_accumulated):

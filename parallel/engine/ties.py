@@ -52,7 +52,7 @@ class Ties:
                 self._foreign |= {id(copy) for copy in copies} - {id(copy) for copy in first}
 
     def add_up(self) -> None:
-        """Set every copy's gradient to the sum of all copies' gradients; if no pass has used any, to None."""
+        """Set every copy's gradient to the sum of all copies' gradients; if no pass has used any, leave none."""
         for copies, group in self._copies:
             if not _is_any_used(copies, group):
                 continue

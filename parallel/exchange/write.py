@@ -53,7 +53,7 @@ class Encoding:
     """The residuals of a biased codec; None: what it leaves out is dropped."""
 
     def takes(self, share: Share) -> bool:
-        """Return whether the codec encodes this box, because that makes the box smaller."""
+        """Return whether the codec encodes this box: there is a codec, and the box has floats that are not `plain`."""
         return bool(self.codec) and share.piece.dtype in FLOATS and share.name not in self.plain
 
 
