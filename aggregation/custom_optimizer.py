@@ -45,7 +45,7 @@ class CustomOptimizer(Guarded):
         custom: the object.
 
     Raises:
-        ValueError: it is no optimizer; with all faults.
+        ValueError: it is no optimizer; the message lists all faults.
     """
 
     failed = OptimizerFailed
@@ -126,7 +126,7 @@ class CustomOptimizer(Guarded):
         return prepared
 
     def _faults(self) -> Iterator[str]:
-        """Yield the faults of the object; take the first values of its slots."""
+        """Yield the faults of the custom object; record the first values of its slots."""
         name = type(self.custom).__name__
         slots = getattr(self.custom, "slots", ())
         if isinstance(slots, str) or not all(isinstance(slot, str) for slot in slots):

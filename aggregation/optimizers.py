@@ -105,7 +105,7 @@ class FedAvgM:
         _check_decay(momentum=self.momentum)
 
     def init(self, slot: str) -> float:
-        """Return 0, where the momentum begins."""
+        """Return 0, the first value of the momentum."""
         return 0.0
 
     def apply(self, master: Block, mean: Block, state: State, place: Place = NOWHERE) -> Block:

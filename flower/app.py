@@ -69,7 +69,7 @@ class FlowerApp:
         """Return the run config: the defaults, overridden by a run's values.
 
         Raises:
-            ValueError: values without a default, or of another type; with all faults.
+            ValueError: values without a default, or of another type; the message lists all faults.
         """
         faults, changed = [], dict(self.config)
         for key, value in given.items():
@@ -115,7 +115,7 @@ class FlowerApp:
 
 
 def _import_from(folder: Path) -> None:
-    """Let imports find the modules of an app first, and no longer the modules of earlier apps."""
+    """Put the folder of an app first on `sys.path`, and unload the modules of earlier apps."""
     for other in [each for each in _folders if each != folder]:
         _folders.remove(other)
         sys.path[:] = [path for path in sys.path if path != str(other)]
@@ -145,7 +145,7 @@ def read_app(reference: str) -> FlowerApp:
     """Read the description of an app.
 
     Raises:
-        TaskNotFound: there is no such file, or the table lacks required keys; with all faults.
+        TaskNotFound: there is no such file, or required keys are missing; the message lists all faults.
     """
     folder = Path(reference).resolve().parent
     try:

@@ -1,4 +1,4 @@
-"""The benches of a Flower app: the site's, with its `ClientApp`, and the coordinator's, with its `main()`."""
+"""The `Bench` of a Flower app at a site, which calls its `ClientApp`, and at the coordinator, which calls `main()`."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -36,11 +36,11 @@ EMPTY, NUMBER = "[0:0]", "[]"
 """The name suffixes of an empty list of metrics, and of a number whose name ends like a list's."""
 
 NO_EVALUATE = "No evaluate function registered"
-"""The first words of Flower's error for such an app: a strategy continues without its evaluations."""
+"""The first words of Flower's error for a ClientApp without an evaluate function: a strategy continues then."""
 
 
 class _AppBench(AllTravels):
-    """The common part of both benches; see `bench.Bench`."""
+    """Base of the app's site and coordinator benches; see `bench.Bench`."""
 
     metrics: ClassVar[Metrics] = {}
     grows = False
@@ -135,7 +135,7 @@ class ClientBench(_AppBench):
         return as_statistics(weighted(metrics, self._terms.weight)[1])
 
     def message(self, content: Content, own: Arrays | None, request: dict[str, Any]) -> MessageAnswer:
-        """Hand the app a ServerApp's message unchanged; the state of its context is kept with a reply that counts."""
+        """Send the app a ServerApp's message unchanged; keep its context's state if the reply is accepted."""
         self._take_terms(request)
         state, records = _state_of(own), from_content(content)
         del content  # the app has a copy: a large file need not stay mapped while it trains
@@ -208,7 +208,7 @@ class MainBench(_AppBench):
         return []
 
     def train(self, arrays: Received, request: dict[str, Any], deadline: Deadline) -> Outcome:
-        """Raise TaskBroken: there are no data here."""
+        """Raise TaskBroken: the coordinator has no data to train on."""
         raise TaskBroken("this worker was started without a site, so it has no data to train on")
 
     def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | str:
@@ -227,7 +227,7 @@ class MainBench(_AppBench):
         return {name: (value, 1.0) for name, value in numbers_of(found).items()}
 
     def plan(self, nodes: int) -> dict[str, Any]:
-        """Return the app's native run, or the reasons why there is none; see `strategies.native`."""
+        """Return the settings of the app's native run, or the reasons against one; see `strategies.native`."""
         try:
             with self._main() as main:
                 return asdict(native(self._app, main.started(), nodes))
@@ -235,7 +235,7 @@ class MainBench(_AppBench):
             return asdict(Native("", {}, {}, reasons=(str(error),)))
 
     def conclude(self, arrays: Arrays, history: dict[str, Any]) -> None:
-        """Let `main()` continue with the result of the run."""
+        """Return the result of the run to the waiting `main()`, and run it to its end."""
         by_round = {
             kind: {int(number): metric_record(values) for number, values in rounds.items()}
             for kind, rounds in history.items()
@@ -249,7 +249,7 @@ class MainBench(_AppBench):
 
     @contextmanager
     def _main(self) -> Iterator[ServerHost]:
-        """Let `main()` run in its folder, or where it has moved to: a simulator has another current folder."""
+        """Set the current folder, in the block, to `main()`'s, which may have moved: a simulator has another one."""
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
         with nullcontext() if self._folder is None else chdir(self._where or self._folder):
@@ -280,7 +280,7 @@ def _state_of(own: Arrays | None) -> RecordDict:
 
 
 def _own_of(state: RecordDict) -> Arrays:
-    """Return the state of the app's context as tensors that stay at the site."""
+    """Encode the state of the app's context as tensors that stay at the site."""
     return to_tensors(to_content(state))
 
 
@@ -321,9 +321,9 @@ def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def metric_record(numbers: Mapping[str, float | None]) -> MetricRecord:
-    """Return the record of metrics from which `numbers_of` made these numbers; integers have become floats.
+    """Restore a Flower MetricRecord from the numbers of `numbers_of`. All values are floats.
 
-    JSON has null for NaN.
+    None becomes NaN, which JSON lacks.
     """
     values: dict[str, Any] = {}
     lists: dict[str, dict[int, float]] = {}

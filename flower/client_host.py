@@ -33,7 +33,7 @@ class Envelope:
     kind: str
     """`train`, `evaluate` or `query`, with an action as in `query.stats`; or one of the legacy kinds."""
     group: str = ""
-    """Flower's strategies leave it empty, those before 1.21 give the round."""
+    """The group of the message: empty in Flower's strategies; before 1.21 the round."""
     number: int = 0
     """The number of the message in its run, or of the round, or of the version to evaluate."""
     run_id: int = UNNUMBERED

@@ -12,7 +12,7 @@ def name_of(reference: str) -> str:
 
 
 def bench(reference: str, request: dict[str, Any]) -> Any:
-    """Return the bench of a request's site, or without a site the coordinator's bench, in which `main()` runs."""
+    """Make the `Bench` of a request's site, or without a site the coordinator's, in which `main()` runs."""
     from atoll.flower.bench import ClientBench, MainBench  # imports flwr
 
     return (MainBench if request.get("site") is None else ClientBench)(read_app(reference), request)
@@ -22,7 +22,7 @@ def program(reference: str, options: Mapping[str, Any]) -> Callable[[Any], None]
     """Return an app's ServerApp as a server program.
 
     Raises:
-        ValueError: the app has no such run config; with all faults.
+        ValueError: the app has no such run config; the message lists all faults.
     """
     from atoll.flower.hosted.grid import as_program  # imports flwr
     from atoll.flower.secret_noise import flower_noise

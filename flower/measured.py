@@ -33,7 +33,7 @@ class Measured:
         return version in self._found
 
     def add(self, version: int, metrics: Mapping[str, Any]) -> None:
-        """Keep the metrics of a version, in place of older ones."""
+        """Record the metrics of a version, in place of older ones of this version."""
         encoded = self._found[version] = {name: _of_each(_text, value) for name, value in metrics.items()}
         if self._file is not None:
             with self._file.open("a", encoding="utf-8") as file:

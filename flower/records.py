@@ -16,7 +16,7 @@ from atoll.task.content import Content
 from atoll.task.errors import TaskBroken
 
 CAST = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.float16): np.dtype(np.float32)}
-"""The dtypes that travel in another dtype; the app gets its dtype back."""
+"""The dtypes that are sent as another dtype; the app gets its dtype back."""
 
 NAME_MAX, DIMS_MAX = 1024, 8
 """Largest length of an array's name, and largest number of its dimensions, on the wire (`protocol/manifest`)."""
@@ -104,7 +104,7 @@ def arrays_of(record: ArrayRecord) -> Arrays:
 
 
 def travelling(arrays: Arrays) -> Arrays:
-    """Return an app's arrays in their form on the wire: `CAST` as float32, others uncopied if contiguous.
+    """Convert an app's arrays to their form on the wire: `CAST` to float32; others are not copied if contiguous.
 
     Raises:
         TaskBroken: as `arrays_of`, or no tensor of a model may have the name or the shape.
@@ -131,7 +131,7 @@ def _faults_of(arrays: Arrays) -> Iterator[str]:
 
 
 def casts_of(record: ArrayRecord) -> dict[str, str]:
-    """Return the app's dtype of each array that travels in another dtype."""
+    """Return the app's dtype of each array that is sent in another dtype."""
     dtypes = {key: np.dtype(array.dtype) for key, array in record.items()}
     return {key: dtype.name for key, dtype in dtypes.items() if dtype in CAST}
 

@@ -30,7 +30,7 @@ NO_SIGNALS = "signal only works in main thread"
 
 
 class NotNative(TaskBroken):
-    """A ServerApp has no native counterpart; the message has the reason."""
+    """A ServerApp cannot run natively (by Atoll's rounds); the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Started:
 
 
 class _Refused(BaseException):
-    """The end of a `main()` without a native counterpart, which no `except Exception` of an app can catch."""
+    """The end of a `main()` that cannot run natively, by Atoll's rounds; no `except Exception` of an app catches it."""
 
 
 def server_app_of(app: FlowerApp) -> ServerApp:
@@ -115,7 +115,7 @@ class ServerHost:
         return found
 
     def finish(self, result: Result) -> None:
-        """Let `strategy.start` return, and wait for the end of `main()`.
+        """Return the result from `strategy.start`, and wait for the end of `main()`.
 
         Raises:
             NotNative: `main()` starts a second strategy, which is detected only here, after the rounds of the first.
@@ -125,7 +125,7 @@ class ServerHost:
         self._ask(result)
 
     def _ask(self, request: Callable[[], Any] | Result) -> Any:
-        """Let the thread of `main()` process a request, and return its answer."""
+        """Send a request to the thread of `main()`, and return its answer."""
         if self._has_ended:
             raise TaskBroken("main() has ended within its strategy.start")
         self._requests.put(request)
@@ -168,7 +168,7 @@ class ServerHost:
         evaluate_config: Mapping[str, Any] | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Stand in for `Strategy.start`, with its arguments and defaults."""
+        """Replace `Strategy.start`, with its arguments: wait for Atoll's rounds, and return their result."""
         if self._refusal is not None:
             raise self._refusal
         if self._started is not None:
@@ -209,7 +209,7 @@ _of_thread = threading.local()
 
 @cache
 def _stand_in() -> None:
-    """Let `Strategy.start` ask the host of its thread; on other threads it stays Flower's."""
+    """Replace `Strategy.start`: on a host's thread it calls the host, on other threads it stays Flower's."""
     original = Strategy.start
 
     @wraps(original)

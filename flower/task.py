@@ -51,7 +51,7 @@ class FlowerTask(AppTask):
         """Return a copy with a run's values of the run config.
 
         Raises:
-            OverridesRefused: unknown keys or wrong types; with all faults.
+            OverridesRefused: unknown keys or wrong types; the message lists all faults.
         """
         try:
             self.app.run_config(values)
@@ -76,7 +76,7 @@ class FlowerTask(AppTask):
         return FlowerTask(self.app, len(self.sites), self._options, self._site_settings, folder)
 
     def bench(self, request: Mapping[str, Any]) -> "ClientBench | MainBench":
-        """Return the bench of a request's site; without a site the one bench in which `main()` runs."""
+        """Make the `Bench` of a request's site; without a site return the one in which `main()` runs."""
         from atoll.flower.bench import ClientBench, MainBench
 
         site = request.get("site")
@@ -95,7 +95,7 @@ class FlowerTask(AppTask):
         return self.bench({}).initial(seed)
 
     def train(self, parameters: Arrays, instructions: Instructions) -> Trained:
-        """Raise TaskBroken: a training needs the state of the site's context, which a bench has."""
+        """Raise TaskBroken: a training needs the state of the site's context, which only a `Bench` has."""
         raise TaskBroken(f"{self.app.task} is a Flower app: a coordinator or a simulation trains it")
 
     def conclude(self, arrays: Arrays, history: dict[str, Any]) -> None:

@@ -103,7 +103,7 @@ def move_into(source: Path, target: Path) -> None:
 
 @contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Turn errors of writes that lack space into DiskFull.
+    """Turn the system's errors of writes that lack space, in the block, into DiskFull.
 
     Raises:
         DiskFull: the disk or the quota is used up.

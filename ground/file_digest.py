@@ -112,7 +112,7 @@ def read_sums(folder: Path) -> dict[str, str]:
 
     Raises:
         OSError: there is no list.
-        ValueError: a line of it has another form.
+        ValueError: a line of the list is malformed.
     """
     lines = (folder / SUMS).read_bytes().decode("utf-8").split("\n")
     found = [_LINE.fullmatch(line) for line in lines[:-1]]

@@ -33,7 +33,7 @@ def in_words(error: OSError) -> str:
 
 
 def no_file(path: str | Path) -> str:
-    """Return the sentence that a path names no file."""
+    """Return the sentence that a path names no file, for a message."""
     return f"{path} is a directory: name a file" if Path(path).is_dir() else f"there is no file {path}"
 
 

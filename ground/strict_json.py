@@ -60,7 +60,7 @@ def _no_constant(literal: str) -> NoReturn:
 
 
 def fields_of(value: object, path: str, *, keys: frozenset[str]) -> dict[str, Any]:
-    """Return an object with exactly these keys."""
+    """Check that a JSON value is an object with exactly the given keys, and return it."""
     if type(value) is not dict:
         refuse(path, value, "an object")
     if value.keys() == keys:  # the common case
@@ -73,7 +73,7 @@ def fields_of(value: object, path: str, *, keys: frozenset[str]) -> dict[str, An
 
 
 def items_of(value: object, path: str, *, num_max: int) -> list[Any]:
-    """Return a list of at most `num_max` items."""
+    """Check that a JSON value is a list of at most `num_max` items, and return it."""
     if type(value) is not list:
         refuse(path, value, "a list")
     if len(value) > num_max:
@@ -82,20 +82,20 @@ def items_of(value: object, path: str, *, num_max: int) -> list[Any]:
 
 
 def constant(value: object, path: str, *, expected: str) -> None:
-    """Check that a value is exactly this string."""
+    """Check that a JSON value is exactly the expected string."""
     if type(value) is not str or value != expected:
         refuse(path, value, repr(expected))
 
 
 def one_of(value: object, path: str, *, allowed: Collection[str]) -> str:
-    """Return one of these strings."""
+    """Check that a JSON value is one of the allowed strings, and return it."""
     if type(value) is not str or value not in allowed:
         refuse(path, value, " | ".join(sorted(allowed)))
     return value
 
 
 def text(value: object, path: str, *, num_max: int, refused: Iterable[str] = ()) -> str:
-    """Return a string of 1 to `num_max` printable characters: no line break, no lone surrogate."""
+    """Check that a JSON value is a string of 1 to `num_max` printable characters (no line break), and return it."""
     if type(value) is not str or not 1 <= len(value) <= num_max or not value.isprintable():
         refuse(path, value, f"1 to {count_of(num_max, 'printable character')}")
     if value in refused:
@@ -104,14 +104,14 @@ def text(value: object, path: str, *, num_max: int, refused: Iterable[str] = ())
 
 
 def integer(value: object, path: str, *, low: int, high: int) -> int:
-    """Return an integer in low..high."""
+    """Check that a JSON value is an integer in low..high, and return it."""
     if type(value) is not int or not low <= value <= high:
         refuse(path, value, f"an integer in {low}..{high}")
     return value
 
 
 def number(value: object, path: str, *, low: int, high: int) -> int | float:
-    """Return an integer or a fraction in low..high: a whole number has one form."""
+    """Check that a JSON value is an integer, or a float with a fraction, in low..high, and return it."""
     is_number = type(value) is int or (type(value) is float and not value.is_integer())
     if not is_number or not low <= cast(float, value) <= high:
         refuse(path, value, f"a number in {low}..{high}, whole ones without a point")
@@ -119,21 +119,21 @@ def number(value: object, path: str, *, low: int, high: int) -> int | float:
 
 
 def finite(value: object, path: str) -> float:
-    """Return a finite float."""
+    """Check that a JSON value is a finite float, and return it."""
     if type(value) is not float or not math.isfinite(value):
         refuse(path, value, "a finite float")
     return value
 
 
 def within(value: object, path: str, *, low: float, high: float) -> float:
-    """Return a float in low..high."""
+    """Check that a JSON value is a float in low..high, and return it."""
     if type(value) is not float or not low <= value <= high:
         refuse(path, value, f"a float in {low:g}..{high:g}")
     return value
 
 
 def sha256_hex(value: object, path: str) -> str:
-    """Return a string of 64 lower-case hexadecimal digits."""
+    """Check that a JSON value is a string of 64 lower-case hexadecimal digits, and return it."""
     if type(value) is not str or len(value) != 64 or value.strip("0123456789abcdef"):
         refuse(path, value, "64 lower-case hexadecimal digits")
     return value

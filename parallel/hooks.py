@@ -30,7 +30,7 @@ class WholeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The numbers that a hook takes out of a tensor (`item`, `float`, `if`): those of the whole, not of a summand."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operation."""
+        """Call a torch operation; `item` of a DTensor returns the number of the whole tensor."""
         if func is torch.ops.aten._local_scalar_dense.default:
             args = (whole(args[0]),)
         return func(*args, **(kwargs or {}))
@@ -38,7 +38,7 @@ class WholeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def hooked() -> Iterator[None]:
-    """Let plain tensors meet DTensors, and let numbers be of whole tensors.
+    """Replicate plain tensors that meet DTensors in the block, and take numbers (`item`) of whole tensors.
 
     Raises:
         TaskBroken: a hook has drawn from the process's generators.
@@ -109,28 +109,28 @@ class MeshClient(TrainingClient):
 
     @property
     def inputs(self) -> Any:
-        """No batch: a rank has rows of it."""
+        """Refuse the access: each rank has only some rows of the batch."""
         self._refuse("inputs")
 
     @property
     def targets(self) -> Any:
-        """No batch: a rank has rows of it."""
+        """Refuse the access: each rank has only some rows of the batch."""
         self._refuse("targets")
 
     def outputs(self, tensors: Mapping[str, torch.Tensor], inputs: Any = None) -> Any:
-        """Refuse the call: a rank has rows of a batch."""
+        """Refuse the call: each rank has only some rows of a batch."""
         self._refuse("outputs")
 
     def gradient(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-        """Refuse the call: a rank has rows of a batch."""
+        """Refuse the call: each rank has only some rows of a batch."""
         self._refuse("gradient")
 
     def full_gradient(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-        """Refuse the call: a rank has rows of a batch."""
+        """Refuse the call: each rank has only some rows of a batch."""
         self._refuse("full_gradient")
 
     def full_loss(self, tensors: Mapping[str, torch.Tensor]) -> float:
-        """Refuse the call: a rank has rows of a batch."""
+        """Refuse the call: each rank has only some rows of a batch."""
         self._refuse("full_loss")
 
     def _refuse(self, what: str) -> NoReturn:
@@ -143,22 +143,22 @@ class MeshClient(TrainingClient):
         self._refuse("full_loss")
 
     def begin(self) -> None:
-        """Begin the training."""
+        """Call the algorithm's hook `begin`."""
         with self._hooked():
             super().begin()
 
     def change_gradients(self) -> None:
-        """Give the parameters the gradients of the algorithm."""
+        """Replace the parameters' gradients by those that the algorithm's hook `gradients` returns."""
         with self._hooked(), torch.no_grad():
             super().change_gradients()
 
     def stepped(self) -> None:
-        """Count a step, and let the algorithm follow it."""
+        """Count a step, and call the algorithm's `after_step`."""
         with self._hooked(), torch.no_grad():
             super().stepped()
 
     def end(self) -> None:
-        """End the training."""
+        """Call the algorithm's hook `end`."""
         with self._hooked():
             super().end()
 
@@ -192,14 +192,14 @@ class MeshClient(TrainingClient):
         }
 
     def hold(self, values: Mapping[str, Any]) -> None:
-        """Set the attributes that an earlier attempt held, after `begin` at the same version."""
+        """Restore the attributes (`held`) of an earlier attempt, after `begin` at the same version."""
         for name in self.held.keys() - values.keys():
             delattr(self, name)
         vars(self).update(values)
 
     @contextmanager
     def _hooked(self) -> Iterator[None]:
-        """Show the model as it is now: its code may have replaced a buffer."""
+        """Run a hook in the block with the model's present tensors: its code may have replaced a buffer."""
         if self._buffers:
             self._here = dict(self._read())
             for module, key, name in self._buffers:

@@ -22,10 +22,10 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 """The variables that `torchrun` sets. Without all three this process is alone."""
 
 MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
-"""The same three under the names of Open MPI's `mpirun`."""
+"""The variables of rank, local rank and number of ranks that Open MPI's `mpirun` sets."""
 
 SLURM_VARIABLES = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
-"""The same three for the tasks of a Slurm step. A batch script alone is no step, and has no number of tasks."""
+"""The variables of rank, local rank and number of ranks that Slurm sets for a step's tasks, not for a batch script."""
 
 SLURM_PORTS = range(20_000, 30_000)
 """The ports at which the ranks of a Slurm step meet, by the numbers of job and step."""
@@ -59,7 +59,7 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """The flag of rank 0, which logs and writes for all."""
+        """Whether this process is rank 0, which logs and writes for all."""
         return self.rank == 0
 
     def device(self, kind: str) -> torch.device:
@@ -206,7 +206,7 @@ def is_lost_peer(error: BaseException | None) -> bool:
 
 @contextmanager
 def _timeout_of_new_groups(timeout_s: float) -> Iterator[None]:
-    """Let every new group of the process have a timeout; torch has no setting for those that it makes itself."""
+    """Set the timeout of every new process group in the block; torch has no setting for groups that it makes itself."""
     names = ("default_pg_timeout", "default_pg_nccl_timeout")
     before = {name: getattr(distributed_c10d, name) for name in names}
     for name in names:
@@ -220,7 +220,7 @@ def _timeout_of_new_groups(timeout_s: float) -> Iterator[None]:
 
 @contextmanager
 def _known_warnings() -> Iterator[None]:
-    """Silence torch's warnings about deliberate choices.
+    """Suppress torch's warnings, in the block, about deliberate choices of Atoll.
 
     Local outputs are views, which are never written to; a tensor that is sharded twice over one dimension is gathered
     in two steps.

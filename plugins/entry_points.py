@@ -35,11 +35,11 @@ class Declared:
 
     @property
     def whose(self) -> str:
-        """The package and its version, as a sentence names them."""
+        """The name and version of the package that declares the extension, for a message."""
         return f"{self.package} {self.version}".strip()
 
     def load(self) -> object:
-        """Import the package's module, and return the object.
+        """Import the module of the extension, and return its object.
 
         Raises:
             Exception: any error of the package's code, or of the lookup in it.

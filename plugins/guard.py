@@ -13,10 +13,10 @@ RAISED = (Exception, SystemExit)
 
 
 def told(error: BaseException, name: str = "") -> str:
-    """Return an error of custom code in words: a ValueError explains itself.
+    """Describe an error of custom code in words; a ValueError's message is taken unchanged.
 
     Args:
-        error: it.
+        error: the exception that the code raised.
         name: of the object and the call; empty: the sentence has them already.
     """
     explains_itself = type(error) is ValueError

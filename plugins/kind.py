@@ -27,13 +27,13 @@ class Kind:
     """A kind of custom code, such as a rule."""
 
     name: str
-    """The noun, in the singular."""
+    """The kind's noun in the singular, such as rule."""
     group: str
     """The group of entry points in which packages declare it."""
     setting: str
-    """The setting that names one."""
+    """The setting whose value names an object of this kind."""
     allowed: str
-    """The object in words, with its article."""
+    """The allowed object in words, with its article, for a message."""
     failed: Callable[[str], Exception]
     """The constructor of the error of unusable code, from its sentence."""
     form: str = ""
@@ -52,7 +52,7 @@ class Kind:
     """The function that lists the breaches of the contract by an object of an entry point, as `module:function`."""
 
     def check(self, name: str, info: "ValidationInfo") -> str:
-        """Return the value of the setting if it is allowed; used as the validator of its type. Imports no user code.
+        """Check the value of the setting, and return it; used as the validator of its type. Imports no user code.
 
         Raises:
             ValueError: it is no built-in name, no name of exactly one installed package, and no reference.
@@ -71,7 +71,7 @@ class Kind:
         return not isinstance(found, type) and all(callable(getattr(found, name, None)) for name in self.methods)
 
     def load(self, name: str, options: Mapping[str, Any] | None = None) -> Any:
-        """Return the custom object behind its contract.
+        """Import the custom object of a name, and return it wrapped in the contract that checks its results.
 
         Args:
             name: the name that one package declares, or a reference.
@@ -123,7 +123,7 @@ class Kind:
         return None, f"{name} {why}; allowed: {self.allowed}{makers}"
 
     def made(self, found: Any, options: Mapping[str, Any]) -> Any:
-        """Return the object, or the one that a class or function makes from the options.
+        """Return the object found, or make one from the options if a class or function was found.
 
         Raises:
             ValueError: the object takes no options, or the class or function refuses these or makes no such object.
@@ -138,7 +138,7 @@ class Kind:
             raise ValueError(f"{self.options}: {told(error)}") from error
 
     def checked(self, found: Any) -> Any:
-        """Return an object if it is of the kind; raise ValueError if not."""
+        """Check that an object is of the kind, and return it; raise ValueError if not."""
         if not self.is_object(found):
             raise ValueError(f"{_named(found)}; allowed: {self.allowed}")
         return found

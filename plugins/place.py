@@ -21,7 +21,7 @@ class Place:
     """The round whose updates are folded."""
 
     version: int
-    """The version that the fold makes of them."""
+    """The version that the fold makes of the round's updates."""
 
     key: str
     """The digest of the version to which they are added: the seed of all generators, the same in a repeated fold."""
@@ -55,7 +55,7 @@ class Place:
         return np.random.Generator(np.random.PCG64(self._seed(self.tensor)))
 
     def uniform(self) -> NDArray[np.float64]:
-        """Return (stop - start) values in [0, 1), one for each element, the same wherever a piece begins."""
+        """Return random numbers in [0, 1), one an element: an element's number is the same in any piece."""
         bits = np.random.PCG64(self._seed(f"{self.tensor} elements"))
         bits.advance(self.start)  # a double takes one step
         return np.random.Generator(bits).random(self.stop - self.start)

@@ -72,7 +72,7 @@ def resolve(reference: str) -> object:
 
 
 def check_reference(reference: str) -> str:
-    """Return a string if it has the form of a reference, else raise ValueError. Imports nothing."""
+    """Check that a string has the form of a reference, and return it; else raise ValueError. Imports nothing."""
     try:
         split(reference)
     except ValueError:
@@ -89,7 +89,7 @@ def split(reference: str) -> tuple[str, str]:
     """Split a reference into module or file, and attribute.
 
     Raises:
-        ReferenceNotFound: the text does not have the form of a reference.
+        ReferenceNotFound: the string does not have the form of a reference.
     """
     place, colon, attribute = reference.rpartition(":") if isinstance(reference, str) else ("", "", "")
     if not (colon and place and attribute.isidentifier()):

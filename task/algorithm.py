@@ -160,7 +160,7 @@ class Algorithm:
         return gradients
 
     def after_step(self, client: Client) -> None:
-        """Follow a step of the optimizer; `client.num_steps` counts it."""
+        """Change tensors after a step of the optimizer, which `client.num_steps` counts."""
 
     def end(self, client: Client) -> None:
         """Set the tensors that the client sends (`client.shared`) and keeps (`client.state`), after the last step."""

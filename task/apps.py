@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 
 class AppTask(ABC):
-    """An app with all its clients in one process, as the simulator runs it natively."""
+    """Task of another framework's app, such as Flower's, with all its clients in one process, for the simulator."""
 
     sites: tuple[str, ...]
 
@@ -40,7 +40,7 @@ class AppTask(ABC):
 
     @abstractmethod
     def bench(self, request: Json) -> Any:
-        """Return the bench of a request's site, a `worker.bench.Bench`; without a site the one that runs `main()`."""
+        """Make the `worker.bench.Bench` of a request's site; without a site return the one that runs `main()`."""
 
     @abstractmethod
     def initial(self, seed: int) -> "Arrays":
@@ -58,19 +58,19 @@ class Framework(Protocol):
         """Return the name on which a coordinator and its agents agree.
 
         Raises:
-            TaskNotFound: the description of the app is missing or wrong; with all faults.
+            TaskNotFound: the description of the app is missing or wrong; the message lists all faults.
         """
         ...
 
     def bench(self, reference: str, request: Json) -> Any:
-        """Return the `worker.bench.Bench` of a request's site in a worker process, or of the coordinator."""
+        """Make the `worker.bench.Bench` of a request's site in a worker process, or of the coordinator."""
         ...
 
     def program(self, reference: str, options: Mapping[str, Any]) -> Callable[[Any], Any]:
         """Return an app's server program, a function of a `Grid`.
 
         Raises:
-            ValueError: it has no such options; with all faults.
+            ValueError: it has no such options; the message lists all faults.
         """
         ...
 

@@ -107,7 +107,7 @@ class ArrayTask(Protocol):
 
 
 def checked(trained: Trained) -> Trained:
-    """Return a training's result with plain Python numbers.
+    """Check a training's result, and return it with plain Python numbers.
 
     Raises:
         ValueError: a field is out of its range or of a wrong type; the message lists all faults.

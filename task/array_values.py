@@ -21,7 +21,7 @@ class Valued:
         site_settings: the values of several sites by name, over these.
 
     Raises:
-        OverridesRefused: unknown names or wrong types; with all faults.
+        OverridesRefused: unknown names or wrong types; the message lists all faults.
         ValueError: the task's `options` or `settings` are no plain values by name.
     """
 
@@ -57,12 +57,12 @@ class Valued:
         return contextual(found, context_of(self)) if name in ("evaluate", "num_examples", "statistics") else found
 
     def initial(self, seed: int) -> Arrays:
-        """Return the task's initial arrays."""
+        """Return the task's initial arrays; see `ArrayTask.initial`."""
         initial: Callable[[int], Arrays] = contextual(self.task.initial, context_of(self))
         return initial(seed)
 
     def train(self, parameters: Arrays, instructions: Instructions) -> Trained:
-        """Train, as the task does."""
+        """Train as the task does; see `ArrayTask.train`."""
         return self.task.train(parameters, instructions)
 
 

@@ -48,7 +48,7 @@ def check_like(arrays: Mapping[str, np.ndarray[Any, Any]], expected: Layout, *, 
         may_omit: allow that some, but not all, of the expected arrays are missing.
 
     Raises:
-        TaskMismatch: with every difference.
+        TaskMismatch: they differ; the message lists every difference.
     """
     given = [Tensor(name, ALLOWED.get(a.dtype, str(a.dtype)), a.shape) for name, a in arrays.items()]
     check_form(given, expected, may_omit=may_omit)
@@ -78,7 +78,7 @@ def check_rows_like(arrays: Mapping[str, np.ndarray[Any, Any]], expected: Layout
         expected: the model's layout; a tensor has at least one axis.
 
     Raises:
-        TaskMismatch: with every difference.
+        TaskMismatch: they differ; the message lists every difference.
     """
     rows = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     check_like(arrays, tuple(replace(t, shape=(rows.get(t.name, 0), *t.shape[1:])) for t in expected))
@@ -103,7 +103,7 @@ def check_finite(arrays: Mapping[str, np.ndarray[Any, Any]], what: str) -> None:
     """Check that all numbers are finite.
 
     Raises:
-        NotFinite: naming the tensors that hold NaN or infinity.
+        NotFinite: the message names the tensors that hold NaN or infinity.
     """
     names = [name for name, array in arrays.items() if not np.isfinite(array).all()]
     if names:

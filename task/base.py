@@ -1,4 +1,4 @@
-"""The travelling part of a task's model, and the files of its frozen part."""
+"""The part of a task's model that is exchanged, and the files (`Base`) of its frozen part."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

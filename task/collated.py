@@ -24,11 +24,11 @@ class Collated:
         self.dataset, self.collate = dataset, collate
 
     def __len__(self) -> int:
-        """Return the number of rows."""
+        """Return the number of rows of the data set."""
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        """Return one row, in the data set's form."""
+        """Return the row of this number, in the data set's form."""
         return self.dataset[index]
 
 
@@ -56,7 +56,7 @@ def collate_of(dataset: Any) -> Callable[[list[Any]], Any] | None:
 
 
 def check_form(given: Any, name: str, *, has_fit: bool) -> Any:
-    """Return a task's data, or None, after a check of its form.
+    """Check the form of a task's data, and return the data, or None.
 
     Args:
         given: the data.

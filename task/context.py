@@ -72,7 +72,7 @@ _current: ContextVar[Context | None] = ContextVar("context", default=None)
 
 @contextmanager
 def within(context: Context) -> Iterator[None]:
-    """Give this context to the functions that this thread calls in the block."""
+    """Set the context that the task's functions get when this thread calls them in the block."""
     token = _current.set(context)
     try:
         yield
@@ -81,7 +81,7 @@ def within(context: Context) -> Iterator[None]:
 
 
 def context_of(task: Any, **circumstances: Any) -> Context:
-    """Return a context with the options and settings of a task, and these fields."""
+    """Make a context with the options and settings of a task, and the given fields."""
     options, settings = getattr(task, "options", {}), getattr(task, "settings", {})
     of_site = getattr(task, "site_settings", {}).get(circumstances.get("site"), {})
     return Context(options=options, settings={**settings, **of_site}, **circumstances)
@@ -99,7 +99,7 @@ class Contextual:
         self.function, self._otherwise = function, otherwise
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Return the function's result in the present context."""
+        """Call the function with the present context as its `context`, and return its result."""
         return self.function(*args, **named, context=_current.get() or self._otherwise)
 
 

@@ -18,7 +18,7 @@ PLAIN = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 
 
 def step_without_compiler() -> None:
-    """Let torch's optimizers work without `torch._dynamo` until it is imported; do nothing if torch is not imported.
+    """Replace methods of torch's optimizers so that they do not import `torch._dynamo`; if torch is imported.
 
     A method whose form differs from the known versions is left unchanged, and then imports it.
     """

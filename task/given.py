@@ -19,7 +19,7 @@ OPTION = "task."
 """The beginning of the keys that are options of the task."""
 
 FROZEN = "model.frozen"
-"""The key of the digest of the tensors that do not travel."""
+"""The key of the digest of the frozen tensors, which are not exchanged."""
 
 NEVER_SCHEDULED = ("keep", "keep_optimizer")
 """The settings of `Local` that are the same in all rounds: they determine the layers of the global model, and whether a
@@ -36,14 +36,14 @@ class Given:
     schedules: Mapping[str, RoundSchedule] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     frozen: str = ""
-    """The digest of the tensors that do not travel; empty: all travel, or any values are accepted."""
+    """The digest of the frozen tensors, which are not exchanged; empty: there are none, or any values are accepted."""
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> "Given":
-        """Read a table.
+        """Parse a run's table of values for its task.
 
         Raises:
-            OverridesRefused: a schedule has faults; with all of them.
+            OverridesRefused: a schedule has faults; the message lists all of them.
         """
         local: dict[str, Any] = {}
         schedules: dict[str, RoundSchedule] = {}
@@ -78,7 +78,7 @@ class Given:
         """Return a task's settings in a round, overridden by the run's.
 
         Raises:
-            OverridesRefused: some do not fit; with all faults.
+            OverridesRefused: some do not fit; the message lists all faults.
         """
         changed = local.with_overrides(self.local)
         if not self.schedules:
@@ -110,7 +110,7 @@ class Given:
         """Check that the settings of a task fit in each of the first rounds.
 
         Raises:
-            OverridesRefused: some do not; with the faults of each setting in the first such round.
+            OverridesRefused: some do not; the message lists the faults of each setting in the first such round.
         """
         turns = {1}.union(*(schedule.turns(rounds) for schedule in self.schedules.values()))
         faults: dict[str, str] = {}
@@ -127,7 +127,7 @@ class Given:
 def with_values(
     defaults: Mapping[str, Any], values: Mapping[str, Any], *, where: str, declared_by: str
 ) -> dict[str, Any]:
-    """Return declared values, overridden by others.
+    """Return the values that a task declares, overridden by given ones.
 
     Args:
         defaults: the declared values, whose types the others must have; None: all are allowed.
@@ -136,7 +136,7 @@ def with_values(
         declared_by: the place where the task declares them, for the messages.
 
     Raises:
-        OverridesRefused: unknown keys or wrong types; with all faults.
+        OverridesRefused: unknown keys or wrong types; the message lists all faults.
     """
     faults = []
     changed = dict(defaults)
@@ -163,7 +163,7 @@ def with_tables(
     tables: Mapping[str, Mapping[str, Any]],
     sites: Collection[str],
 ) -> dict[str, dict[str, Any]]:
-    """Return the settings of sites, overridden by others.
+    """Return the settings of a task's sites, overridden by tables of other values.
 
     Args:
         defaults: the settings that the task declares.
@@ -172,7 +172,7 @@ def with_tables(
         sites: the sites of the task.
 
     Raises:
-        OverridesRefused: unknown sites or names, wrong types; with all faults.
+        OverridesRefused: unknown sites or names, wrong types; the message lists all faults.
     """
     faults = [f"sites.{site}: no site of the task (its sites: {', '.join(sites)})" for site in {*tables} - {*sites}]
     changed = {site: dict(values) for site, values in before.items()}

@@ -82,7 +82,7 @@ class Tried(NamedTuple):
 
     sums: tuple[float, ...]
     fault: str = ""
-    """The reason that they, or their value, break the contract of metrics; empty: they keep it."""
+    """The reason why the sums, or their value, break the contract of metrics; empty: they keep it."""
     way_out: str = CONTRACT
 
 
@@ -159,7 +159,7 @@ def contract_fault(metric: "Metric | Callable[..., Any] | None", sums: Sequence[
     have at most `SUMS_MAX`.
 
     Args:
-        metric: whose sums they are.
+        metric: the metric that returned the sums.
         sums: of at least one batch.
         room: the number of sums that the metrics before it have left.
     """

@@ -40,7 +40,7 @@ class Noise:
     """
 
     on_public: "ClassVar[Callable[[], None]]"
-    """Called where noise is drawn without a secret."""
+    """The function that is called when noise is drawn without a secret."""
 
     def __init__(self, key: bytes | None = None, *purpose: str | int) -> None:
         self._key, self._purpose = key, purpose
@@ -48,11 +48,11 @@ class Noise:
 
     @property
     def is_secret(self) -> bool:
-        """Return whether it is drawn from a secret."""
+        """Return whether the noise is drawn from a secret."""
         return self._key is not None
 
     def generator(self, *public: str | int) -> "SecretGenerator":
-        """Return the generator.
+        """Return the generator of the job's noise.
 
         Args:
             public: the seed if there is no secret.
@@ -74,7 +74,7 @@ class Noise:
         return Noise(self._key, *self._purpose)
 
     def narrow(self, *purpose: str | int) -> None:
-        """Switch to the noise of a part of the job, such as one rank's."""
+        """Switch to the noise of a part of the job, named by further words of its purpose, such as one rank's."""
         self._purpose, self._generator = (*self._purpose, *purpose), None
 
 

@@ -21,7 +21,7 @@ class OverridesRefused(ValueError):
 def overridden(
     settings: Settings, section: str, overrides: Mapping[str, Any], hidden: Collection[str] = ()
 ) -> Settings:
-    """Return a copy with other values, as from `--set local.lr=0.05`.
+    """Return a copy of the settings with other values, as from `--set local.lr=0.05`.
 
     Args:
         settings: a dataclass of plain values, which checks their ranges when it is constructed.
@@ -58,7 +58,7 @@ def check_all(*checks: Callable[[], object]) -> None:
     """Run several checks, each of which may fail.
 
     Raises:
-        OverridesRefused: a check failed; with the faults of all.
+        OverridesRefused: a check failed; the error lists the faults of all checks.
     """
     faults: list[str] = []
     for check in checks:
@@ -100,12 +100,12 @@ def fits(hint: tuple[type, ...], value: object) -> bool:
 
 
 def words(hint: tuple[type, ...]) -> str:
-    """Return the types in words."""
+    """Describe the types of a type hint in words."""
     return " or ".join("none" if kind is NoneType else kind.__name__ for kind in hint)
 
 
 def read_value(hint: tuple[type, ...], text: str) -> object:
-    """Return the value that a command line's string denotes; the string itself if it denotes no value."""
+    """Parse a string of a command line into a value of the types; return the string itself if it is none."""
     if NoneType in hint and text.lower() == "none":
         return None
     if bool in hint:

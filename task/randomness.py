@@ -77,7 +77,7 @@ def _has_accelerator() -> bool:
 
 
 def repeat_on(device: str) -> None:
-    """Let torch use deterministic operations in all of this process; on a CPU it always does.
+    """Set torch to use deterministic operations in all of this process; on a CPU it always does.
 
     On a GPU the gradients of convolutions and of embeddings differ from run to run otherwise. Torch warns once of an
     operation that it cannot replace; with `torch.use_deterministic_algorithms(True)` in a task's file, which stays, it
@@ -140,7 +140,7 @@ def data_of(task: "Task", site: str, split: str, noise: Noise | None = None) -> 
 
 
 def seeded_data_of(task: "Task", site: str, split: str, noise: Noise | None = None) -> Any:
-    """Return the same as `data_of`, without restoring the generators, so that many sites are read fast in a row."""
+    """Return `task.data(site, split)` as `data_of`, without restoring the generators: faster for many sites."""
     seed_everything(DATA_SEED)
     with within(context_of(task, site=site, noise=noise or Noise())):
         return check_form(task.data(site, split), f"task.data({site!r}, {split!r})", has_fit=task.fit is not None)

@@ -41,10 +41,10 @@ BOUNDED = ("cosine", "linear")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSchedule:
-    """The schedule of one setting.
+    """The schedule of one setting: its value as a function of the round.
 
     Raises:
-        ValueError: a field is of a wrong type or out of its range, missing, or of another kind; with all faults.
+        ValueError: a field has a wrong type or value, is missing, or of another kind; the message lists all faults.
     """
 
     kind: str
@@ -147,7 +147,7 @@ def read_schedule(where: str, table: Mapping[str, Any]) -> RoundSchedule:
         table: the fields of a `RoundSchedule`, lists in place of tuples.
 
     Raises:
-        OverridesRefused: unknown keys, or values that are not allowed; with all faults.
+        OverridesRefused: unknown keys, or values that are not allowed; the message lists all faults.
     """
     known = list(RoundSchedule.__slots__)
     faults = [

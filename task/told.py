@@ -1,4 +1,4 @@
-"""The sentences of a job that the site should read: the worker says them with its answer, the agent logs them."""
+"""The sentences of a job that the site should read: the worker sends them with its answer, the agent logs them."""
 
 import logging
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from atoll.ground.printable import count_of
 
 logger = logging.getLogger("atoll.site")
-"""Says a sentence to the site, in a worker process; elsewhere to the log."""
+"""The logger whose lines go to the site's log: in a worker process with its answer, elsewhere directly."""
 
 
 class Told(logging.Handler):
-    """The sentences that are said from now on, until they are taken."""
+    """Log handler that keeps the sentences for the site, until `take` returns them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,5 +34,5 @@ class Told(logging.Handler):
 
 
 def tell_rows(what: str, split: str, rows: int) -> None:
-    """Say that the data of a split were read, and how many rows they have."""
+    """Log for the site that the data of a split were read, and how many rows they have."""
     logger.info("read %s: %s", what, count_of(rows, "row"), extra={"rows": {split: rows}})

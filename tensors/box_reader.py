@@ -23,10 +23,10 @@ SHORT_RUN = 4096
 """Size [bytes] below which runs are cut out of one covering read, which is two to three times as fast."""
 
 DISTANCE_MAX = 1 << 15
-"""Largest distance of two such runs [bytes]: a page cache delivers about as much in the time of one more read."""
+"""Largest distance of short runs in one read [bytes]: a page cache delivers about as much in the time of a read."""
 
 COVERED_BYTES = 1 << 20
-"""Largest size of one such read [bytes], if it is not a single run."""
+"""Largest size of one read that covers several short runs [bytes]."""
 
 
 class BoxReader:
@@ -92,7 +92,7 @@ class BoxReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _cover(self, position: int, size: int) -> None:
-        """Read into the reused buffer."""
+        """Read bytes of the file into the reused buffer."""
         if len(self._room) < size:
             self._room = bytearray(size)
         if os.preadv(self._fd, [memoryview(self._room)[:size]], position) != size:

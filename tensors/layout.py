@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
-"""Element size [bytes] of the dtypes that may travel, by their safetensors names."""
+"""Element size [bytes] of the dtypes that may be exchanged, by their safetensors names."""
 
 FLOATS = frozenset({"F32", "F16", "BF16"})
-"""The float dtypes among them; all others are integers."""
+"""The float dtypes among `ITEM_BYTES`; all others are integers."""
 
 WIDER = {"U8": "I16", "I8": "I16", "I16": "I32", "I32": "I64"}
 """The dtype of an update, by the dtype of the model's integer tensor, if differences local - global overflow it."""

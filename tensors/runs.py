@@ -14,9 +14,9 @@ class Runs:
     size: int
     """The size of a run [bytes]."""
     lengths: tuple[int, ...]
-    """The numbers of runs along the axes before it."""
+    """The numbers of runs along the axes that are not inside a run."""
     strides: tuple[int, ...]
-    """The distances of runs along these axes [bytes]."""
+    """The distances of runs along the axes of `lengths` [bytes]."""
 
     @property
     def distance(self) -> int:

@@ -47,7 +47,7 @@ BUFFERS = "buffers"
 
 
 def to_float32(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
-    """Widen raw float values exactly; F32 comes back as the same memory.
+    """Widen raw float values exactly to float32; F32 values are returned as the same memory.
 
     Args:
         raw: (*S) values as `NUMPY_DTYPES[dtype]`.

@@ -22,7 +22,7 @@ from atoll.tensors.safetensors_header import header_bytes
 
 
 def make_shared(path: Path, tensors: Iterable[Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Make the file; all values are zero bits.
+    """Make the shared file in its final size; all values are zero bits.
 
     Raises:
         OSError: there is no room for it.
@@ -37,7 +37,7 @@ def make_shared(path: Path, tensors: Iterable[Tensor], metadata: Mapping[str, st
 
 
 class BoxWriter:
-    """One process's access to the file; what it has written is durable when it leaves."""
+    """One process's access to the shared file, as a context: on its exit the written boxes are durable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,7 +60,7 @@ class BoxWriter:
             os.close(self._fd)
 
     def write(self, box: Piece, first: int, values: NDArray[Any]) -> None:
-        """Write elements of a box.
+        """Write consecutive elements of a box at their positions in the file.
 
         Args:
             box: of a tensor of the file, in the dtype of the values.

@@ -78,7 +78,7 @@ def grown(parts: Iterable[Layout]) -> Layout:
 
 
 def _checked(layout: Layout, update: StoredUpdate) -> Layout:
-    """Return the tensors of an update, in the order of the base's; raise ValueError if they differ."""
+    """Check that an update has the base's tensors, and return them in the base's order; else raise ValueError."""
     if faults := check_rows(layout, update.pieces):
         raise ValueError(f"update {update.path}: {'; '.join(faults)}")
     return appended(layout, update.pieces)

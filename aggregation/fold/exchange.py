@@ -23,7 +23,7 @@ NOTHING: Bytes = np.zeros(0, np.uint8)
 
 
 class Exchange(Protocol):
-    """The ranks of one fold, as one of them sees them."""
+    """One rank's connection to all ranks of a fold."""
 
     @property
     def rank(self) -> int:
@@ -31,10 +31,10 @@ class Exchange(Protocol):
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
+        """The number of ranks of the fold."""
 
     def swap(self, parts: Sequence[Bytes]) -> list[Bytes]:
-        """Give part j to rank j; return the parts of all ranks for this one, in their order.
+        """Send part j to rank j, and return the parts that all ranks send to this one, in their order.
 
         Raises:
             ExchangeBroken: a rank is gone, or does not answer in time.

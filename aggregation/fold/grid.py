@@ -65,7 +65,7 @@ def grid_exponent(magnitude: float, *, total_weight: int, count: int) -> int:
 
 
 def grid_scale(weight: int, exponent: int) -> np.float64:
-    """Return w / q, the factor of an element before it is rounded; exact for `weights.is_integer_weight`."""
+    """Return w / 2^e, an update's scale before it is rounded to the grid; exact for `weights.is_integer_weight`."""
     return np.float64(math.ldexp(weight, -exponent))
 
 

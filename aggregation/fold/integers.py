@@ -35,7 +35,7 @@ def weighted_sum(
 
 
 WORD_BITS = 62
-"""Number of bits of each word, except the highest, in which a sum beyond int64 travels."""
+"""Number of bits of each word, except the highest, in which a sum beyond int64 is sent."""
 
 
 def to_words(total: NDArray[Any]) -> NDArray[np.int64]:

@@ -40,7 +40,7 @@ class Weighted:
 
     @property
     def carried(self) -> dict[str, float | int]:
-        """The magnitudes of the update's tensors."""
+        """The largest |element| of each tensor that the update carries."""
         return {piece.tensor: self.update.magnitudes[piece.tensor] for piece in self.update.pieces}
 
 
@@ -49,15 +49,15 @@ class Counted(Protocol):
 
     @property
     def weight(self) -> int:
-        """The weight in the mean."""
+        """The weight of the update in the mean."""
 
     @property
     def factor(self) -> float:
-        """The factor of its floats."""
+        """The factor of the update's floats."""
 
     @property
     def trained_factor(self) -> float:
-        """The further factor of the trained floats."""
+        """The further factor of the update's trained floats."""
 
 
 def factor_of(item: Counted, tensor: Tensor, trained: Container[str]) -> float:
@@ -70,7 +70,7 @@ class Total:
     """The sum of weights, the magnitude and the count of all updates that carry a tensor."""
 
     weight: int
-    """The sum of their weights."""
+    """The sum of the weights of the updates that carry the tensor."""
     magnitude: float | int
     """The largest |element| that an update adds, for floats times the update's factor, so that an update with a tiny
     factor takes no bits from the others."""
@@ -116,7 +116,7 @@ class Term:
 def totals_of(
     layout: Layout, updates: Iterable[tuple[Counted, Mapping[str, float | int]]], trained: Container[str]
 ) -> dict[str, Total]:
-    """Return the totals by tensor.
+    """Return for each tensor the total weight, magnitude and count of the updates that carry it.
 
     Args:
         layout: the model's tensors.
@@ -170,7 +170,7 @@ class ExactMean:
         return total
 
     def _here(self, start: int, stop: int) -> list[tuple[Term, np.float64]]:
-        """Return the terms with values here in these elements, each with its scale: zeros add nothing."""
+        """Return the updates with values here in elements start..stop, each with its scale: zeros add nothing."""
         pairs = zip(self._terms, self._scales, strict=True)
         return [pair for pair in pairs if pair[0].reader.meets(self._tensor, start, stop)]
 
@@ -184,7 +184,7 @@ class ExactMean:
         return total
 
     def share(self, start: int, stop: int) -> NDArray[np.float64]:
-        """Return the sum in its form on the wire; empty if this rank has none of these elements."""
+        """Return this rank's partial sum of elements start..stop, as it is sent; empty if no update here has them."""
         return self.sum(start, stop) if self._here(start, stop) else np.zeros(0)
 
     def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> NDArray[np.float64]:
@@ -221,7 +221,7 @@ class IntegerMean:
         return [term for term in self._terms if term.reader.meets(self._tensor, start, stop)]
 
     def share(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the sum in its form on the wire; empty if this rank has none of these elements."""
+        """Return this rank's partial sum of elements start..stop, as it is sent; empty if no update here has them."""
         return to_words(self.sum(start, stop)) if self._here(start, stop) else np.zeros(0, np.int64)
 
     def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> NDArray[Any]:

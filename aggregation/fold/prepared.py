@@ -16,7 +16,7 @@ Gram = Callable[[Layout], NDArray[np.float64]]
 
 
 def prepared(step: Step, layout: Layout, gram: Gram, exchange: Exchange | None = None) -> Step:
-    """Return a step whose place has the optimizer's prepared values; the same step if it has no `prepare`.
+    """Call the optimizer's `prepare`, and return the step with its result in `place`; without `prepare` the same step.
 
     Args:
         step: of the fold.
@@ -47,7 +47,7 @@ def check_whole(step: Step, layout: Layout, num_pieces: Mapping[str, int]) -> No
     """Check that no rank has only a part of a tensor that the optimizer needs as a whole.
 
     Raises:
-        ValueError: a tensor is cut; with all of them.
+        ValueError: tensors are cut; the message lists all of them.
     """
     if not whole_tensors(step):
         return

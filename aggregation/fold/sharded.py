@@ -55,7 +55,7 @@ class Cohort:
     """The places of each rank's updates, in the rank's order, among all updates in the order of the client ids: 0 to K
     - 1. An update whose parts are spread is at each rank that has one of them."""
     omitted: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """The places of the updates that leave a tensor out, by tensor."""
+    """The places (0 to K - 1) of the updates that leave a tensor out, by tensor."""
 
 
 def fold_shard(
@@ -210,12 +210,12 @@ class _Sums:
         return [slot for slot in self._inputs.slots if slot.carries(tensor.name)]
 
     def share(self, tile: _Tile) -> NDArray[Any]:
-        """Return the share of this rank's updates in a tile, for its owner."""
+        """Return this rank's partial sum of a tile, for the rank that owns the tile."""
         mean = self._means[tile.tensor.name]
         return NOTHING if mean is None else mean.share(tile.start, tile.stop)
 
     def finish(self, tile: _Tile, shares: Sequence[Bytes]) -> Parts:
-        """Return the tile's new values."""
+        """Return the tile's new values from the shares of all ranks."""
         tensor, mean, moved = tile.tensor, self._means[tile.tensor.name], self.moved(tile.tensor)
         masters, older, anchor = self._inputs.masters, self._inputs.older, self._step.anchor
         if mean is None:

@@ -46,11 +46,11 @@ class Gathered:
     place: Place = NOWHERE
 
     def share(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Return the values of this rank's updates; see `rows_of`."""
+        """Return the values of elements start..stop of this rank's updates; see `rows_of`."""
         return rows_of(self.terms, self.tensor, start, stop)
 
     def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> Array:
-        """Return the update of the rule, from the values of these elements at all ranks."""
+        """Apply the rule to elements start..stop, from the blocks of all ranks."""
         blocks = in_places(parts, self.places, self.tensor, stop - start)
         sources: list[Source] = [_Block(block, start) for block in blocks]
         if self.centre is not None:

@@ -59,7 +59,7 @@ class Step:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The names of the slots."""
+        """The names of the slots, the tensors of the optimizer's and the rule's state."""
         return slots_of(self.optimizer, self.rule)
 
     def is_control(self, tensor: Tensor) -> bool:
@@ -91,7 +91,7 @@ class Slot:
 
     Args:
         name: of the slot.
-        step: its files.
+        step: the step that has the files of the slots.
         layout: the model's tensors.
         pieces: the pieces of the model that are folded here.
     """
@@ -111,7 +111,7 @@ class Slot:
         return tensor in self._names
 
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return its values in the base's version, float32; see `sources.Source.read`."""
+        """Return elements of the slot in the base's version, float32; see `sources.Source.read`."""
         if self._reader is not None:
             return self._reader.read(tensor, start, stop, out)
         block = np.empty(stop - start, np.float32) if out is None else out

@@ -207,7 +207,7 @@ def _mean_by(step: Step, layout: Layout, terms: list[Term], slots: list[Slot], e
 
 
 def _drawn(anchor: Anchor | None, mean_of: _MeanOf, layout: Layout, masters: UpdateReader, stack: ExitStack) -> _MeanOf:
-    """Return the same means, pulled towards the step's anchor, if it has one."""
+    """Return the function of means, pulled towards the step's anchor (an older version) if it has one."""
     if anchor is None:
         return mean_of
     if parse_header(anchor.version)[0] != layout:
@@ -217,7 +217,7 @@ def _drawn(anchor: Anchor | None, mean_of: _MeanOf, layout: Layout, masters: Upd
 
 
 def check_updates(layout: Layout, updates: Sequence[Weighted], base: Path) -> None:
-    """Raise ValueError if these updates cannot be added to this base."""
+    """Raise ValueError if updates cannot be added to the base (no updates, other dtypes, ...)."""
     tensors = {tensor.name: tensor for tensor in layout}
     for tensor in layout:
         if tensor.dtype in FLOATS and tensor.dtype != "F32":

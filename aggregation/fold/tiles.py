@@ -23,7 +23,7 @@ Mean = Callable[[int, int], NDArray[np.float64]]
 
 
 def staying_rule(tensor: Tensor, files: Sequence[UpdateReader | Slot]) -> TileRule:
-    """Return the rule of a tensor that no update carries: it and its slots keep their values."""
+    """Return the tile rule of a tensor that no update carries: it and its slots keep their values."""
     dtype = NUMPY_DTYPES[tensor.dtype]
     return lambda start, stop: tuple(file.read(tensor, start, stop).astype(dtype, copy=False) for file in files)
 
@@ -55,7 +55,7 @@ def float_rule(tensor: Tensor, masters: UpdateReader, mean_of: Mean, slots: list
 
 
 def rounded_to_float32(values: NDArray[np.float64], what: str) -> NDArray[np.float32]:
-    """Return new values in their stored form.
+    """Round new values to float32, in which they are stored.
 
     Raises:
         ValueError: a value leaves float32; the message begins with `what`.

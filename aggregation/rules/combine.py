@@ -44,7 +44,7 @@ def mixing_for(
     threads: int = 1,
     place: Place = NOWHERE,
 ) -> Array | None:
-    """Return the matrix by which a geometric rule mixes these updates, from one pass over them.
+    """Return the matrix by which a geometric rule mixes a round's updates, from one pass over them.
 
     Args:
         rule: the run's rule.

@@ -64,7 +64,7 @@ class TrimmedMean:
 
 
 def clip_factors(norms: Sequence[float], bound: float | Literal["median"]) -> tuple[float, ...]:
-    """Return the factor of each update that brings its norm within the bound.
+    """Return for each update the factor that brings its norm within the bound.
 
         a_k = min(1, C / ||u_k||)        C given, or the median of the norms
 

@@ -40,12 +40,12 @@ def distances_to(gram: Array, coefficients: Array) -> Array:
 
 
 class _OneRow:
-    """A rule with one combination, which is the result."""
+    """Base of rules whose `mixing` has one row: the mixed update is the result."""
 
     __slots__ = ()
 
     def reduce(self, rows: NDArray[np.float32], place: Place = NOWHERE) -> Array:
-        """Return the single row; see `rule.Rule.reduce`."""
+        """Return the single mixed row as the result; see `rule.Rule.reduce`."""
         row: Array = rows[0].astype(np.float64)
         return row
 
@@ -180,7 +180,7 @@ class CenteredClipping(_OneRow):
 
 @dataclass(frozen=True, slots=True)
 class NearestNeighbourMixing:
-    """Mixing before any rule: each update becomes the mean of the K - f nearest to it, itself among them.
+    """Mixing before any rule: each update becomes the mean of the K - f updates nearest to it, with itself.
 
     Where the sites' data differ, honest updates come closer to each other, and the rule after it loses less.
 

@@ -84,7 +84,7 @@ class ByNumpy:
         return total
 
     def _blocks(self, start: int, stop: int) -> list[Floats]:
-        """Return matrices of some columns each."""
+        """Return the values as matrices of some columns each, which stay in the cache."""
         values, width = self._values, max(1, TILE_VALUES // len(self._values))
         edges = [(begin, min(stop, begin + width)) for begin in range(start, stop, width)]
         if isinstance(values, np.ndarray):
@@ -147,7 +147,7 @@ def _address_of(array: Floats) -> int:
 
 
 def _by_threads(work: Callable[[int, int], None], count: int, together: int, values_of_each: int) -> None:
-    """Let all cores work on shares of `count`, in multiples of `together`; their results are independent."""
+    """Call `work` on all cores for shares of 0..count, in multiples of `together`."""
     cores = len(os.sched_getaffinity(0))
     if cores == 1 or count * values_of_each < THREADS_FROM:
         work(0, count)
@@ -159,7 +159,7 @@ def _by_threads(work: Callable[[int, int], None], count: int, together: int, val
 
 
 def compiled() -> Loops:
-    """Return the loops; they are compiled at their first use on a machine, and read from a file afterwards."""
+    """Return the passes in machine code, compiled at their first use on a machine, and read from a file afterwards."""
     from atoll.aggregation.stacked.kernels import add_up, largest
 
     return Loops(largest, add_up)

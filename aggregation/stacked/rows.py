@@ -36,14 +36,14 @@ class Rows:
 
 
 def can_stack(layout: Layout, step: Step) -> bool:
-    """Return whether this fold supports updates of such a model with such a step."""
+    """Return whether the stacked fold supports a layout and a step: all tensors F32; no rule, anchor or `prepare`."""
     if isinstance(step.optimizer, CustomOptimizer) and step.optimizer.has_prepare:
         return False  # the inner products of updates are taken over their files
     return step.rule is None and step.anchor is None and all(tensor.dtype == "F32" for tensor in layout)
 
 
 def fold_rows(base: Mapping[str, NDArray[Any]], layout: Layout, rows: Rows, step: Step, slots: Arrays) -> Arrays:
-    """Return the next version.
+    """Return the next version, from the mean of the rows and the server optimizer's step.
 
     Args:
         base: the global model, by name.
@@ -95,7 +95,7 @@ def _mean(
 
 
 def _moved(tensor: Tensor, master: NDArray[Any], mean: Doubles, step: Step, slots: Arrays) -> NDArray[np.float32]:
-    """Return the new values, as `tiles.float_rule` computes them."""
+    """Return the tensor's new values, as `tiles.float_rule` computes them."""
     what = f"tensor {tensor.name!r}: "
     if not step.is_trained(tensor):
         return rounded_to_float32(np.add(master, mean, out=mean), what + "new values")

@@ -101,7 +101,7 @@ class Command:
             raise SystemExit(ExitCode.BUG) from None
 
     def if_stopped(self, when: str) -> None:
-        """Set what is true when a signal comes from now on: the end of the line that the person then reads.
+        """Set the end of the line that the person reads when a signal comes from now on: what is true then.
 
         Raises:
             Stopped: as `check` does.
@@ -110,7 +110,7 @@ class Command:
         self._when = when
 
     def check(self) -> None:
-        """End the process if a signal has come.
+        """Raise `Stopped` if a signal has come.
 
         Raises:
             Stopped: a signal has come, and code of the user's or of a library has swallowed the exception or replaced
@@ -120,7 +120,7 @@ class Command:
             raise Stopped(self.code_if_stopped)
 
     def end_in_time(self, seconds: int = LATE_S) -> None:
-        """Give this process `seconds` to end; then SIGALRM kills it, and the stacks of all threads are written out.
+        """Set a timer that kills this process after `seconds` (SIGALRM), and writes out the stacks of all threads.
 
         Nothing is lost: durable state is already on disk, and the next process replays the journal. The kernel's timer
         and a handler in C need neither the event loop nor Python's global lock. In a process that runs more than this
@@ -132,7 +132,7 @@ class Command:
             signal.alarm(seconds)
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
-        """Print the line, and end the process cleanly; the next signal ends it at once."""
+        """Handle a signal: print one line, and end the process cleanly; the next signal ends it at once."""
         self._is_stopped = True  # first: what follows may wait for a reader, or for a lock
         end_by_default()
         leave_closed_terminal()
@@ -176,14 +176,14 @@ class Command:
         return not self._is_stopped and signal.getsignal(number) == self._stop
 
     def _block(self) -> None:
-        """Keep signals waiting during a fork: Python drops one that reaches the child before it has begun."""
+        """Block signals during a fork: Python drops one that reaches the child before it has begun."""
         self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
     def _unblock(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.before)
 
     def _release_child(self) -> None:
-        """Give a process that the task forks the default handlers: its parent ends it."""
+        """Restore the default signal handlers in a process that the task has forked: its parent ends it."""
         signal.set_wakeup_fd(-1)  # a signal of the child is none of the parent's
         for number in ENDING:
             if signal.getsignal(number) == self._stop:

@@ -33,7 +33,7 @@ class _Text(logging.Formatter):
         self._source = f"{source}: " if source else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line; the traceback of an exception follows on separate lines."""
+        """Format a record as a line; the traceback of an exception follows on separate lines."""
         line = super().format(record)
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
         zone = time.strftime("%z", time.localtime(record.created))
@@ -49,7 +49,7 @@ class _Json(logging.Formatter):
         self._process, self._site = process, site
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the object in one line."""
+        """Format a record as a JSON object in one line."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         said: dict[str, object] = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
@@ -77,7 +77,7 @@ class Stream(logging.StreamHandler):  # type: ignore[type-arg]
                 self._path = found
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the line."""
+        """Write the line of a record; reopen the file if it was rotated."""
         if self._path:
             with suppress(OSError):  # the folder is away, or may not be written to: the older file takes the line
                 self._follow()

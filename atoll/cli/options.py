@@ -109,9 +109,9 @@ def _exact(value: float) -> str:
 
 
 def read_join_code(text: str | None) -> str | None:
-    """Return the join code as given, or the text of standard input for `-`, of a file for `@FILE`.
+    """Read a join code from an argument: the code itself, `-` for standard input, or `@FILE`.
 
-    These appear in no list of processes.
+    The last two show in no list of processes.
     """
     from atoll.protocol.identity.join_code import TEXT_MAX
 

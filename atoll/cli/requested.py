@@ -13,7 +13,7 @@ from atoll.operations.requests import ARGUMENT, Param
 
 
 def requested(kind: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an argument or option for each parameter of its request; it gets the request of them.
+    """Return a decorator: the command gets an argument or option for each field of the request, and is called with it.
 
     Args:
         kind: the dataclass of the request, of `operations.requests`.

@@ -53,7 +53,7 @@ class Progress:
             self._draw(done, total, "")
 
     def show(self, done: float, total: float, text: str, *, at: float, is_last: bool = False) -> None:
-        """Show how much is done.
+        """Update the bar, or print a line if one is due.
 
         Args:
             done: the amount that is done.
@@ -112,7 +112,7 @@ def _bar(stream: TextIO, is_counted: bool) -> "Drawn":
 
 
 class TerminalWait(Wait, Progress):
-    """A wait whose content can say how much of it is done, with the time left. Threads may call `advance`.
+    """A wait on a terminal that shows how much is done and the time left. Threads may call `advance`.
 
     Args:
         what: the thing that the wait is for.

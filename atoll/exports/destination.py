@@ -31,7 +31,7 @@ class Destination(Protocol):
         """Check that the place can be used, before anything is exported.
 
         Raises:
-            OSError: it cannot; a `DestinationAway` may pass.
+            OSError: the place cannot be used; a `DestinationAway` may pass.
         """
 
     def begin(self, about: About) -> None:
@@ -52,19 +52,19 @@ class Destination(Protocol):
         """Write the state of the run, if it differs from the last one."""
 
     def close(self) -> None:
-        """Release the place."""
+        """Close the destination's files or connection, and release its lock."""
 
 
 class Steps:
-    """The steps that a destination has, by the first name of each row, which stands for the row."""
+    """Index of the steps that a destination has, by the first name of each row."""
 
     def __init__(self) -> None:
         self._steps: dict[str, set[int]] = {}
 
     def add(self, name: str, step: int) -> None:
-        """Note that the row with this first name is there."""
+        """Record that the destination has the row with this first name."""
         self._steps.setdefault(name, set()).add(step)
 
     def lack(self, row: Row) -> bool:
-        """Return whether the row is missing; any of its names may be the one that stands for it."""
+        """Return whether the destination lacks the row, of whose names any may be the first one there."""
         return not any(row.step in self._steps.get(name, ()) for name in row.values)

@@ -11,10 +11,10 @@ ROWS_AT_ONCE = 500
 """The most rows that are in memory before they are written."""
 
 REST = 4.0
-"""The rest of a follower after each look, as a multiple of the time that the look took."""
+"""The pause of `follow` after each reading of the run, as a multiple of the reading's duration."""
 
 LOOK_MIN_S = 0.5
-"""The least rest of a follower [s]."""
+"""The least pause of `follow` [s]."""
 
 PENDING_S = 1.0
 """The longest time for which rows of a run in this process wait to be written [s]."""
@@ -88,10 +88,10 @@ class LiveSource(Source, Protocol):
     """A run in progress in this process."""
 
     def row_of(self, document: Mapping[str, Any]) -> Row | None:
-        """Return the row of what the run has just logged; None: it has no numbers."""
+        """Return the row of a document that the run has just logged; None: it has no numbers."""
 
     def note(self) -> str:
-        """Return what an export leaves out; empty: nothing."""
+        """Return the sentence about what an export of the run leaves out; empty: nothing."""
 
 
 class LiveExport:
@@ -121,7 +121,7 @@ class LiveExport:
             destination.check()
 
     def take(self, document: Mapping[str, Any]) -> None:
-        """Take a line of the run's log, whose numbers are written within a second or so, or at the end."""
+        """Accept a line of the run's log; write its numbers within a second or so, or at the end."""
         if not self._open:
             return
         if not self._has_begun:
@@ -135,7 +135,7 @@ class LiveExport:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Write what is pending, and the end of the run."""
+        """Write the pending rows and the final state of the run, and close the destinations."""
         if self._open and not self._has_begun and kind is None:
             self._begin()
         if self._has_begun:
@@ -146,7 +146,7 @@ class LiveExport:
         self._open = []
 
     def _begin(self) -> None:
-        """Open the destinations, and write the rows of earlier processes, and those until now."""
+        """Open the destinations, and write all rows of the run until now, also those of earlier processes."""
         self._has_begun = True
         if left_out := self._source.note():
             self._tell(left_out)
@@ -158,7 +158,7 @@ class LiveExport:
         self._each(lambda one: one.write([row for row in rows if row.values and one.lacks(row)]))
 
     def _each(self, work: Callable[[Destination], object]) -> None:
-        """Do the work at each destination; one that fails is left out from then on."""
+        """Call a function with each destination; one that fails is left out from then on."""
         for destination in list(self._open):
             try:
                 work(destination)

@@ -31,13 +31,13 @@ def identity(name: str, *parts: Any) -> str:
 
 
 def safe(name: str) -> str:
-    """Return a name for files and identities."""
+    """Replace the characters of a run's name that file names and identities exclude."""
     return NO_NAME.sub("-", name).strip(".-") or "run"
 
 
 @dataclass
 class SimulatedFolder:
-    """The run in a folder of `atoll simulate`.
+    """The source of an export: the run in a folder of `atoll simulate`.
 
     Args:
         folder: the folder.
@@ -91,7 +91,7 @@ class SimulatedFolder:
         return self._has_sites
 
     def note(self) -> str:
-        """Return what is left out; empty: nothing."""
+        """Return the sentence about what the export leaves out; empty: nothing."""
         if self.sites is None and not self.with_sites():
             return f"{self.folder}: leaves out the values of more than {SITES_MAX} sites: --sites exports them"
         return ""
@@ -102,7 +102,7 @@ class SimulatedFolder:
 
 @dataclass
 class TrainingFolder:
-    """The training in a folder of `atoll train`."""
+    """The source of an export: the training in a folder of `atoll train`."""
 
     folder: Path
 
@@ -140,7 +140,7 @@ class TrainingFolder:
         return row_of_event(event, time.time())
 
     def note(self) -> str:
-        """Return what is left out: nothing."""
+        """Return "": the export leaves out nothing."""
         return ""
 
     def _events(self) -> list[dict[str, Any]]:

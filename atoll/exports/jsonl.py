@@ -13,7 +13,7 @@ from atoll.task.json_text import to_json
 
 
 class JsonLines:
-    """The destination `jsonl`.
+    """The destination `jsonl` of an export: a file of JSON lines.
 
     Args:
         folder: the folder of the file, which is called NAME.jsonl.
@@ -71,7 +71,7 @@ class JsonLines:
             self._file.close()
 
     def _write_news(self, before: list[dict[str, Any]], document: dict[str, Any]) -> None:
-        """Append documents, and this one if it differs from the last of its kind."""
+        """Append the documents `before`, and `document` if it differs from the last one of its kind."""
         assert self._file is not None
         text = to_json(document, ensure_ascii=False)
         is_news = json.loads(text) != self._last.get(document["kind"])

@@ -47,7 +47,7 @@ STATUS = {"finished": "FINISHED", "early": "FINISHED", "failed": "FAILED", "stop
 
 
 class Mlflow:
-    """The destination `mlflow`.
+    """The destination `mlflow` of an export: a run in an MLflow store.
 
     Args:
         to: a folder, for the SQLite file `mlflow.db` in it, or the URI of an MLflow store.
@@ -115,14 +115,14 @@ class Mlflow:
         self._status = status
 
     def close(self) -> None:
-        """Release the run."""
+        """Release the lock on the run's export."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        """Turn an error of MLflow's into a sentence: a store that it refuses, or one that does not answer."""
+        """Turn MLflow's errors in the block into ExportRefused or DestinationAway, each with a sentence."""
         try:
             yield
         except MlflowException as error:

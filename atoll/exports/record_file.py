@@ -15,7 +15,7 @@ Frame = Callable[[bytes, int], bytes]
 
 
 class RecordFile:
-    """An open file of records.
+    """An open file of records that only grows, locked by its exporter.
 
     Args:
         path: of the file, which is made when it is missing.

@@ -1,4 +1,4 @@
-"""The rows of an export: numbers of a run that were known at one instant, and what describes the run. Pure.
+"""The rows of an export (numbers of a run known at one instant), its state, and its description. Pure.
 
 A row is written whole, once, and never changes: so a source yields only what is final.
 """
@@ -53,15 +53,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The description of a run."""
+    """The description of an exported run: identity, name, group, beginning, settings."""
 
     id: str
     """The identity of the run, by which a destination recognises it: letters, digits, dots, - and _."""
     name: str
     group: str
-    """The name that it shares with the runs that it is compared with."""
+    """The name that the run shares with the runs that it is compared with."""
     created_at: float
-    """The instant of its beginning [s since the epoch]."""
+    """The instant of the run's beginning [s since the epoch]."""
     settings: Mapping[str, Any]
     """The settings by dotted keys, plain values."""
 

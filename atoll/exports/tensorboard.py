@@ -29,7 +29,7 @@ HEAD = struct.Struct("<QI")
 
 
 class TensorBoard:
-    """The destination `tensorboard`.
+    """The destination `tensorboard` of an export: an event file.
 
     Args:
         folder: the log directory, in which each run has a folder.

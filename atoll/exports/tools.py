@@ -29,7 +29,7 @@ class Target:
         return self if self.to else Target(self.tool, str(default / self.tool))
 
     def open(self) -> Destination:
-        """Return the destination."""
+        """Open the tool's destination (TensorBoard, MLflow, ...)."""
         match self.tool:
             case "tensorboard":
                 from atoll.exports.tensorboard import TensorBoard
@@ -49,7 +49,7 @@ class Target:
 
 
 def checked(targets: Sequence[Target], source: str, *, of_place: str = "") -> list[Target]:
-    """Return the targets, if an export to each can begin.
+    """Check that an export to each target can begin, and return the targets.
 
     Args:
         targets: the targets.
@@ -58,7 +58,7 @@ def checked(targets: Sequence[Target], source: str, *, of_place: str = "") -> li
 
     Raises:
         ConfigError: an unknown tool, a package that is not installed, a place that the tool does not take, or one
-            named twice; with all faults.
+            named twice; the message lists all faults.
     """
     faults = [f"{source}: {fault}" for target in targets if (fault := _fault_of_tool(target.tool))]
     faults += [f"{of_place or source}: {fault}" for target in targets if (fault := _fault_of_place(target))]
@@ -74,7 +74,7 @@ def checked(targets: Sequence[Target], source: str, *, of_place: str = "") -> li
 
 
 def parsed(texts: Sequence[str]) -> list[Target]:
-    """Return the targets in the values of --export: TOOL or TOOL:PLACE.
+    """Parse the values of --export, TOOL or TOOL:PLACE, and check the targets.
 
     Raises:
         ConfigError: as of `checked`.

@@ -27,7 +27,7 @@ ITS_OWN = ("_step", "_timestamp", "_runtime")
 
 
 class WeightsAndBiases:
-    """The destination `wandb`.
+    """The destination `wandb` of an export: an offline run of Weights & Biases.
 
     Args:
         folder: the folder of offline runs, as `wandb` calls it in a project.
@@ -123,7 +123,7 @@ class WeightsAndBiases:
         self._steps.add(next(iter(row.values)), row.step)
 
     def _note(self, record: Any) -> None:
-        """Note a record that the file has."""
+        """Record which step, settings or state a record of the file has."""
         match record.WhichOneof("record_type"):
             case "run":
                 self._config |= {item.key: item.value_json for item in record.run.config.update}

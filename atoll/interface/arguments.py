@@ -13,7 +13,7 @@ from atoll.interface.errors import AtollError
 
 
 def folder_of(what: str, value: object) -> Path:
-    """Return the folder that a call names.
+    """Check that an argument is a path, and return it.
 
     Raises:
         AtollError: it is no path.
@@ -25,7 +25,7 @@ def folder_of(what: str, value: object) -> Path:
 
 @contextmanager
 def folder_for(out: object) -> Iterator[Path]:
-    """Give the folder that a call names, or a temporary one, which goes with the call if it fails.
+    """Provide the folder that a call names, or a temporary one, which is deleted if the call fails.
 
     Raises:
         AtollError: as `folder_of`.
@@ -42,30 +42,30 @@ def folder_for(out: object) -> Iterator[Path]:
 
 
 def check_whole(what: str, value: object, least: int, most: int = 2**31) -> None:
-    """Check a whole number.
+    """Check that an argument is a whole number within bounds.
 
     Raises:
-        AtollError: it is none, or outside of the bounds.
+        AtollError: it is no such number, or outside of the bounds.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
         raise AtollError(f"{what}: got {value!r}; allowed: a whole number, at least {least}, at most {most}")
 
 
 def check_between(what: str, value: object, least: float, most: float) -> None:
-    """Check a number.
+    """Check that an argument is a number within bounds.
 
     Raises:
-        AtollError: it is none, or outside of the bounds.
+        AtollError: it is no such number, or outside of the bounds.
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) <= most:
         raise AtollError(f"{what}: got {value!r}; allowed: a number, at least {least:g}, at most {most:g}")
 
 
 def check_text(what: str, value: object) -> None:
-    """Check a string.
+    """Check that an argument is a string that UTF-8 can encode.
 
     Raises:
-        AtollError: it is none, or has a lone surrogate, which UTF-8 cannot encode.
+        AtollError: it is no string, or has a lone surrogate, which UTF-8 cannot encode.
     """
     if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
         raise AtollError(f"{what}: got {value!r}; allowed: a text")

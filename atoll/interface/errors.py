@@ -27,10 +27,10 @@ class AtollError(ValueError):
 
 
 def number_of(version: object) -> int:
-    """Return the number of a version.
+    """Check that a version is a whole number, and return it.
 
     Raises:
-        AtollError: it is none.
+        AtollError: it is no such number.
     """
     if isinstance(version, bool) or not isinstance(version, SupportsIndex):
         raise AtollError(f'version: got {version!r}; allowed: a number, "newest", "best"')
@@ -41,14 +41,14 @@ def number_of(version: object) -> int:
 def one_error(*expected: type[Exception]) -> Iterator[None]:
     """Turn an expected error of the commands, also one of a file, into an `AtollError`.
 
-    Its traceback has no frames of ours but the call's: a failure of the task's code has the user's exception
+    Its traceback has no frames of Atoll but the call's: a failure of the task's code has the user's exception
     as its cause, with the frames from the user's code on.
 
     Args:
         expected: errors whose text is a sentence of the command.
 
     Raises:
-        AtollError: with the sentences of the command.
+        AtollError: the block has failed; the message has the sentences of the command.
     """
     try:
         yield

@@ -31,7 +31,7 @@ def curves(reports: "Drawn", metric: str | None) -> Any:
 
 
 def line(points: Mapping[int, float], metric: str, over: str) -> Any:
-    """Return a figure with a metric by number.
+    """Return a figure with a metric over the numbers of versions or steps.
 
     Args:
         points: the values by the number of a version or a step.

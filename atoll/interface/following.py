@@ -97,7 +97,7 @@ class _Followed:
         return self._thread.submit(next, self._items, None)
 
     def close(self) -> None:
-        """Stop following: the thread leaves its wait, closes its source, and ends."""
+        """Stop reading the events: the thread leaves its wait, closes its source, and ends."""
         self._ending.ask()
         self._thread.submit(self._items.close)
         self._thread.shutdown(wait=False)

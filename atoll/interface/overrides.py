@@ -12,7 +12,7 @@ def overrides_of(settings: Mapping[str, Any] | None) -> list[str]:
     """Return settings by their dotted keys as `key=value`; None: there are none.
 
     Raises:
-        ConfigError: they are no table, or a value is none that TOML has; with all faults.
+        ConfigError: they are no table, or values are none that TOML has; the error lists all faults.
     """
     plain = plain_table(settings)
     faults = [
@@ -29,7 +29,7 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
     """Return settings of a training by their dotted keys as `key=value`, with words and without quotes.
 
     Raises:
-        ConfigError: they are no table, or a value is no number, string, true, false or None; with all faults.
+        ConfigError: they are no table, or values are no number, string, bool or None; the error lists all faults.
     """
     settings = plain_table(settings)
     faults = [
@@ -84,7 +84,7 @@ def plain_of(value: Any) -> Any:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether TOML has such a value."""
+    """Return whether a value is one that TOML can hold."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and is_plain(each) for key, each in value.items())
     if isinstance(value, list | tuple):

@@ -12,7 +12,7 @@ Show = Callable[[int, int | None], None]
 """(done, total) -> None; a total of None keeps the last one."""
 
 EVERY_S = 0.1
-"""Least seconds between two pictures of a bar in a notebook."""
+"""Least seconds between two updates of a bar in a notebook."""
 
 
 @contextmanager

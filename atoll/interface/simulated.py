@@ -86,7 +86,7 @@ def _settings(
 
 
 def in_this_process(settings: Mapping[str, Any] | None) -> list[str]:
-    """Return the settings for a task that no other process can import.
+    """Check that settings need no other process, which cannot import the task; return them as overrides.
 
     Raises:
         AtollError: an engine of several processes is asked for.

@@ -140,7 +140,7 @@ def _columns(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _check_processes(grid: "Grid", of_call: Named | None, jobs: int) -> None:
-    """Refuse what needs other processes for a task of a cell.
+    """Check that a sweep needs no other process, if its task is of a notebook's cell, which others cannot import.
 
     Raises:
         AtollError: several runs at a time, or an engine of several processes.

@@ -13,7 +13,7 @@ _turn = RLock()
 
 @contextmanager
 def in_turn() -> Iterator[None]:
-    """Wait for the trainings of other threads; set generators and torch's number of threads back at the end."""
+    """Wait for the trainings of other threads; restore generators and torch's number of threads after the block."""
     from atoll.task.randomness import generators_kept
 
     with _turn, generators_kept(), threads_kept():
@@ -22,7 +22,7 @@ def in_turn() -> Iterator[None]:
 
 @contextmanager
 def threads_kept() -> Iterator[None]:
-    """Set torch's number of threads back at the end, if torch is in use already."""
+    """Restore torch's number of threads after the block, if torch is in use already."""
     torch = sys.modules.get("torch")
     threads = torch.get_num_threads() if torch else 0
     try:

@@ -1,4 +1,4 @@
-"""The export of a version as a PEFT adapter, and with the tensors that did not travel, which the run's task has."""
+"""The export of a version as a PEFT adapter, or with the frozen tensors, which the run's task builds."""
 
 import shutil
 import tempfile
@@ -29,7 +29,7 @@ class Source:
     database: str = ""
 
     def export(self, out: Path) -> Exported:
-        """Export the tensors that travelled."""
+        """Export the version's tensors: those that are exchanged."""
         return export(self.state, self.run, self.version, out, database=self.database)
 
 
@@ -56,7 +56,7 @@ def export_adapter(source: Source, folder: Path) -> Exported:
 
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """Make a folder for a block that writes into it; one that is new goes when the block fails.
+    """Make a folder for a block that writes into it; delete a new folder if the block fails.
 
     Raises:
         CommandError: it cannot be made.
@@ -75,7 +75,7 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 def export_whole(source: Source, out: Path) -> Exported:
-    """Write all tensors of the task's model, each in its dtype; tensors that did not travel are the task's.
+    """Write all tensors of the task's model, each in its dtype; frozen tensors are built by the task.
 
     Raises:
         CommandError: the task cannot build its model here; or as `export`.
@@ -90,7 +90,7 @@ def export_whole(source: Source, out: Path) -> Exported:
 
 
 def _build(source: Source, option: str, out: Path, *, model: Path | None = None, only: Sequence[str] = ()) -> None:
-    """Let the run's task build its model in a worker, and write tensors of it."""
+    """Build the model of the run's task in a worker process, and write tensors of it."""
     if not source.database and is_elsewhere(source.state):
         raise CommandError(f"{option}: needs the run's task, so run it where the coordinator's state directory is")
     with open_history(source.state, source.database) as history:

@@ -117,7 +117,7 @@ def has_ended(state: Path, patience_s: float) -> bool:
 
 
 def ask(state: Path, request: "Callable[[rpc.Stub], Any]", *, patience_s: float = 0.0) -> Any:
-    """Return the answer of the coordinator that holds `state`, or of the joined one.
+    """Call the coordinator that holds `state`, or the joined one, and return its answer.
 
     Args:
         state: the coordinator's state directory.
@@ -234,7 +234,7 @@ def _ask(
     *,
     is_alive: Callable[[], bool] = lambda: True,
 ) -> Any:
-    """Return the answer of the server at an address, which has `CONNECT_S` to take a connection.
+    """Call the server at an address, which has `CONNECT_S` to accept a connection, and return its answer.
 
     A process that is stopped, or starved by a busy machine, lets connections time out: they are tried again. A refused
     connection is final, as nothing listens there, and so is a call that the server may have received.
@@ -264,7 +264,7 @@ def is_unheard(error: Any) -> bool:
 
 
 def refusal_of(error: Any, address: str, waited: float, dialer: Dialer) -> CommandError:
-    """Return the error with the coordinator's message.
+    """Convert a failed call into an error with the coordinator's message.
 
     Args:
         error: of a call, a grpc.RpcError that is also a grpc.Call, which grpc's types do not state.
@@ -282,7 +282,7 @@ def refusal_of(error: Any, address: str, waited: float, dialer: Dialer) -> Comma
 
 
 def start(state: Path, config_toml: str) -> pb.RunReply:
-    """Start a run with these settings."""
+    """Start a run with the given settings (TOML)."""
     request = pb.StartRunRequest(config_toml=config_toml)
     reply: pb.RunReply = ask(state, lambda admin: admin.StartRun(request, timeout=TIMEOUT_S))
     return reply

@@ -1,4 +1,4 @@
-"""Compare a task's federated training with its centralized one."""
+"""The comparison of a task's federated training with its centralized one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -101,7 +101,7 @@ def _of_both(file: SimulationFile) -> list[str]:
 
 
 def _load(request: SimulateRequest, task: Task | ArrayTask | None) -> tuple[SimulationFile, Task, Task]:
-    """Load the settings of the federated run, and its task, a PyTorch task, without and with these settings."""
+    """Load the settings of the federated run, and its PyTorch task, both plain and with the settings applied."""
     file, task = with_task(request, task)
     if not isinstance(task, Task):
         raise CommandError(f"{file.task} is an ArrayTask, which trains only federated; `atoll compare` takes a Task")

@@ -65,7 +65,7 @@ def _read(folders: Sequence[Path]) -> list[RunReport]:
     """Read the runs, each with a distinct name.
 
     Raises:
-        CommandError: a folder has no run, or is named twice; with all faults.
+        CommandError: folders have no run, or are named twice; the error lists all faults.
     """
     found, faults = [], []
     folders = [run for folder in folders for run in runs_in(folder)]

@@ -26,7 +26,7 @@ KEEP_SITES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class AppPlan:
-    """The native run of an app, or the reasons that it has none."""
+    """The settings with which Atoll's rounds replace an app's server (native run), or the reasons that they cannot."""
 
     app: FlowerApp
     strategy: str
@@ -37,10 +37,10 @@ class AppPlan:
 
 
 def app_of(reference: str) -> FlowerApp:
-    """Return the description of an app.
+    """Read the description of a Flower app.
 
     Raises:
-        CommandError: it is wrong; with all faults.
+        CommandError: the description is wrong; the error lists all faults.
     """
     try:
         return read_app(reference)
@@ -49,10 +49,10 @@ def app_of(reference: str) -> FlowerApp:
 
 
 def checked_app(reference: str, options: Mapping[str, Any]) -> FlowerApp:
-    """Return the description of an app whose run config has these values.
+    """Check that an app's run config can have the given values, and return the app's description.
 
     Raises:
-        CommandError: the description or a value is wrong; with all faults.
+        CommandError: the description or a value is wrong; the error lists all faults.
     """
     app = app_of(reference)
     try:
@@ -63,7 +63,7 @@ def checked_app(reference: str, options: Mapping[str, Any]) -> FlowerApp:
 
 
 def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = None) -> AppPlan:
-    """Return how an app would run natively.
+    """Return the settings of an app's native run (by Atoll's rounds), or the reasons against one.
 
     Args:
         reference: of the app.
@@ -92,7 +92,7 @@ def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = N
 
 
 def _no_place_for(settings: Mapping[str, Any], reference: str) -> Sequence[str]:
-    """Return the settings of a strategy that a native run cannot have, such as no rounds; Flower's loop has them."""
+    """Return sentences about a strategy's settings that a native run cannot have, such as no rounds."""
     try:
         load_text(RunFile, tomli_w.dumps({"task": reference, **settings}), (), name="")
     except ConfigError as error:
@@ -113,7 +113,7 @@ def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None 
         is_native: run `main()` up to the start of its strategy, and take the settings of that.
 
     Raises:
-        CommandError: as `plan_of`; or the app has no native run, with every reason.
+        CommandError: as `plan_of`; or the app has no native run; the error lists every reason.
     """
     if is_native:
         plan = plan_of(reference, options, nodes=nodes)

@@ -35,7 +35,7 @@ class Ending:
         self._cancel: Callable[[], object] = lambda: None
 
     def ask(self) -> None:
-        """Stop following: the call that it waits for is cancelled."""
+        """Request the end, and cancel the call for which `items` waits."""
         self._asked.set()
         self._cancel()
 
@@ -45,7 +45,7 @@ class Ending:
             raise Ended
 
     def cancels(self, cancel: Callable[[], object]) -> None:
-        """Name what cancels the call that the following waits for from now on."""
+        """Set the function that cancels the call for which `items` waits from now on."""
         self._cancel = cancel
         if self._asked.is_set():
             cancel()
@@ -118,7 +118,7 @@ def _from_elsewhere(run: str, after: int | None, ending: Ending) -> Iterator[Doc
 
 
 class _Broken(Exception):
-    """A call that another one may continue."""
+    """A call of the coordinator broke off; another call may continue it."""
 
 
 def _after(item: Document, run: str, has_ended: bool) -> tuple[str, bool]:
@@ -128,7 +128,7 @@ def _after(item: Document, run: str, has_ended: bool) -> tuple[str, bool]:
 
 
 def _one_call(run: str, after: int | None, ending: Ending, *, has_begun: bool) -> Iterator[Document]:
-    """Yield the items of one call.
+    """Yield the items of a run from one call of the coordinator.
 
     Raises:
         _Broken: the call was broken off, or the coordinator does not answer.

@@ -1,4 +1,4 @@
-"""The loading of what a command names, a run's TOML or a task, with all mistakes reported at once."""
+"""The loading of a run's TOML or a task that a command names, with all mistakes reported at once."""
 
 import json
 import os
@@ -151,7 +151,7 @@ def _loaded_for_elsewhere(what: str, overrides: Sequence[str], kind: type[File])
 
 
 def load_host(what: str | None, overrides: Sequence[str] = ()) -> HostFile | RunFile:
-    """Load what `atoll coordinator` names: a run, or the coordinator's table alone."""
+    """Load the TOML of `atoll coordinator`: a run's settings, or the coordinator's table alone."""
     if what is None:
         return load(HostFile, None, overrides)
     if is_toml(what) and _has_only_the_host(Path(what)):
@@ -161,10 +161,10 @@ def load_host(what: str | None, overrides: Sequence[str] = ()) -> HostFile | Run
 
 @contextmanager
 def all_faults(found: Sequence[str]) -> Iterator[None]:
-    """Surround the reading of settings of which some faults are found already.
+    """Add faults that are found already to those that the block, which reads settings, raises.
 
     Raises:
-        ConfigError: those, and the faults that the reading finds.
+        ConfigError: the given faults, and those that the block finds.
     """
     try:
         yield
@@ -210,7 +210,7 @@ def overriding(overrides: Sequence[str], **options: object) -> list[str]:
     The option `coordinator__state` is the setting coordinator.state.
 
     Raises:
-        CommandError: an override has another value for the setting of an option; with all of them.
+        CommandError: overrides contradict options; the error lists all of them.
     """
     given = {name.replace("__", "."): value for name, value in options.items() if value is not None}
     plain = {name: json.dumps(value) if isinstance(value, int) else quoted(str(value)) for name, value in given.items()}
@@ -271,7 +271,7 @@ def _source(key: str, set_here: Container[str], name: str) -> str:
 
 
 def _with_paths_of_elsewhere(file: RunFile, set_here: Container[str], name: str) -> RunFile:
-    """Return the run unchanged after checking that its files have absolute paths; the coordinator looks for them."""
+    """Check that a run's files have absolute paths, and return the run; the coordinator looks for the files."""
     places = {key: reference.rpartition(":")[0] for key, reference in _references(file).items()}
     if (start := file.model.start) and run_and_version(start) is None:
         places["model.start"] = start if "/" in start else f"./{start}"
@@ -286,7 +286,7 @@ def _with_paths_of_elsewhere(file: RunFile, set_here: Container[str], name: str)
 
 
 def _with_absolute_paths(file: File, folder: Path, set_here: Container[str], name: str) -> File:
-    """Return the run with absolute paths; a missing file is a mistake."""
+    """Make the paths of a run's settings absolute, and return the run; a missing file is a mistake."""
     faults, absolute = [], {}
     for key, reference in _references(file).items():
         absolute[key] = _absolute(reference, Path() if key in set_here else folder)
@@ -319,7 +319,7 @@ def _with_absolute_paths(file: File, folder: Path, set_here: Container[str], nam
 
 
 def _with_absolute_traces(file: File, folder: Path, set_here: Container[str]) -> File:
-    """Return the run with absolute paths to the traces of a simulation's devices, which their reader checks."""
+    """Make the paths to a simulation's device traces absolute, and return the run; their reader checks the files."""
     devices = getattr(file, "devices", None)
     paths = {name: getattr(devices, name, None) for name in ("trace", "awake_trace")}
     absolute = {

@@ -204,7 +204,7 @@ def check_place(out: Path) -> None:
     """Check that `out` can be created, or is a model's file, the only kind that an export replaces.
 
     Raises:
-        CommandError: it cannot, or it is something else.
+        CommandError: `out` cannot be created, or is another kind of file.
     """
     if out.is_dir():
         raise CommandError(f"{out} is a directory: name a file in it, such as {out / 'model.safetensors'}")

@@ -1,4 +1,4 @@
-"""The coordinator that a command goes to: the one of a state directory here, the joined one, or one that is named."""
+"""The coordinator that a command calls: of a state directory here, the joined one, or one that a program names."""
 
 import os
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ _named: ContextVar[Named | None] = ContextVar("named", default=None)
 
 @contextmanager
 def asking(named: Named | None) -> Iterator[None]:
-    """Ask the named coordinator in this block, whatever state directory there is; None: as a command does."""
+    """Direct all calls in the block to the named coordinator, whatever state directory there is; None: as a command."""
     token = _named.set(named)
     try:
         yield
@@ -55,7 +55,7 @@ def credential_folder() -> Path:
 
 
 def is_elsewhere(state: Path) -> bool:
-    """Return whether a command goes to a joined coordinator: a program names it, or there is no such directory here."""
+    """Return whether a command calls a joined coordinator: a program names one, or `state` does not exist here."""
     if named_here() is not None:
         return True
     if state.exists():

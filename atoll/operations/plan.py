@@ -56,7 +56,7 @@ class SiteNeeds:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The needs for a script."""
+        """The site's needs (memory, disk, traffic) in JSON types."""
         found = asdict(self.needs)
         for rank, needs in zip(found["ranks"], self.needs.ranks, strict=True):
             rank["memory"]["total"] = needs.memory.total
@@ -66,7 +66,7 @@ class SiteNeeds:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The meshes of a model on a cluster, the fastest first, with what else was asked for."""
+    """The meshes of a model on a cluster, the fastest first, with a site's needs and dry runs if requested."""
 
     shape: ModelShape
     cluster: Cluster
@@ -77,7 +77,7 @@ class Planned:
 
 
 def plan(request: PlanRequest) -> Planned:
-    """Predict all meshes.
+    """Predict memory and speed of all meshes on which a model can be trained on a cluster.
 
     Raises:
         CommandError: all mistakes in the request; or no mesh can train the model.
@@ -106,7 +106,7 @@ def plan(request: PlanRequest) -> Planned:
 
 
 def parse_arguments(model: str, cluster: str | None, training: dict[str, Any]) -> tuple[ModelShape, Cluster, Wanted]:
-    """Return the model, the cluster and the training that the arguments name; options override the tables of a TOML.
+    """Parse the arguments into model, cluster and training; options override the tables of a TOML.
 
     Raises:
         CommandError: all mistakes.
@@ -169,10 +169,10 @@ def _ranks(text: str, world: int) -> list[int]:
 
 
 def line_of(text: str) -> float:
-    """Return the bits per second that a text such as 100Mbit names.
+    """Parse the speed of a line, such as 100Mbit, into bits per second.
 
     Raises:
-        CommandError: it names none.
+        CommandError: the text names no speed.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?bit)(?:/s)?", text.strip())
     if match is None or not float(match[1]):
@@ -199,7 +199,7 @@ def _check_site(shape: ModelShape, request: PlanRequest) -> None:
 
 
 def _checked(read: Callable[[], object], key: str, faults: list[str]) -> None:
-    """Call a check, and add its fault to the others."""
+    """Call a check, and add the fault that it raises to `faults`."""
     try:
         read()
     except (CommandError, ValueError) as error:
@@ -239,7 +239,7 @@ def _dry_run(shape: ModelShape, candidate: Candidate, rank: int) -> DryRunOf:
 
 
 def compared(of: DryRunOf) -> list[dict[str, Any]]:
-    """Return the measurements of a dry run beside the predictions: bytes of the state, and each kind of collective."""
+    """Return a dry run's measurements beside the predictions: bytes of the state, and each kind of collective."""
     run = of.run
     expected = memory(of.shape, of.candidate, run.rank)
     rows: list[dict[str, Any]] = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Wait:
-    """A wait whose content can say how much of it is done; this one shows nothing."""
+    """A wait whose block reports how much is done; this base class shows nothing."""
 
     def advance(self, more: float, total: float) -> None:
         """Show that `more` of `total` is done, in any unit: bytes, lines; threads may call it."""
@@ -18,7 +18,7 @@ class Reporter:
     """The caller's side of an operation; by default notes and waits go nowhere."""
 
     note: Callable[[str], object] = lambda text: None
-    """Takes one line for a person."""
+    """Receives one line for a person."""
     waiting: Callable[[str, str], AbstractContextManager[Wait]] = lambda what, limit: nullcontext(Wait())
     """Surrounds a block that waits for something: (its name, the end of the wait in words) -> a context manager."""
     interrupting: Callable[[Callable[[], object]], AbstractContextManager[None]] = lambda interrupt: nullcontext()
@@ -31,7 +31,7 @@ _reporter: ContextVar[Reporter] = ContextVar("reporter", default=SILENT)
 
 @contextmanager
 def reporting_to(reporter: Reporter) -> Iterator[None]:
-    """Let the operations that this thread calls in the block report to a caller."""
+    """Set the reporter of the operations that this thread calls in the block."""
     token = _reporter.set(reporter)
     try:
         yield
@@ -40,12 +40,12 @@ def reporting_to(reporter: Reporter) -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """Tell the caller one line."""
+    """Report one line to the operation's caller."""
     _reporter.get().note(text)
 
 
 def waiting_for(what: str, limit: str) -> AbstractContextManager[Wait]:
-    """Tell the caller what the block waits for, if it takes long.
+    """Report to the operation's caller what the block waits for, if it takes long.
 
     Args:
         what: the thing that the block waits for, such as `the coordinator at 127.0.0.1:7070`.
@@ -55,7 +55,7 @@ def waiting_for(what: str, limit: str) -> AbstractContextManager[Wait]:
 
 
 def interruptible(interrupt: Callable[[], object]) -> AbstractContextManager[None]:
-    """Let the caller interrupt the block, which then saves its work; in the main thread.
+    """Make the block interruptible by the operation's caller: it then saves its work. In the main thread.
 
     Args:
         interrupt: asks the block to end.

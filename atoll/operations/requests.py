@@ -93,7 +93,7 @@ class SimulateRequest:
     ] = False
     exports: Exports = ()
     unnamed: str = "atoll-sim-{name}"
-    """The folder where `out` is None, with the name of the run."""
+    """The template of the folder's name if `out` is None."""
 
     def folder(self, file: "SimulationFile") -> Path:
         """Return the folder of the run."""

@@ -26,7 +26,7 @@ NO_COORDINATOR = "a simulation has no coordinator's process"
 def with_task(
     request: SimulateRequest, task: Task | ArrayTask | None = None
 ) -> tuple[SimulationFile, Task | ArrayTask]:
-    """Load the settings of a simulated run and its task, and note what a simulation does not use.
+    """Load the settings of a simulated run and its task, and log the settings that a simulation does not use.
 
     Args:
         request: the request.
@@ -149,7 +149,7 @@ def _of_a_coordinator_alone(overrides: list[str]) -> list[str]:
 
 
 def note_unused(file: SimulationFile, what: str) -> None:
-    """Note what a TOML sets for a coordinator's process, which a simulated run does not have."""
+    """Log the settings of a TOML that are for a coordinator's process, which a simulated run does not have."""
     used = [key.removeprefix("coordinator.") for key in OF_A_COORDINATOR]
     note_unused_settings(file, what, used=used, why=f"{NO_COORDINATOR}; `model.keep_versions` is of the run")
 

@@ -41,14 +41,14 @@ NOTES_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The table that a sweep is asked for."""
+    """The table that is requested of a sweep: metric, target, columns, axis."""
 
     metric: RequestedMetric | None
     """The metric; None: the first one that is no loss."""
     target: float | None
     columns: tuple[str, ...]
     by: str | None = None
-    """The axis on which the runs are compared; None: none is asked for."""
+    """The axis on which the runs are compared; None: none is requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Swept:
 def asked_of(
     grid: Grid, metric: str | None, target: float | None, columns: Sequence[str] | None, by: str | None = None
 ) -> Asked:
-    """Return the table that is asked for, where the grid's file names what the options leave out.
+    """Return the requested table: from the options, and for options left out from the grid's file.
 
     Raises:
         ConfigError: an unknown column.
@@ -133,7 +133,7 @@ def watching(grid: Grid, folder: Path, asked: Asked, show: Watch) -> Watch:
 
 
 def grid_of(request: SweepRequest) -> Grid:
-    """Read the grid, and note what its file sets for a coordinator's process, which simulated runs do not have.
+    """Read the grid, and log the settings of its file for a coordinator's process, which simulated runs do not have.
 
     Raises:
         ConfigError: all mistakes in the file and the overrides.

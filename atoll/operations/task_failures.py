@@ -62,7 +62,7 @@ def task_failures_in_one_line() -> Iterator[None]:
 
 
 def failure_of_the_task(error: Exception | SystemExit) -> str | None:
-    """Return an error of the user's code in one line, with its place; None: another's error, or a signal's.
+    """Describe an error of the user's code in one line, with its place; None: it is of other code, or of a signal.
 
     An OSError outside of the user's file is the machine's: its text says more.
     """
@@ -97,7 +97,7 @@ _CHAINED = (
 
 
 def one_line(text: str) -> str:
-    """Return a message in one line; a traceback in it shrinks to the exception and the innermost line of user code.
+    """Shorten a message to one line; of a traceback the exception and the innermost line of user code remain.
 
     An exception without words gives way to its cause.
     """

@@ -33,7 +33,7 @@ class TryAgain(CommandError):
 def writing_to(
     option: str, folder: Path, needed: int = START_BYTES, *, spared: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """Turn an error of a full or absent disk into one sentence about a folder, and exit code 75.
+    """Turn the block's error of a full or absent disk into `TryAgain` (exit code 75): one sentence about a folder.
 
     A file system that is mounted read-only is another matter: it stays so until a person remounts it (exit code 2).
 

@@ -23,13 +23,13 @@ def worker_of(
     settings: Mapping[str, Any] | None = None,
     python: Path | None = None,
 ) -> "Iterator[Worker]":
-    """Give a worker of a task, which has not begun; it ends with the block, without leaving files.
+    """Provide a worker process of a task, not started yet; it ends with the block, without leaving files.
 
     Args:
         reference: of the task.
         site: the owner of the data; None: the coordinator.
         options: a run's values for the task.
-        settings: the site's own.
+        settings: the site's settings.
         python: the interpreter; None: that of this process.
     """
     from atoll.training.worker.process import Environment, RunTerms, Worker
@@ -46,7 +46,7 @@ def worker_of(
 
 
 def check_in_worker(reference: str, *, site: str, what: str = "", is_tried: bool = False, **given: Any) -> None:
-    """Load a task of a site in a worker.
+    """Check that a worker process can load a task of a site.
 
     Args:
         reference: of the task.
@@ -56,7 +56,7 @@ def check_in_worker(reference: str, *, site: str, what: str = "", is_tried: bool
         given: further arguments of `worker_of`.
 
     Raises:
-        CommandError: it cannot be loaded; with the reasons.
+        CommandError: it cannot be loaded; the error lists the reasons.
     """
     from atoll.client.work.worker import DESCRIBE_TIMEOUT_S
     from atoll.training.worker.process import WorkerCrashed, WorkerError, WorkerHung

@@ -17,7 +17,7 @@ def in_layout(record: ArrayRecord, layout: Layout) -> Arrays:
     """Return the arrays of a record in the dtypes of a model; integers are rounded to the nearest, half to even.
 
     Raises:
-        TaskMismatch: names or shapes differ from the model's; with every difference.
+        TaskMismatch: names or shapes differ from the model's; the message lists every difference.
     """
     found = {name: array.numpy() for name, array in record.items()}
     dtypes = {tensor.name: NUMPY_DTYPES[tensor.dtype] for tensor in layout}

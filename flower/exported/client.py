@@ -18,7 +18,7 @@ from atoll.training.worker.bench import Received
 
 ARRAYS, CONFIG, METRICS, ROUND = "arrays", "config", "metrics", "server-round"
 OWN = "atoll"
-"""The record of the context's state with the tensors that stay: local layers, an optimizer's state."""
+"""The record of the context's state with the tensors that stay at the node: local layers, an optimizer's state."""
 
 EXAMPLES, UNIFORM = "num-examples", "uniform"
 """The two weights of a reply."""
@@ -33,7 +33,7 @@ class Client:
 
     Raises:
         TaskBroken: the node config names no site.
-        OverridesRefused: values of the run or of the node do not fit the task; with all faults.
+        OverridesRefused: values of the run or the node do not fit the task; the message lists all faults.
     """
 
     def __init__(self, reference: str, context: Context) -> None:

@@ -30,12 +30,12 @@ class Ready:
 
     @cached_property
     def layout(self) -> Layout:
-        """The names, dtypes and shapes of the tensors that travel."""
+        """The names, dtypes and shapes of the tensors that are exchanged."""
         return layout_of(self.bench.initial(self.seed))
 
 
 def ready_at(reference: str, values: RunValues, node_config: Mapping[str, Any] | None) -> Ready:
-    """Return a task at the site of a node.
+    """Load a task with the data and settings of a node's site.
 
     Args:
         reference: of the task.
@@ -45,7 +45,7 @@ def ready_at(reference: str, values: RunValues, node_config: Mapping[str, Any] |
 
     Raises:
         TaskBroken: the settings name no site.
-        OverridesRefused: values do not fit the task; with all faults.
+        OverridesRefused: values do not fit the task; the message lists all faults.
         Exception: any error that the task's module raises.
     """
     task = _task(reference)

@@ -17,14 +17,14 @@ from atoll.training.worker.warm_start import Start, started
 
 
 class Server:
-    """A task at the server.
+    """The server's side of an exported task, in a ServerApp.
 
     Args:
         reference: of the task.
         context: of the ServerApp: the run config.
 
     Raises:
-        OverridesRefused: values of the run do not fit the task; with all faults.
+        OverridesRefused: values of the run do not fit the task; the message lists all faults.
     """
 
     def __init__(self, reference: str, context: Context) -> None:
@@ -41,7 +41,7 @@ class Server:
         """Return version 0: the task's initial tensors, or the tensors of the file that `start` names.
 
         Raises:
-            StartRefused: the file does not fit the model; with all faults.
+            StartRefused: the file does not fit the model; the message lists all faults.
         """
         arrays = self._bench.initial(self._values.seed)
         if self._values.start:
@@ -77,6 +77,6 @@ class Server:
         safetensors_file.write(Path(path).absolute(), model)
 
     def _measured(self, sums: Statistics) -> MetricRecord:
-        """Return the values of sums, without those that are undefined."""
+        """Compute the metrics from their sums, without undefined values."""
         found = values(self._bench.metrics, sums)
         return MetricRecord({name: value for name, value in found.items() if value is not None})

@@ -35,7 +35,7 @@ _inside = threading.local()
 
 @contextmanager
 def only_fitting() -> Iterator[None]:
-    """Let Flower's aggregations in this process get only replies that fit each other."""
+    """Pass Flower's aggregations in this process, during the block, only replies that fit each other."""
     _stand_in()
     _judging.set()
     try:
@@ -103,7 +103,7 @@ def _fitting(strategy: Any, replies: list[Message], *, is_train: bool) -> list[M
 
 
 class _Judge:
-    """The parts of replies that an aggregation of Flower reads.
+    """Comparison of replies in the parts that an aggregation of Flower reads.
 
     Args:
         of_model: the names of the metrics that the model depends on, such as the weight.

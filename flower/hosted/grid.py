@@ -44,7 +44,7 @@ def as_program(app: Any, options: Mapping[str, Any]) -> Callable[[Grid], None]:
 
 
 def _identify(run_id: int) -> None:
-    """Give the process the identity without which Flower makes no message."""
+    """Set Flower's run id and node id of the process, without which Flower makes no message."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
     except ImportError:  # before 1.37
@@ -70,7 +70,7 @@ class FlowerGrid(_Base):  # type: ignore[misc]
         self._names = itertools.count(1)
 
     def set_run(self, run: Any) -> None:
-        """Accept Flower's facts about the run."""
+        """Store Flower's facts about the run, which `run` returns."""
         self._run = run
 
     @property
@@ -138,7 +138,7 @@ class FlowerGrid(_Base):  # type: ignore[misc]
 
 
 def _name(message: Message, text: str) -> None:
-    """Give a message its id, to which its reply refers; Flower's grids set it in this way."""
+    """Set a message's id, to which its reply refers, as Flower's grids do."""
     message.metadata.__dict__["_message_id"] = text
 
 
@@ -171,7 +171,7 @@ def _reply(message: Message, name: str, found: RecordDict | str, created_at: flo
 
 
 def _made(**named: Any) -> Message:
-    """Return a message with given metadata, which Flower's signature calls internal."""
+    """Make a message with given metadata, which Flower's signature calls internal."""
     make: Any = Message
     message: Message = make(**named)
     return message

@@ -1,1 +1,1 @@
-"""Strategies of Flower as settings of a native run: rules, server optimizers, terms."""
+"""Strategies of Flower as settings of a native run, in which Atoll's rounds replace Flower's server."""

@@ -26,10 +26,10 @@ _NAME = re.compile(r"(krum_(?P<f>\d+)_(?P<m>\d+)|bulyan_(?P<of_bulyan>\d+)|trimm
 
 
 def __getattr__(name: str) -> "Krum | Bulyan | TrimmedMean":
-    """Return the rule of a name.
+    """Make the rule that a name describes, such as `krum_2_5`.
 
     Raises:
-        AttributeError: it names no rule.
+        AttributeError: the name describes no rule.
     """
     if not (match := _NAME.fullmatch(name)):
         raise AttributeError(f"{name} is none of krum_F_M, bulyan_F and trimmed_mean_0_25")
@@ -71,7 +71,7 @@ class Krum:
         return mixing
 
     def reduce(self, rows: NDArray[np.float32]) -> Array:
-        """Return the single row."""
+        """Return the single row of `mixing` as the result."""
         row: Array = rows[0].astype(np.float64)
         return row
 

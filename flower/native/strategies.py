@@ -42,7 +42,7 @@ OPTIMIZERS, RULES = "atoll.flower.native.optimizers", "atoll.flower.native.rules
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """A ServerApp as a native run."""
+    """The settings of a native run, in which Atoll's rounds replace a ServerApp's strategy."""
 
     strategy: str
     """The class of the strategy."""
@@ -51,13 +51,13 @@ class Native:
     became: Mapping[str, str]
     """The settings that the app's values became, for a reader."""
     notes: tuple[str, ...] = ()
-    """The remaining differences."""
+    """The differences of the native run from Flower's that remain."""
     reasons: tuple[str, ...] = field(default=())
     """The reasons why the app cannot run natively; empty: it can."""
 
 
 def native(app: FlowerApp, started: Started, nodes: int) -> Native:
-    """Return the native run of a ServerApp, or the reasons why there is none.
+    """Translate a ServerApp's strategy into settings of a run, or list the reasons why that is impossible.
 
     Args:
         app: the app.

@@ -1,4 +1,4 @@
-"""The terms of a run with a Flower app, from its `main()`: they travel in the run's `[local]` table.
+"""The settings of a run that a Flower app's `main()` gives: they are sent to clients in the run's `[local]` table.
 
     "train.lr" = 0.1                  the train config
     "evaluate.batch" = 64             the evaluate config
@@ -22,7 +22,7 @@ TRAIN, EVALUATE, OWN = "train.", "evaluate.", "flower."
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The terms of a run of an app, as a client needs them."""
+    """The settings of a Flower app's run that its clients need."""
 
     train: Mapping[str, Any] = field(default_factory=dict)
     """The train config of `Strategy.start`."""
@@ -31,7 +31,7 @@ class Terms:
     order: tuple[str, ...] = ()
     """The arrays in the app's order; empty: in the order of their names."""
     casts: Mapping[str, str] = field(default_factory=dict)
-    """The app's dtype of each array that travels in another dtype."""
+    """The app's dtype of each array that is sent in another dtype."""
     arrays: str = "arrays"
     """The name of the record of arrays in a message."""
     config: str = "config"
@@ -41,7 +41,7 @@ class Terms:
 
     @property
     def table(self) -> dict[str, Any]:
-        """The `[local]` table of these terms, without its defaults."""
+        """The settings as a run's `[local]` table, without its defaults."""
         default = Terms()
         own: dict[str, Any] = {
             f"{OWN}{name}": getattr(self, name)
@@ -57,10 +57,10 @@ class Terms:
 
     @classmethod
     def read(cls, given: Given) -> "Terms":
-        """Read the terms from the values that a run gives to its task.
+        """Parse the settings from the values that a run gives to its task.
 
         Raises:
-            ValueError: unknown keys; with all of them.
+            ValueError: unknown keys; the message lists all of them.
         """
         own: dict[str, Any] = {}
         configs: dict[str, dict[str, Any]] = {TRAIN: {}, EVALUATE: {}}
@@ -90,5 +90,5 @@ def by_name(names: Iterable[str]) -> list[str]:
 
 
 def order_to_send(names: Collection[str]) -> tuple[str, ...]:
-    """Return the order of an app's arrays if it has to travel; empty: they are sorted by name."""
+    """Return the order of an app's arrays if it has to be sent; empty: they are sorted by name."""
     return () if list(names) == by_name(names) else tuple(names)

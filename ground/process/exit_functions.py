@@ -1,4 +1,4 @@
-"""The exit functions that an app has registered, such as closing a log, called before our process exits."""
+"""The exit functions that an app has registered, such as closing a log, called before Atoll's process exits."""
 
 import atexit
 from typing import Any

@@ -31,7 +31,7 @@ def leaving_garbage() -> Iterator[None]:
 
 
 def reopen_files() -> None:
-    """Give this process, which was just forked, separate positions in the files that its parent had open.
+    """Reopen the files of this newly forked process, so that its positions in them differ from its parent's.
 
     An inherited descriptor shares its position with the parent and with the parent's other children: two processes that
     seek and then read a row may each read at the other's position. The files of Python and of C libraries keep the

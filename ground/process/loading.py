@@ -13,7 +13,7 @@ _is_command = False
 
 
 def keep_modules() -> None:
-    """Exclude the objects of `loading` from collections, in a process of Atoll's; its end collects nothing."""
+    """Make `loading` exclude what it imports from garbage collections; the exit of this process collects nothing."""
     global _is_command
     _is_command = True
     atexit.register(gc.freeze)  # registered first, it runs after all other functions

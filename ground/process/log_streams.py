@@ -39,7 +39,7 @@ class LogFile(io.FileIO):
 
 
 def write_to_log() -> None:
-    """Let `sys.stdout` and `sys.stderr` write each line to the logs behind the descriptors 1 and 2.
+    """Replace `sys.stdout` and `sys.stderr` by streams that write each line to the logs at descriptors 1 and 2.
 
     While the process lives, the file behind the descriptor 2 stays bounded, also of what its children write. It must
     have been opened to append.

@@ -60,7 +60,7 @@ class Restored:
     """The slots from `save`, for the parameters of this rank and sharded like them."""
 
     is_same_mesh: bool
-    """The equality of ranks and mesh with those of the checkpoint. If true, every rank continues with its random
+    """Whether the number of ranks and the mesh equal the checkpoint's. If true, every rank continues with its random
     numbers; else they are seeded again, from seed, step and rank."""
 
     rank_local: dict[str, torch.Tensor]
@@ -215,7 +215,7 @@ class Checkpointer:
         return Restored(about["step"], about["extra"], loading.slots, is_same_mesh, own)
 
     def read_beside(self, path: Path, targets: Mapping[str, torch.Tensor]) -> None:
-        """Fill tensors with those that were saved `beside`, by name.
+        """Load the further tensors of a checkpoint (`beside`) into tensors of the same names.
 
         Raises:
             CheckpointBroken: a file cannot be read.
@@ -247,7 +247,7 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; but without waiting if this rank fails, since the others may be gone."""
+        """Close the checkpointer; without waiting if this rank fails, since the others may be gone."""
         if error is None:
             self.close()
 
@@ -367,7 +367,7 @@ def _then(publish: Callable[[], None] | None, done: Future[None], written: Futur
 
 
 def _broken(look: Callable[[], None]) -> list[str]:
-    """Return why the checkpoint cannot be read; empty if it can."""
+    """Call a function that reads a checkpoint, and return why that fails; empty: it does not."""
     try:
         look()
     except CheckpointBroken as error:

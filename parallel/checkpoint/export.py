@@ -38,7 +38,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "U8",
 }
-"""The dtype in which each dtype of a model travels."""
+"""The dtype in which a tensor of each dtype is exchanged, by its safetensors name."""
 
 
 def export_checkpoint(path: Path, out: Path) -> tuple[Piece, ...]:
@@ -167,7 +167,7 @@ def _gathered(
     whole: Mapping[str, Entry],
     holder: Mapping[str, int],
 ) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield the whole tensors on rank 0, one after the other; on the others none, but they must be iterated as well."""
+    """Yield the whole tensors on rank 0, one after the other; other ranks yield none, but must iterate as well."""
     for name in (tensor.name for tensor in layout if tensor.num_bytes):
         if name in tensors:
             tensor = tensors[name]

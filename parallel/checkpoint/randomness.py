@@ -24,7 +24,7 @@ def generator_state() -> State:
 
 
 def restore_generators(state: State) -> None:
-    """Restore a state from `generator_state`."""
+    """Set the process's generators to a state from `generator_state`."""
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["torch"]), dtype=torch.uint8))
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(torch.tensor(state["cuda"], dtype=torch.uint8))

@@ -33,7 +33,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """The flag of rank 0, which writes everything that exists once."""
+        """Whether this process is rank 0, which writes everything that exists once."""
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
@@ -56,7 +56,7 @@ class Ranks:
             raise error(listed(found))
 
     def close(self) -> None:
-        """Destroy the group."""
+        """Destroy the process group of these ranks."""
         if self.group is not None:
             dist.destroy_process_group(self.group)
             self.group = None

@@ -198,7 +198,7 @@ def as_bytes(value: Any) -> torch.Tensor:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number; a learning rate may be a tensor, so that a captured graph reads it."""
+    """Return a setting as a number: a learning rate may be a tensor, so that a captured graph reads it."""
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
@@ -242,7 +242,7 @@ class Loading:
         return faults
 
     def prepare(self) -> list[str]:
-        """List the misfits of the optimizers' state. Every optimizer without state takes a step of length zero."""
+        """List the faults of the saved optimizer state. Every optimizer without state takes a step of length zero."""
         faults = []
         for optimizer in dict.fromkeys(trained.optimizer for trained in self._local.trained):
             if self._keys and not optimizer.state:
@@ -279,7 +279,7 @@ class Loading:
         return []
 
     def _aim(self, key: str, tensor: torch.Tensor) -> None:
-        """Register a target; a second copy of a tied weight is read in a separate pass."""
+        """Register the tensor that receives a key's values; a tied weight's second copy is read in a separate pass."""
         for targets in self._targets:
             if key not in targets:
                 targets[key] = tensor
@@ -340,7 +340,7 @@ def _set(group: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _step_of_zero(optimizer: Optimizer) -> None:
-    """Let an optimizer create its state, by a step with zero gradients and a learning rate of zero."""
+    """Take a step with zero gradients and a learning rate of zero, so that an optimizer creates its state."""
     rates = [group.get("lr") for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         if "lr" in group:

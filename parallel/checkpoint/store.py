@@ -185,11 +185,11 @@ class Store:
         return temporary
 
     def publish(self, step: int, about: dict[str, Any], digests: Mapping[str, str]) -> None:
-        """Let the checkpoint of a step appear, complete, under its name, and delete the expired ones.
+        """Give the complete checkpoint of a step its final name, and delete the expired ones.
 
         Args:
             step: of the checkpoint, whose other files lie in `temporary`.
-            about: its description.
+            about: the description of the checkpoint.
             digests: the SHA-256 of each of these files, by name.
 
         Raises:
@@ -237,7 +237,7 @@ def _delete(path: Path) -> None:
 
 
 def _lock(file: BinaryIO, kind: int) -> bool:
-    """Return whether no other process holds the lock; true on storage without locks."""
+    """Take the lock of a file; return whether no other process holds it (true on storage without locks)."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError as error:

@@ -21,7 +21,7 @@ NAMES = ("none", "fp16", "bf16", "int8", "onebit", "powersgd:RANK")
 """The forms of a setting."""
 
 MIN_SAVING = 2
-"""Least saving of PowerSGD: a matrix travels whole unless its two factors are smaller than it divided by this."""
+"""Least saving of PowerSGD: a matrix is sent whole unless its two factors are smaller than its size divided by this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class DelayedAveraging:
         return {}
 
     def load_state(self, state: Mapping[str, torch.Tensor], parameters: Parameters) -> None:
-        """Begin without pending means."""
+        """Apply all pending means: a checkpoint has none."""
         self.flush(parameters)
 
     def _apply(self, shards: list[torch.Tensor]) -> None:

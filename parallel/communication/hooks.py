@@ -49,7 +49,7 @@ class HookState(Protocol):
 def register(
     ddp: DistributedDataParallel, compression: str, process_group: dist.ProcessGroup | None = None
 ) -> HookState | None:
-    """Let DDP reduce its gradients with a compression; once for each model, before its first backward pass.
+    """Register a compression of the gradients that DDP reduces; once for each model, before its first backward pass.
 
     Args:
         ddp: the wrapped model.
@@ -97,7 +97,7 @@ def _cast_hook(to: _Cast, bucket: GradBucket) -> Mean:
 
 
 def _int8_hook(group: dist.ProcessGroup, bucket: GradBucket) -> Mean:
-    """Let each rank take the mean of its chunk; a chunk is encoded once on its way there and once back."""
+    """Average a bucket in int8: each rank takes the mean of its chunk, which is encoded once each way."""
     buffer = bucket.buffer()
     sent = blocks.encode_int8(blocks.as_blocks(buffer, group.size()))
     received = torch.empty_like(sent)
@@ -205,7 +205,7 @@ def _sizes(bucket: GradBucket) -> list[int]:
 def _gathered(
     residuals: Mapping[str, torch.Tensor], names: Mapping[torch.Tensor, str], bucket: GradBucket
 ) -> torch.Tensor:
-    """Return the residuals of a bucket's parameters in its order; zeros for those without one."""
+    """Concatenate the residuals of a bucket's parameters, with zeros where a parameter has no residual."""
     device = bucket.buffer().device
     found = ((residuals.get(names[parameter]), parameter.numel()) for parameter in bucket.parameters())
     return torch.cat([torch.zeros(size, device=device) if one is None else one.to(device) for one, size in found])

@@ -31,13 +31,13 @@ class LocalSgd:
         """Do nothing: every replica follows its own gradient."""
 
     def after_step(self, parameters: Parameters, step: int) -> None:
-        """Take the mean, if the step is the last of H."""
+        """Set the weights to the replicas' mean, if the step is the last of H."""
         self._are_apart = True
         if (step + 1) % self._every == 0:
             self.flush(parameters)
 
     def flush(self, parameters: Parameters) -> None:
-        """Take the mean, if the replicas have moved since the last one."""
+        """Set the weights to the replicas' mean, if they have moved since the last mean."""
         if self._are_apart:
             average(local_shards(parameters), self._group)
             self._are_apart = False
@@ -49,5 +49,5 @@ class LocalSgd:
         return {}
 
     def load_state(self, state: Mapping[str, torch.Tensor], parameters: Parameters) -> None:
-        """Mark the replicas as equal."""
+        """Note that the replicas are equal, as in every checkpoint."""
         self._are_apart = False

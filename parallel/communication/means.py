@@ -86,7 +86,7 @@ def average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
 
 
 def _buckets(tensors: Iterable[torch.Tensor]) -> Iterable[list[int]]:
-    """Yield the indices of the tensors that travel together."""
+    """Yield the indices of the tensors that are reduced together."""
     open_buckets: dict[torch.dtype, tuple[list[int], int]] = {}
     for index, tensor in enumerate(tensors):
         bucket, num_bytes = open_buckets.get(tensor.dtype, ([], 0))

@@ -23,13 +23,13 @@ DTYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Outer(Protocol):
-    """A method around the inner optimizer's steps; all ranks of the group call the same in the same order."""
+    """Method of synchronizing replicas now and then; all ranks of the group call the same methods in the same order."""
 
     def before_step(self, parameters: Parameters) -> None:
         """Prepare the inner optimizer's step, after the gradients are there."""
 
     def after_step(self, parameters: Parameters, step: int) -> None:
-        """Follow the inner optimizer's step of this number (0-based); may change the parameters."""
+        """Synchronize the replicas after the inner optimizer's step of this number (0-based), if it is due."""
 
     def flush(self, parameters: Parameters) -> None:
         """Make the replicas one model, with the same bits on each: apply all pending means."""
@@ -42,7 +42,7 @@ class Outer(Protocol):
         """
 
     def load_state(self, state: Mapping[str, torch.Tensor], parameters: Parameters) -> None:
-        """Continue from a checkpoint: its state, and its parameters as they have been loaded."""
+        """Restore the method's state from a checkpoint, whose parameters have been loaded already."""
 
 
 def make_outer(config: OuterConfig, group: dist.ProcessGroup) -> Outer:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 WIRES = ("fp32", "fp16", "bf16")
-"""The dtypes in which pseudo-gradients travel."""
+"""The dtypes in which pseudo-gradients are sent."""
 
 SETTINGS = {"local_sgd": (), "diloco": ("lr", "momentum", "wire"), "delayed": ("correction",)}
 """The methods, with the settings of each besides its number of steps."""

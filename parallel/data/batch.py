@@ -38,10 +38,10 @@ class Batch:
     """One rank's share of a global batch."""
 
     inputs: Any
-    """A tensor or a tree (`trees`) of them; or `Parts`, each of any form that the model takes."""
+    """The model's inputs: a tensor or a tree (`trees`) of tensors; or `Parts`, of any form that the model takes."""
 
     targets: Any
-    """The targets in the same form, the second argument of the task's loss."""
+    """The targets in the form of `inputs`, the second argument of the task's loss."""
 
     count: float
     """Units over which the loss averages (examples, valid tokens, a sum of weights). 0: a filler, which keeps a rank
@@ -54,10 +54,10 @@ class Batch:
     """The number of examples; None: the first dimension of the inputs' first tensor."""
 
     may_list: bool = False
-    """Whether the task's collation has made it; torch's makes no lists of one tensor for each example."""
+    """Whether the task's collation has made the batch; torch's makes no lists of one tensor for each example."""
 
     is_filler: bool = False
-    """Whether its examples are fillers, outside of the global batch."""
+    """Whether the batch's examples are fillers, outside of the global batch."""
 
     @classmethod
     def of(
@@ -83,7 +83,7 @@ class Batch:
 
     @property
     def num_rows(self) -> int:
-        """The number of examples."""
+        """The number of the batch's examples."""
         return len(next(tensors(self.inputs))) if self.rows is None else self.rows
 
     def to(self, device: torch.device | str) -> "Batch":

@@ -160,7 +160,7 @@ class Loader:
         return batch if self._device.type == "cpu" else batch.to(self._device)
 
     def _fetched_here(self, error: Exception) -> Any:
-        """Return the batch that has failed in the thread, fetched in the caller's, which fetches the later ones, too.
+        """Fetch the batch that has failed in the thread once more, in the caller's thread, as all later ones.
 
         Raises:
             Exception: it fails here as well.
@@ -183,11 +183,11 @@ class Loader:
 
     @property
     def _has_thread(self) -> bool:
-        """Whether a thread fetches ahead."""
+        """Whether a thread of this process fetches batches ahead."""
         return bool(self._prefetch) and not self._num_workers and not self._is_on_demand
 
     def _fetched(self) -> Iterator[Any]:
-        """Return an endless iterator of collated batches from here on."""
+        """Return an endless iterator of collated batches from the loader's present position."""
         is_pinned, has_thread = self._device.type == "cuda", self._has_thread
         batches = _Batches(self._dataset, self.order.seed, self._parts, beside_others=has_thread)
         positions = _positions(self._began, self.order, self._rank, epoch=self._epoch, step=self._step)
@@ -214,7 +214,7 @@ Position = tuple[int, Indices]
 
 
 def _positions(first: Order, then: Order, rank: int, *, epoch: int, step: int) -> Iterator[Position]:
-    """Yield the place of each batch from a step on, endlessly; the epochs after this one are of the order `then`."""
+    """Yield the position of each batch from a step on, endlessly; later epochs have the order `then`."""
     order = first
     while True:
         indices = order.steps(epoch, rank, then.num_ranks)
@@ -269,7 +269,7 @@ _END: Any = object()
 
 
 def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
-    """Yield the same items in the same order, while one thread draws the next `depth` of them.
+    """Yield the items of an iterable in their order, while one thread draws the next `depth` of them.
 
     An error is raised in the place of its item. The thread ends when this iterator is closed or garbage-collected.
     """

@@ -132,7 +132,7 @@ class Order:
         return indices
 
     def _filler(self, part: Callable[[int], Take], index: int) -> Indices:
-        """Return any one example; one of the rank's if it has any."""
+        """Return the index of one example as a filler, for a rank without data; one of the rank's if it has any."""
         start, stop = self._bounds(index)
         return part(index)(0, 1) if start < stop else np.zeros(1, np.int64)
 
@@ -145,7 +145,7 @@ class Order:
         return shuffled(self.num_examples, start, stop, once=once, draw=draw)
 
     def _bounds(self, index: int) -> tuple[int, int]:
-        """Return where a part lies among all examples: in proportion to the draws from each part in an epoch."""
+        """Return the first and last bound of a part of all examples, in proportion to the part's draws in an epoch."""
         step = self.num_steps - 1
         total = step * self.batch_size + self.size(step)
         before = [
@@ -156,7 +156,7 @@ class Order:
 
 
 def cut(size: int, index: int, num_shares: int) -> int:
-    """Return where a share begins when `size` things in a row are cut as evenly as possible."""
+    """Return the index at which a share begins when `size` things in a row are cut as evenly as possible."""
     return size * index // num_shares
 
 

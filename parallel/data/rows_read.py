@@ -1,7 +1,7 @@
 """The rows that a training reads: their number, and a checksum of some of them, by which other rows are noticed.
 
-A row that has been added or removed changes the number, and moves the rows behind it; so the checksum is of rows in
-equal distances, the first and the last among them; of tensors of a moderate size, of all rows.
+A row that has been added or removed changes the number, and moves the rows behind it; so the checksum is of rows at
+equal distances, including the first and the last; for tensors of moderate size, of all rows.
 """
 
 import zlib

@@ -72,7 +72,7 @@ def _module_faults(model: nn.Module, where: str) -> Iterator[str]:
 
 
 def _of_other_classes(model: nn.Module, where: str) -> Iterator[str]:
-    """Yield the parameters of a custom class."""
+    """Yield a sentence for each parameter of a custom class, which the wrappers cannot shard."""
     for name, parameter in model.named_parameters():
         if type(parameter) is not nn.Parameter:
             yield (
@@ -97,7 +97,7 @@ def _mixed(model: nn.Module, groups: dict[str, str]) -> Iterator[str]:
 
 
 def fit(part: nn.Module, plan: Plan) -> None:
-    """Give the tensors of a part a form that every wrapper takes; values, names and the objects of parameters stay.
+    """Change the memory layout of a part's tensors to one that every wrapper accepts; values, names and objects stay.
 
     Parameters become contiguous where they are cut, and in a pipeline: what its stages send must be, and the output of
     a convolution has the format of its weight. (One of a single channel is contiguous in two formats.) A buffer whose

@@ -33,7 +33,7 @@ from atoll.parallel.engine.records import records_of
 from atoll.training.optimizers.norms import local
 
 TRIAL_PASSES = 16
-"""Training passes, and evaluating ones, without a second call of a block, after which none is expected any more."""
+"""Number of training passes, and of evaluating ones, without a second call of a block, after which none is expected."""
 
 
 class CallsDiffer(ValueError):
@@ -41,7 +41,7 @@ class CallsDiffer(ValueError):
 
 
 class Agreement:
-    """The blocks of one sharded part of a model, and what this rank did with them in the current step.
+    """Agreement of the ranks on one sharded part of a model: which blocks are gathered and summed, in which order.
 
     Args:
         part: after `fully_shard`.
@@ -96,14 +96,14 @@ class Agreement:
         return hook
 
     def _gather_before(self, index: int) -> None:
-        """Gather what comes before a block in the model and was not gathered in this pass."""
+        """Gather the blocks before this one in the model that were not gathered in this pass."""
         for number in range(self._num_gathered, index):
             self._agree(number)
             self._blocks[number].unshard()
         self._num_gathered = max(self._num_gathered, index)
 
     def _repeat(self, index: int) -> None:
-        """Agree on a second call of a block."""
+        """Gather a freed block again for its second call in a pass, once all ranks agree that it is next."""
         if not self._gives_up:
             return
         if not self._compares:
@@ -119,9 +119,9 @@ class Agreement:
         return self._gives_up and (self._has_repeated or self._num_passes[torch.is_grad_enabled()] < TRIAL_PASSES)
 
     def _agree(self, gather: int) -> None:
-        """Take part in the other ranks' gathers that come before this one (a block's number; -1 - number: again).
+        """Take part in the other ranks' gathers before this one (`gather`: a block's number; -1 - number: repeated).
 
-        All ranks make the first gathers of all blocks in one order, so that only second ones can come before.
+        All ranks make the first gathers of all blocks in one order, so that only repeated ones can come before.
         """
         while self._compares:
             lowest = -self._highest([-gather], torch.int64)[0]
@@ -186,7 +186,7 @@ class Agreement:
                 block.unshard()
 
     def _release(self) -> None:
-        """Give up what was gathered and not called; `fully_shard` has given up the others."""
+        """Free the blocks that were gathered and not called; `fully_shard` has freed the others."""
         if self._plan.zero_stage == 3:
             for block in self._blocks:
                 block.reshard()
@@ -206,7 +206,7 @@ class Agreement:
 
     @torch.no_grad()
     def fill(self) -> None:
-        """Give zeros to what has no gradient after a pass that summed nothing, if sums have another type.
+        """Set missing accumulated gradients to zeros in `reduce_dtype`, so that all ranks reduce in one dtype.
 
         Torch sums what earlier passes left in the type of the sums, and what the last one left in the type of the
         parameters; so must all ranks.
@@ -217,7 +217,7 @@ class Agreement:
                 parameter.unsharded_accumulated_grad = zeros
 
     def _watch(self) -> None:
-        """Note, from the first pass on, which parameters get a gradient."""
+        """Record, from the first pass on, which parameters get a gradient."""
         if self._is_watching:
             return
         self._is_watching = True
@@ -227,7 +227,7 @@ class Agreement:
             )
 
     def _sharded(self) -> list[Any]:
-        """Return torch's records of the trained parameters, in the same order on all ranks."""
+        """Return the `FSDPParam`s (torch's records) of the trained parameters, in the same order on all ranks."""
         return [each for each in records_of((self._part, *self._blocks)) if each.sharded_param.requires_grad]
 
     def _is_used(self, parameter: nn.Parameter) -> bool:

@@ -34,7 +34,7 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
         batch_size: examples of the global batch; None if unknown.
 
     Raises:
-        ValueError: with every misfit and its number.
+        ValueError: it does not fit; the message lists every misfit with its number.
     """
     blueprint, mesh = blueprint_of(model), plan.mesh
     faults = list(lazy_faults(model)) or list(tensor_faults(model, plan, _groups(model) if plan.is_sharded else {}))
@@ -86,7 +86,7 @@ def _faults_of_tensor_parallel(model: nn.Module, plan: Plan) -> Iterator[str]:
 
 
 def _groups(model: nn.Module) -> dict[str, str]:
-    """Return the name of the block that `fully_shard` gathers each parameter with; "" for what lies outside."""
+    """Return for each parameter the name of the block with which `fully_shard` gathers it; "": it is in no block."""
     names = separable(model, blocks(model))
     return {
         parameter: next((name for name in names if parameter.startswith(f"{name}.")), "")
@@ -126,7 +126,7 @@ def assemble(
         borrowed: names of blocks whose parameters are used outside of their calls, too (`borrowed_blocks`).
 
     Raises:
-        ValueError: the model does not fit the plan, with every reason; or the axes or the optimizer do not.
+        ValueError: the model does not fit the plan (the message lists every reason), or the axes or optimizer do not.
     """
     device = torch.device(device)
     check_model(model, plan)
@@ -163,7 +163,7 @@ def assemble(
 
 
 def begin_again(engine: Engine, optimization: Optimization) -> None:
-    """Begin another training of an engine's parts: with new optimizers, at step 0.
+    """Reset an engine for another training of its parts: new optimizers, step 0.
 
     Args:
         engine: without compression, whose residuals belong to one training.
@@ -192,7 +192,7 @@ def _stages(model: nn.Module, plan: Plan, axes: Axes | None) -> list[nn.Module]:
 
 
 def _whole_outputs(model: nn.Module, plan: Plan) -> WholeOutputs | None:
-    """Return what makes a Hugging Face model's outputs of the tensor that its last stage gives."""
+    """Return the function from the last stage's tensor to a Hugging Face model's outputs; None: another model."""
     if plan.mesh.pp == 1 or not blueprint_of(model).is_planned:
         return None
     return outputs_of(model, pieces(model))

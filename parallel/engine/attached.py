@@ -65,9 +65,9 @@ class Attached:
                 self._hooked[name] = found[id(parameter)]
 
     def put_on(self, parts: Sequence[nn.Module]) -> None:
-        """Give the parameters of wrapped parts the attributes; what `fully_shard` gathers gets them in its first pass.
+        """Copy the original parameters' attributes to the wrapped ones, and in the first pass to the gathered ones.
 
-        The originals of parameters that are not in these parts lose their memory: what still holds one finds NaN.
+        Free the original parameters that are not in these parts: code that still refers to one reads NaN.
 
         Args:
             parts: without the wrapper of DDP.
@@ -88,7 +88,7 @@ class Attached:
 
     @contextmanager
     def _in_place(self, own: nn.Parameter, copies: Sequence[nn.Parameter]) -> Iterator[None]:
-        """Put the model's object into the places of its copies: a hook may read it from its module."""
+        """Put the original parameter, in the block, in place of its copies: a hook may read it from its module."""
         places = [(*place, copy) for copy in copies if copy is not own for place in self._places.get(id(copy), ())]
         for module, name, _ in places:
             module._parameters[name] = own
@@ -143,11 +143,11 @@ class _Kept:
         self.hook = hook
 
     def __call__(self, _gradient: torch.Tensor) -> None:
-        """Leave the gradient as it is."""
+        """Do nothing: `Attached.call` calls the hook instead."""
 
 
 def _taken_off(parameter: nn.Parameter) -> Hooked:
-    """Keep the hooks of a parameter from its backward passes."""
+    """Disable the hooks of a parameter in its backward passes, and return them."""
     of_tensor: Any = parameter
     hooked = Hooked(parameter, of_tensor._backward_hooks or {}, of_tensor._post_accumulate_grad_hooks or {})
     for hooks in (hooked.on_gradient, hooked.on_accumulated):
@@ -164,9 +164,9 @@ def _call(name: str, hooked: Hooked, copies: Sequence[nn.Parameter]) -> None:
 
     Args:
         name: of the parameter, for messages.
-        hooked: its hooks.
-        copies: what stands for it on this rank, with equal values and gradients: more than one if stages of this rank
-            share it, of which one may be the model's object.
+        hooked: the parameter as the model's code made it, with its hooks.
+        copies: the wrapped parameters for it on this rank, with equal values and gradients: several if stages of this
+        rank share it, of which one may be the model's object.
     """
     own, first = hooked.parameter, copies[0]
     others = [copy for copy in copies if copy is not own]
@@ -195,7 +195,7 @@ def _call(name: str, hooked: Hooked, copies: Sequence[nn.Parameter]) -> None:
 
 
 def _empty(own: nn.Parameter) -> None:
-    """Free the memory of a parameter that is not in the wrapped model; what reads it between calls finds NaN."""
+    """Free the memory of a parameter that is not in the wrapped model; code that reads it between calls gets NaN."""
     own.grad = None
     if not own.is_meta:
         nothing = torch.nan if own.is_floating_point() else 0
@@ -207,7 +207,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _write(divided: torch.Tensor, whole: torch.Tensor) -> None:
-    """Give a tensor the values of a whole one: of a DTensor this rank's part."""
+    """Copy the values of a whole tensor into a divided one: into a DTensor this rank's part."""
     if not isinstance(divided, DTensor):
         divided.copy_(whole)
         return
@@ -217,7 +217,7 @@ def _write(divided: torch.Tensor, whole: torch.Tensor) -> None:
 
 
 def _pass_on(module: nn.Module, _inputs: Any) -> None:
-    """Give gathered parameters the attributes of their shards."""
+    """Copy the attributes of shards to the gathered parameters; a forward pre-hook."""
     for record in records_of([module]):
         attributes = vars(record.unsharded_param)
         attributes.update({name: v for name, v in vars(record.sharded_param).items() if name not in attributes})

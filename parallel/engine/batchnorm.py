@@ -20,7 +20,7 @@ from atoll.training.optimizers.norms import local
 
 
 def convert(part: nn.Module, kind: str, group: dist.ProcessGroup | None) -> None:
-    """Let every batch norm of a model compute with this kind of statistics; the objects stay, with all that they hold.
+    """Switch every batch norm of a model to this kind of statistics, in place; the objects stay, with all they hold.
 
     Args:
         part: of a model, without `faults`.
@@ -51,7 +51,7 @@ def _is_torchs(norm: _BatchNorm) -> bool:
 
 
 class Real:
-    """The number of the examples of a pass that count: the first ones. The others keep a rank or a stage in step.
+    """Setter of the number of examples of a pass that count: the first ones. The others are fillers or padding.
 
     Args:
         parts: of the model on this rank, converted.
@@ -61,7 +61,7 @@ class Real:
         self._norms = [module for part in parts for module in part.modules() if isinstance(module, SharedBatchNorm)]
 
     def set(self, rows: int, given: int) -> None:
-        """Let `rows` of the next pass's `given` examples count."""
+        """Set how many (`rows`) of the next pass's `given` examples count in the statistics."""
         for norm in self._norms:
             norm.real = None if rows == given else (rows, given)
 
@@ -72,7 +72,7 @@ class SharedBatchNorm(_BatchNorm):
     group: dist.ProcessGroup | None
     """The ranks with different data, in the order of the examples; None: this one alone."""
     size: int
-    """Examples of a virtual batch; 0: all."""
+    """The number of examples of a virtual batch; 0: all examples are one."""
     real: tuple[int, int] | None
     """The examples that count, and all (`Real`); None: all count."""
 
@@ -113,7 +113,7 @@ class SharedBatchNorm(_BatchNorm):
         return output
 
     def _real(self, rows: int) -> int:
-        """Return how many rows count; a model may make several rows of an example, or none."""
+        """Return the number of rows that count; a model may make several rows of an example, or none."""
         if self.real is None or rows % self.real[1]:
             return rows
         return rows // self.real[1] * self.real[0]

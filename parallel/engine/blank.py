@@ -39,7 +39,7 @@ def parameters_on_meta() -> AbstractContextManager[None]:
 
 
 def on_meta(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a parameter on meta, with its attributes; one that is there already, unchanged."""
+    """Return a parameter on the meta device, with its attributes; one that is on meta already, unchanged."""
     if parameter.is_meta:
         return parameter
     blank = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
@@ -49,7 +49,7 @@ def on_meta(parameter: nn.Parameter) -> nn.Parameter:
 
 @contextmanager
 def registering(become: Callable[[nn.Parameter], nn.Parameter]) -> Iterator[None]:
-    """Register a replacement for each parameter of a module. Not for several threads at once."""
+    """Replace, in the block, each parameter that a module registers. Not for several threads at once."""
     original = nn.Module.register_parameter
 
     def register(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -86,7 +86,7 @@ def give_memory(parts: Sequence[nn.Module], device: torch.device | str) -> None:
 
 
 def _pad(part: nn.Module) -> None:
-    """Let `fully_shard` pad the smaller shards now.
+    """Make `fully_shard` pad the smaller shards now.
 
     Else it would replace the memory of a parameter before the first pass, and an older reference to the tensor, such as
     a hook's `state_dict`, would no longer follow the parameter.

@@ -241,7 +241,7 @@ def _cost(name: str, model: nn.Module, weights: Mapping[str, float]) -> float:
 
 
 def _outside(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """Return the names of a model's parameters and buffers that are in none of these modules."""
+    """Return the names of a model's parameters and buffers outside of the named modules."""
     tensors = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     return [tensor for tensor in tensors if not any(tensor.startswith(f"{name}.") for name in names)]
 
@@ -251,7 +251,7 @@ def _is_trained(module: nn.Module) -> bool:
 
 
 def balanced(costs: Sequence[float], num_stages: int) -> list[int]:
-    """Return where to cut a row of costs into runs, none empty, so that the costliest run costs least; ascending.
+    """Return the indices at which to cut costs into runs, none empty, so that the costliest run costs least.
 
     Dynamic programming over (runs, end): least[r][e] = min over s of max(least[r - 1][s], cost of s..e). Among equals
     the latest cut.

@@ -12,10 +12,10 @@ from atoll.task.errors import TaskBroken
 
 
 def keep_flags(part: nn.Module) -> None:
-    """Let a pass of a sharded part fail if it changes flags.
+    """Add a check to a sharded part: its pass fails if it changes `requires_grad` of a parameter.
 
     Raises (the pass):
-        TaskBroken: it has; with a parameter's name, before any gradient.
+        TaskBroken: it has changed one, before any gradient; the message has the parameter's name.
     """
     known: list[Any] = []
 

@@ -25,7 +25,7 @@ PRELOAD = [
 """The modules that the fork server imports before it forks."""
 
 FROZEN = "atoll.ground.process.frozen"
-"""The module that it imports after all others."""
+"""The module that the fork server imports after all others."""
 
 GRACE_S = 2.0
 """Time [s] to wait for further failures after the first: the rank that reports first may only suffer from another's."""
@@ -45,7 +45,7 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_
         timeout_s: for all of it.
 
     Raises:
-        RankFailed: with the traceback of the rank that failed first.
+        RankFailed: a rank failed; the message has the traceback of the first.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOAD, FROZEN])

@@ -61,7 +61,7 @@ class Mesh:
         """Check that the mesh has exactly one place for each rank.
 
         Raises:
-            ValueError: it has more or fewer; with the product.
+            ValueError: it has more or fewer; the message has the product of the degrees.
         """
         if self.size != world_size:
             product = " x ".join(f"{name}={degree}" for name, degree in self.degrees.items())

@@ -16,7 +16,7 @@ from atoll.training.data.rows import Cut, Division, Forms
 
 @dataclass(frozen=True, slots=True)
 class Micro:
-    """Some rows of a batch."""
+    """A micro-batch: some rows of a batch."""
 
     inputs: Any
     targets: Any

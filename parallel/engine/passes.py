@@ -71,7 +71,7 @@ class ReadyTwice(ValueError):
 
 @contextmanager
 def pass_of_copies() -> Iterator[None]:
-    """Turn DDP's error about a second gradient into one that names the way out.
+    """Turn DDP's error about a second gradient, in the block, into one that names the way out.
 
     Raises:
         ReadyTwice: in place of the `RuntimeError`; no trial pass has met this use.
@@ -138,7 +138,7 @@ class Passes:
         self._scale = plan.synced_dp if isinstance(model, DistributedDataParallel) else 1
 
     def train(self, batch: Batch, total: Total, after_first: Callable[[float], None] | None = None) -> torch.Tensor:
-        """Leave the gradients of sum (c / total) x mean loss in the parameters; return that sum over this rank's batch.
+        """Compute the parameters' gradients of sum (c / total) x mean loss; return that sum over this rank's batch.
 
         Args:
             batch: of this rank.
@@ -163,7 +163,7 @@ class Passes:
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:
-        """Let `observe` see outputs and targets of a batch; fillers are not observed."""
+        """Call `observe` with outputs and targets of a batch; fillers are not observed."""
         with torch.no_grad(), casting(self._plan, self._device):
             outputs = self._model(batch.inputs)
             outputs = map_tensors(whole, outputs)
@@ -172,7 +172,7 @@ class Passes:
 
     @contextmanager
     def _synchronizing(self, must: bool, is_last: bool) -> Iterator[None]:
-        """Sum gradients over the ranks in this backward pass, or leave that to the last one.
+        """Sum gradients over the ranks in the block's backward pass, or postpone that to the last pass.
 
         Parameters that ZeRO 1 and 2 have gathered stay gathered from pass to pass, until the optimizer changes them.
         """
@@ -210,7 +210,7 @@ class Passes:
 
 
 def casting(plan: Plan, device: torch.device) -> AbstractContextManager[Any]:
-    """Return autocast to the precision of a plan: the same casts on every mesh.
+    """Return the context of autocast to the precision of a plan: the same casts on every mesh.
 
     Casts of a sharded model's weights are not kept from use to use: they would outlive the gathered weights.
     """

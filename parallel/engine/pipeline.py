@@ -38,7 +38,7 @@ FORMS_MAX = 8
 
 
 class Stage(PipelineStage):
-    """A stage whose buffers, draws and loss do not see torch's pass for shape inference, and that can be evaluated.
+    """Pipeline stage that hides torch's pass for shape inference from buffers, draws and loss, and can be evaluated.
 
     Without a backward pass two stages of one rank have no gradients to hand over, which torch would demand.
     """
@@ -47,11 +47,11 @@ class Stage(PipelineStage):
     """Number of a micro-batch -> None, called before each of its passes."""
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
-        """Return the gradients of its inputs for the stage before, if that is on the same rank."""
+        """Return the gradients of the stage's inputs, for the stage before it on the same rank."""
         return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
-        """Take the gradients of its outputs from the stage after, if that is on the same rank."""
+        """Accept the gradients of the stage's outputs from the stage after it on the same rank."""
         if self.has_backward:
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
@@ -61,7 +61,7 @@ class Stage(PipelineStage):
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run its backward pass, which may repeat a part of the forward pass."""
+        """Run the backward pass of a micro-batch, which may repeat a part of the forward pass."""
         self.prepare(bwd_chunk_id)
         return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
@@ -80,7 +80,7 @@ class Stage(PipelineStage):
 
 
 def _contiguous_gradients(_part: nn.Module, inputs: tuple[Any, ...]) -> None:
-    """Let the gradients of a stage's inputs be contiguous, too: the stage before receives them."""
+    """Make the gradients of a stage's inputs contiguous in the backward pass: the stage before receives them."""
     for tensor in tensors(inputs):
         if tensor.requires_grad and not tensor._backward_hooks:
             tensor.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
@@ -192,7 +192,7 @@ class Pipeline:
         return torch.stack([whole(loss.detach()) for loss in losses]).sum()
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:
-        """Let `observe` see outputs and targets of each micro-batch, on the ranks with the last stage."""
+        """Call `observe` with outputs and targets of each micro-batch, on the ranks with the last stage."""
         self._observe = observe if batch.count != 0 else lambda _outputs, _targets, _rows: None
         try:
             with torch.no_grad():

@@ -19,7 +19,7 @@ SCHEDULES = {
     "zbv-zero-bubble": ("ZBVZeroBubble", 2),
     "dualpipe-v": ("DualPipeV", 2),
 }
-"""The pipeline schedules by our name: torch's name, and the least number of stages on a rank."""
+"""The pipeline schedules by Atoll's name: torch's name, and the least number of stages on a rank."""
 
 V_SHAPED = ("zbv-zero-bubble", "dualpipe-v")
 """Schedules in which the model goes down the ranks and comes back: rank r of p has the stages r and 2p - 1 - r."""
@@ -110,14 +110,14 @@ class Plan:
 
     @property
     def is_sharded(self) -> bool:
-        """The use of `fully_shard`: also where it shards nothing but must compose with other wrappers, or cast."""
+        """Whether the plan uses `fully_shard`: also where nothing is sharded but wrappers must compose, or cast."""
         mesh = self.mesh
         needs_composition = (mesh.tp > 1 or mesh.pp > 1) and (self.synced_dp > 1 or self.precision == "bf16")
         return self.zero_stage > 0 or mesh.dp_shard > 1 or self.offload or needs_composition
 
     @property
     def is_ddp(self) -> bool:
-        """The use of `DistributedDataParallel`."""
+        """Whether the plan uses `DistributedDataParallel`."""
         return not self.is_sharded and self.synced_dp > 1
 
     @property
@@ -163,7 +163,7 @@ def given_plan(mesh: str, settings: Mapping[str, Any]) -> Plan:
         settings: the plan's fields but the mesh, or their text from a command line.
 
     Raises:
-        ValueError: with all faults, separated by "; ".
+        ValueError: values are not allowed; the message lists all faults, separated by "; ".
     """
     are_copies = str(settings.get("zero", "none")) in ("none", "0")
     return overridden(Plan(mesh=parse_mesh(mesh, replicate=are_copies)), "plan", settings, hidden=("mesh",))
@@ -177,7 +177,7 @@ def possible_plans(num_ranks: int, settings: Mapping[str, Any]) -> list[Plan]:
         settings: as of `given_plan`; with `zero` that stage alone.
 
     Raises:
-        ValueError: no mesh has these settings; with the faults of the first, separated by "; ".
+        ValueError: no mesh has these settings; the message lists the first mesh's faults, separated by "; ".
     """
     found, faults = [], []
     for mesh in (mesh for mesh in meshes(num_ranks) if mesh.pp == 1):

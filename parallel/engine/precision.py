@@ -27,7 +27,7 @@ NOT_CAST = (
 
 
 def gather_as_autocast(module: nn.Module) -> None:
-    """Let each parameter of a module be gathered in its dtype if autocast does not cast it; after `fully_shard`.
+    """Make a sharded module gather each parameter in its dtype if autocast does not cast it; after `fully_shard`.
 
     Matrices and larger ones are cast before they are gathered, half the bytes, but for those of `NOT_CAST`.
     """
@@ -36,10 +36,10 @@ def gather_as_autocast(module: nn.Module) -> None:
 
 
 class _Gathered(FSDPParam):
-    """Torch's record of a parameter, among others of its block that are gathered in another dtype."""
+    """Torch's `FSDPParam` of a parameter that is gathered in another dtype than others of its block."""
 
     def init_dtype_attrs(self, mp_policy: MixedPrecisionPolicy) -> None:
-        """Choose the dtypes of the gathered parameter and of its gradient's sum."""
+        """Set the dtypes of the gathered parameter and of its gradient's sum."""
         super().init_dtype_attrs(mp_policy)
         if not self._is_cast():
             self.param_dtype = None
@@ -56,7 +56,7 @@ class _Gathered(FSDPParam):
 
     @property
     def unsharded_zero_grad_data(self) -> torch.Tensor:
-        """Zeros in its place."""
+        """Zeros in place of a missing gradient, in the dtype of its sum."""
         return self._summed(super().unsharded_zero_grad_data)
 
     def _summed(self, gradient: Any) -> torch.Tensor:

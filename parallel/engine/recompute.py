@@ -39,7 +39,7 @@ EXPENSIVE = frozenset(
 
 
 def recompute(block: nn.Module, kind: str, *, name: str = "", is_compiled: bool = False) -> None:
-    """Let a block save only its inputs (`full`), or also its expensive results (`selective`).
+    """Make a block save only its inputs (`full`), or also its expensive results (`selective`).
 
     Its `forward` is wrapped, not the module, so that names and hooks stay. The repetition begins with the
     draws and the state of the first pass (`repetition`), and does not change them. Of a compiled block torch's
@@ -111,7 +111,7 @@ class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._seen: dict[int, torch.Tensor] = {}
         self.have_changed = False
-        """An operation has written into one."""
+        """Whether an operation has written into one of the results."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.is_mutable and self._seen:

@@ -51,7 +51,7 @@ class NotRepeatable(ValueError):
 
 
 class Repetition:
-    """The passes of one block.
+    """Repetition of one block's passes: the recomputation has the random numbers and state of the first pass.
 
     Args:
         block: whose passes are repeated.
@@ -76,7 +76,7 @@ class Repetition:
         return set_checkpoint_early_stop(False) if self.is_due and torch.is_grad_enabled() else nullcontext()
 
     def watched(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a forward pass whose outputs are noted, and compared when they are there again."""
+        """Wrap a forward pass: record its outputs, and compare those of the recomputation with them."""
 
         def run(*args: Any, **options: Any) -> Any:
             outputs = forward(*args, **options)
@@ -148,7 +148,7 @@ class Repetition:
                     yield vars(module), key
 
     def _compare(self, sums: list[torch.Tensor]) -> None:
-        """Compare the outputs with those of the first time.
+        """Compare the outputs of the recomputation with those of the first pass.
 
         Raises:
             NotRepeatable: they differ.
@@ -235,7 +235,7 @@ def is_holder(value: Any) -> bool:
 
 
 def is_same(one: Any, other: Any, deep: int) -> bool:
-    """Return whether a copy of data is what its original is now."""
+    """Return whether a copy of data is still equal to its original."""
     if one is other:
         return True
     if type(one) is not type(other):

@@ -97,7 +97,7 @@ def unmatched(model: nn.Module, styles: Styles) -> list[str]:
 
 
 def nested(model: nn.Module, styles: Styles) -> list[str]:
-    """Return the parameters of styled layers that lie in modules below them, as those of a parametrization do."""
+    """Return the parameters of styled layers that are in the layers' submodules, such as a parametrization's."""
     layers = [
         (name, model.get_submodule(name))
         for name, style in matching(model, styles).items()
@@ -160,7 +160,7 @@ def apply_data_parallel(
 
 
 def separable(part: nn.Module, block_names: list[str], borrowed: Collection[str] = ()) -> list[str]:
-    """Return the blocks that `fully_shard` may gather by themselves, for their calls.
+    """Return the blocks each of which `fully_shard` may gather separately, for its calls.
 
     Not those with a parameter that lies in another module, too, or that is used outside of their calls (`borrowed`).
     """
@@ -196,7 +196,7 @@ def _precision(plan: Plan) -> MixedPrecisionPolicy:
 
 
 def _as_results(_module: nn.Module, _inputs: Any, outputs: Any) -> Any:
-    """Return outputs in which a parameter, such as a weight of the loss, is a result of the pass.
+    """Replace each parameter among the outputs, such as a weight of the loss, by a result of the pass.
 
     DDP follows results back to the parameters that a pass has used; a parameter itself would seem unused.
     """

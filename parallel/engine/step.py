@@ -33,10 +33,10 @@ class Executor(Protocol):
     """The forward and backward passes: `passes.Passes` or `pipeline.Pipeline`."""
 
     def train(self, batch: Batch, total: Total, after_first: Callable[[float], None] | None = None) -> torch.Tensor:
-        """Leave the gradients in the parameters; return the weighted loss of this rank's units."""
+        """Compute the gradients of the parameters; return the weighted loss of this rank's units."""
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:
-        """Let `observe` see outputs and targets."""
+        """Call `observe` with outputs and targets of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Engine:
     def begin(
         self, optimizers: Sequence[torch.optim.Optimizer], optimization: Optimization, outer: Outer | None
     ) -> None:
-        """Begin a training of the unchanged parts; see `assemble.begin_again`."""
+        """Reset the engine for a training of the unchanged parts; see `assemble.begin_again`."""
         self.optimizers, self.outer = optimizers, outer
         self.steps = 0
         """Steps taken since the beginning of the training."""
@@ -197,7 +197,7 @@ class Engine:
         average_buffers(self.parts, self.axes, self.fixed)
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:
-        """Let `observe` see outputs and targets, in eval mode; on the ranks of the last stage, once for each tp group.
+        """Call `observe` with outputs and targets, in eval mode; only on the last stage, once for each tp group.
 
         Every rank must call it the same number of times, with fillers if it has no data.
 
@@ -231,7 +231,7 @@ class Engine:
             raise ValueError(f"tp={tp} must divide the length of the sequence (sequence_parallel), got {wrong[0]}")
 
     def _settle(self) -> None:
-        """Finish the sums that the passes leave open."""
+        """Finish the sums of gradients over ranks that the passes leave to the step."""
         if self.axes is not None and self.axes.mesh.tp > 1 and not self.plan.is_sharded:
             settle(self._values, self.axes)
         if self.axes is not None:
@@ -311,7 +311,7 @@ def inner(part: nn.Module) -> nn.Module:
 
 
 def _noise(first: tuple[float, torch.Tensor], units: float, norm: torch.Tensor) -> NoiseSample | None:
-    """Return None if the first micro-batches had no units, or all. Their gradient was weighted by small / units."""
+    """Return the noise sample; None if the first micro-batches had no units, or all. Their weight was small / units."""
     small, square = first
     if not 0 < small < units:
         return None

@@ -26,7 +26,7 @@ _NO_STRATEGY = "does not have a sharding strategy registered"
 
 @contextmanager
 def pass_of_shards(tp: int) -> Iterator[None]:
-    """Turn torch's errors about shards in a pass of a sharded model into one that names the way out.
+    """Turn torch's errors about shards, in a sharded model's pass in the block, into one that names the way out.
 
     Args:
         tp: the degree of tensor parallelism.

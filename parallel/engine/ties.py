@@ -52,7 +52,7 @@ class Ties:
                 self._foreign |= {id(copy) for copy in copies} - {id(copy) for copy in first}
 
     def add_up(self) -> None:
-        """Give every copy the sum of all copies' gradients; if no pass has used any, none, as in one process."""
+        """Set every copy's gradient to the sum of all copies' gradients; if no pass has used any, leave none."""
         for copies, group in self._copies:
             if not _is_any_used(copies, group):
                 continue
@@ -68,7 +68,7 @@ class Ties:
                 other.copy_(gradients[0])
 
     def owned(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Return the parameters without the second copies."""
+        """Return the parameters without the second copies of tied weights."""
         return [parameter for parameter in parameters if id(parameter) not in self._foreign]
 
 

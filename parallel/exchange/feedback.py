@@ -84,7 +84,7 @@ class BoxFeedback:
     def encoded(
         self, codec: Codec, piece: Piece, start: int, block: Values, rng: np.random.Generator
     ) -> Iterator[bytes]:
-        """Yield the encoded chunks of some elements of a box, and store what they leave out.
+        """Yield the encoded chunks of some elements of a box, and store their remainder as the new residual.
 
         Args:
             codec: a biased one.

@@ -48,11 +48,11 @@ Build = Callable[[], nn.Module]
 
 
 class NotBlank(RuntimeError):
-    """The model has tensors that its registrations do not show, so that it must be built whole."""
+    """A model cannot be built on the meta device, as some tensor is no registered parameter or buffer."""
 
 
 class NotRepeatable(RuntimeError):
-    """The model is built with other parameters this time."""
+    """The second construction of a model registers other parameters than the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class _Place:
     """The geometry of the registered parameter, in the blank model."""
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this parameter, from the registered one in the real model.
+        """Return the values of this parameter, from the registered parameter in the real model.
 
         Raises:
             NotRepeatable: it is a part of that memory, which the real one has in another order.
@@ -97,7 +97,7 @@ class Blank:
 
     model: nn.Module
     parameters: list[nn.Parameter] = field(default_factory=list)
-    """All that were registered; some are no longer in the model."""
+    """All parameters that were registered; some are no longer in the model."""
     places: list[list["_Place"]] = field(default_factory=list)
     """The parameters of the model that lie in the memory of each; none: it is no longer in the model."""
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -117,7 +117,7 @@ def blank_of(build: Build) -> Blank:
     """Build a model with its parameters on meta.
 
     Raises:
-        NotBlank: it has tensors that registrations do not show.
+        NotBlank: the model has tensors that registrations do not show.
         NotImplementedError, RuntimeError, TypeError: the model's code needs the values of a parameter.
     """
     found, watching = Blank(nn.Module()), _Watching()
@@ -142,10 +142,10 @@ def blank_of(build: Build) -> Blank:
 
 
 def _place(found: Blank, watching: "_Watching") -> None:
-    """Find the parameters of the model in the memory of registered ones.
+    """Record where the model's parameters lie in the memory of registered ones.
 
     Raises:
-        NotBlank: one is not there, or has hooks.
+        NotBlank: a parameter is not there, or has hooks.
     """
     found.places = [[] for _ in found.parameters]
     for name, parameter in found.model.named_parameters():
@@ -161,10 +161,10 @@ def _place(found: Blank, watching: "_Watching") -> None:
 
 
 def _check_held(found: Blank, watching: "_Watching", replaced: Sequence[StorageWeakRef]) -> None:
-    """Check that nothing but the model holds what was made from its parameters.
+    """Check that nothing but the model holds a tensor that was made from its parameters.
 
     Raises:
-        NotBlank: something does.
+        NotBlank: another object holds such a tensor.
     """
     inside = {tensor.untyped_storage()._cdata for tensor in (*found.model.parameters(), *found.model.buffers())}
     gc.collect()
@@ -202,7 +202,7 @@ def differing_attributes(one: Mapping[str, Any], other: Mapping[str, Any]) -> li
 
 
 def fill(shares: Sequence[Share], parts: Sequence[nn.Module], blank: Blank, build: Build) -> None:
-    """Give the shards and the buffers of this rank the values that the model is built with.
+    """Fill the shards and buffers of this rank with the values with which the model is built.
 
     Memory: usually one parameter. No communication: every rank builds the same.
 
@@ -252,10 +252,10 @@ def _fill_by_parameter(shares: Sequence[Share], blank: Blank, build: Build) -> n
 
 
 def _fill_from(model: nn.Module, shares: Sequence[Share]) -> None:
-    """Fill shares from a whole model.
+    """Fill the shards of this rank from a whole model.
 
     Raises:
-        NotRepeatable: it lacks a tensor, or has it in another form.
+        NotRepeatable: the model lacks a tensor, or has it in another shape or dtype.
     """
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     with torch.no_grad():
@@ -283,7 +283,7 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._numbers.get(tensor.untyped_storage()._cdata)
 
     def follow(self, tensor: torch.Tensor) -> bool:
-        """Watch a tensor from now on; return whether its memory is new."""
+        """Record a tensor, whose memory is watched from now on; return whether its memory is new."""
         key = tensor.untyped_storage()._cdata
         if key in self._numbers:
             return False
@@ -306,7 +306,7 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _used(self, schema: Any, args: Any, kwargs: Any) -> dict[int, bool]:
-        """Return the numbers of the tensors that an operation uses, with whether it overwrites all of each."""
+        """Return the numbers of the watched tensors that an operation uses, with whether it overwrites all of each."""
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         numbers = [self.number(tensor) for tensor in tensors]
         used = {number: False for number in numbers if number is not None}
@@ -317,7 +317,7 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Filling:
-    """One construction for the values.
+    """A second construction of the model, whose values fill the shards one parameter at a time.
 
     Args:
         blank: of the first construction.
@@ -336,7 +336,7 @@ class _Filling:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Follow a construction."""
+        """Intercept registrations and operations while the model is built in the block, to fill the shards."""
         with registering(self._register), self._watching, returning_freed_blocks():
             yield
 
@@ -352,7 +352,7 @@ class _Filling:
         return parameter
 
     def use(self, used: Mapping[int, bool]) -> None:
-        """Follow an operation: give memory to the parameters that it uses, and free that of others."""
+        """Allocate the parameters that an operation uses, before it runs, and free the others."""
         if not used:
             return
         self._close(self._open - used.keys())
@@ -365,7 +365,7 @@ class _Filling:
                 self.lost |= set() if overwrites else {number}
 
     def end(self, model: nn.Module) -> None:
-        """Copy what is left.
+        """Copy the parameters that are still in memory to the shards.
 
         Raises:
             NotRepeatable: parameters are missing, or have other memory than in the first construction.

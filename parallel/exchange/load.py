@@ -20,7 +20,7 @@ BLOCK_BYTES = 1 << 20
 def load_shares(
     shares: Sequence[Share], file: Path, write: Callable[[torch.Tensor, torch.Tensor], Any] = torch.Tensor.copy_
 ) -> None:
-    """Give the shards of this rank the values of a version, rounded to their dtypes.
+    """Load the values of a version's file into the shards of this rank, rounded to their dtypes.
 
     Memory: one block. No communication: ranks read the same file, each its boxes.
 
@@ -30,10 +30,10 @@ def load_shares(
         write: (some elements of a shard, the file's elements) -> None; left out, the shard becomes what the file has.
 
     Raises:
-        TaskMismatch: the file lacks a tensor, or has it in another shape or dtype; with every difference, before a
-            value is changed.
+        TaskMismatch: the file lacks a tensor, or has it in another shape or dtype; the message lists every
+        difference, and no value is changed.
         TensorFileCorrupted: the file is no safetensors file.
-        OSError: it cannot be read, or is too short.
+        OSError: the file cannot be read, or is too short.
     """
     layout, data_start = parse_header(file)
     check_shares(shares, layout, str(file))
@@ -53,10 +53,10 @@ def load_shares(
 
 
 def check_shares(shares: Sequence[Share], layout: Layout, where: str) -> None:
-    """Check that a file's tensors are those of the shares.
+    """Check that a file has the tensors of the shares, in the same shapes and dtypes.
 
     Raises:
-        TaskMismatch: with every difference.
+        TaskMismatch: they differ; the message lists every difference.
     """
     in_file = {tensor.name: tensor for tensor in layout}
     faults = []

@@ -1,6 +1,6 @@
 """The shares of a model on the ranks of a mesh: the boxes that a rank holds, and the ones that it owns.
 
-A *box* is an N-d part of one tensor of the whole model, under the name by which it travels. With data-parallel copies,
+A *box* is an N-d part of one tensor of the whole model, under the name by which it is sent. With data-parallel copies,
 norms under tensor parallelism or tied weights on two stages of a pipeline, several ranks hold the same box. Each box is
 owned by exactly one of them, without communication:
 
@@ -38,15 +38,15 @@ class Share:
     local: torch.Tensor
     """The values (*lengths), which training changes."""
     num_copies: int
-    """The number of ranks that hold this very box, C."""
+    """The number of ranks that hold the same box, C."""
     copy: int
-    """The index of this rank among them, c."""
+    """The index of this rank among the C ranks with the box, c."""
     is_further: bool = False
     """A further copy of a tied weight, whose first place is another parameter, here or on another stage."""
 
     @property
     def piece(self) -> Piece:
-        """The box as a piece of a file, without a digest; floats travel as float32."""
+        """The box as a piece of a file, without a digest; floats are sent as float32."""
         return Piece(self.name, DTYPES[self.local.dtype], self.offsets, self.lengths, "")
 
     @property
@@ -56,7 +56,7 @@ class Share:
 
 
 def shares_of(parts: Sequence[nn.Module], axes: Axes | None, tied: Sequence[Sequence[str]] = ()) -> list[Share]:
-    """Return the boxes that this rank holds, of parameters and travelling buffers; empty ones are left out.
+    """Return the boxes that this rank holds, of parameters and exchanged buffers; empty ones are left out.
 
     Args:
         parts: of this rank, wrapped or not.
@@ -64,7 +64,7 @@ def shares_of(parts: Sequence[nn.Module], axes: Axes | None, tied: Sequence[Sequ
         tied: the names of each tied weight of the whole model (`engine.ties.tied_names`).
 
     Raises:
-        ValueError: a tensor cannot travel, or is not one box here; with every reason.
+        ValueError: a tensor cannot be sent, or is not one box here; the message lists every reason.
     """
     local = local_state(parts, (), first_names(tied))
     own_names, firsts = {name for name, _ in local.parameters}, set(local.tied.values())

@@ -27,13 +27,13 @@ from atoll.training.worker.warm_start import (
 TRAVELLING = {"BOOL": "uint8", **dict.fromkeys(("F64", "F32", "F16", "BF16"), "float32")} | {
     f"{sign}{bits}": f"{kind}{bits}" for sign, kind in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
 }
-"""The dtype in which a file's dtype travels."""
+"""The dtype in which a tensor of each dtype of a file is exchanged."""
 
 
 def start_shares(
     shares: Sequence[Share], names: Mapping[str, tuple[tuple[int, ...], str]], aliases: Aliases, start: Start
 ) -> tuple[str, list[str]]:
-    """Give the shards of this rank the values of a file, rounded to float32 and to their dtypes.
+    """Load the values of a file into the shards of this rank, rounded to float32 and to their dtypes.
 
     Memory: one box. The rules are `warm_start`'s; each rank sees the faults of its boxes alone.
 
@@ -80,7 +80,7 @@ def _form(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 def _copied(share: Share, file: Any, match: Match, path: Path) -> list[str]:
-    """Copy one box; return the faults of its values."""
+    """Copy one box from the file to this rank's shard; return the faults of its values."""
     if (found := match.sources.get(share.name)) is None:
         return []
     boxes = [_box(file, name, share) for name in found]

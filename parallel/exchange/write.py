@@ -42,7 +42,7 @@ class Encoding:
     """The codec of an update's floats."""
 
     codec: str = ""
-    """Its name; empty: none."""
+    """The codec's name; empty: none."""
     seed: int = 0
     """The seed of the training."""
     part: int = 0
@@ -53,7 +53,7 @@ class Encoding:
     """The residuals of a biased codec; None: what it leaves out is dropped."""
 
     def takes(self, share: Share) -> bool:
-        """Return whether the codec is for this box, if that makes it smaller."""
+        """Return whether the codec encodes this box: there is a codec, and the box has floats that are not `plain`."""
         return bool(self.codec) and share.piece.dtype in FLOATS and share.name not in self.plain
 
 
@@ -79,7 +79,7 @@ def write_part(
         The pieces, in the order of their bytes, with their digests.
 
     Raises:
-        NotFinite: tensors have NaN or infinite values, or values that the codec cannot take; with their names.
+        NotFinite: tensors have NaN, infinite or too large values for the codec; the message has their names.
         TaskBroken: an installed package's codec breaks its contract.
         TaskMismatch: the file does not belong to the model.
         ValueError: a difference of two integers does not fit int64.
@@ -108,7 +108,7 @@ def write_part(
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One box of the update."""
+    """One box of an update, whose values are computed block by block."""
 
     piece: Piece
     """The piece as it is stored, without its digest."""
@@ -119,7 +119,7 @@ class Box:
     """The residuals of a biased codec."""
 
     def written(self, file: BinaryIO, rng: np.random.Generator) -> Piece:
-        """Write the box; return its piece with the digest."""
+        """Write the box to the part's file; return its piece with the digest."""
         digest, start = hashlib.sha256(), 0
         for block in self.blocks():
             if not np.isfinite(block).all():

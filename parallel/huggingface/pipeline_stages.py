@@ -1,4 +1,4 @@
-"""The stages of a Hugging Face model: copies of it with stand-ins for the modules of other stages."""
+"""The stages of a Hugging Face model: copies of it in which stand-ins replace the modules of other stages."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -31,33 +31,33 @@ class StandIn(nn.Identity):
         return getattr(self.__dict__.get("_original"), name)
 
     def forward(self, *others: Any, **named: Any) -> Any:
-        """Return the output."""
+        """Return the output that `gives` makes of the first argument."""
         return self._gives(others[0] if others else next(iter(named.values()), None))
 
 
 def without_values(module: nn.Module) -> nn.Module:
-    """Return a copy whose tensors are on meta."""
+    """Return a copy of a module whose tensors are on the meta device."""
     tensors = (*module.parameters(), *module.buffers())
     return copy.deepcopy(module, {id(of): of.detach().to("meta").requires_grad_(of.requires_grad) for of in tensors})
 
 
 class Ends:
-    """The two ends of a stage in a call of its forward: stand-ins read the one, and a hook fills the other."""
+    """The input and output of a stage in a call of its forward: stand-ins read the input, a hook sets the output."""
 
     def __init__(self) -> None:
         self._received: Any = None
         self._gave: Any = None
 
     def receive(self, _first: Any) -> Any:
-        """Return what the stage received."""
+        """Return the tensor that the stage received from the stage before it."""
         return self._received
 
     def blank(self, _first: Any) -> Any:
-        """Return zeros in the form of what the stage received, or has given: the forward may write to them."""
+        """Return zeros in the form of the tensor received or handed on: the forward may write to them."""
         return torch.zeros_like(self._received if self._gave is None else self._gave)
 
     def bind(self, part: nn.Module, last: str | None) -> None:
-        """Register the hooks.
+        """Register the hooks that record what the stage receives and hands on.
 
         Args:
             part: the stage.
@@ -88,7 +88,7 @@ def put_stand_ins(part: nn.Module, model: nn.Module, found: Calls, keep: Sequenc
     Args:
         part: the stage, a copy of the model.
         model: the whole model.
-        found: its calls.
+        found: the model's calls of its chain.
         keep: the pieces of the stage.
     """
     ends, names, layers = Ends(), found.names, f"{layers_of(model)}."

@@ -1,4 +1,4 @@
-"""The trial of a Hugging Face model's chain: what its `forward` does around the modules, found by calling it.
+"""The trial of a Hugging Face model's chain: a call finds what its `forward` computes between the modules.
 
 Recorders stand in place of the modules, once for the whole model and once as each stage calls it; what the modules and
 the loss would see is compared. That takes milliseconds, and no weight is read.
@@ -28,7 +28,7 @@ LONGEST = 3
 
 
 def calls(model: nn.Module, pieces: Sequence[str]) -> Calls:
-    """Return how a model calls the pieces of its planned chain.
+    """Return the order and form of a model's calls of its planned chain's pieces, found by a trial.
 
     Args:
         model: with a planned chain.
@@ -62,7 +62,7 @@ def outputs_of(model: nn.Module, pieces: Sequence[str]) -> Callable[[Any], Any]:
 
 
 def chain_faults(model: nn.Module, stages: Sequence[Sequence[str]]) -> list[str]:
-    """Return the reasons why the stages of a planned chain would not compute what the model computes; at most one.
+    """Return the reason, if any, why the stages of a planned chain compute other numbers than the model.
 
     Args:
         model: with a planned chain.
@@ -125,7 +125,7 @@ def _is_comparable(value: Any) -> bool:
 
 
 def _whole(model: nn.Module, pieces: Sequence[str]) -> _Trial:
-    """Return what a call of the whole model does around the modules of its chain.
+    """Call the whole model with recorders in place of its chain's modules, and return the record.
 
     A model that fails, or continues with a row of what a layer gave, may expect a tuple from it.
 
@@ -144,7 +144,7 @@ def _whole(model: nn.Module, pieces: Sequence[str]) -> _Trial:
 
 
 def _called(model: nn.Module, pieces: Sequence[str], length: int, *, before: Sequence[str] = ()) -> _Trial:
-    """Return what a call of the model does around the modules of its chain.
+    """Call a model or stage with recorders in place of its chain's modules, and return the record.
 
     Args:
         model: of any size, also on meta: no weight of it is used.
@@ -206,7 +206,7 @@ def _inputs(model: nn.Module) -> torch.Tensor:
 
 
 def _difference(whole: _Trial, stage: _Trial, start: int) -> str:
-    """Return what a stage's modules, or the loss, see differently from the whole model; "": nothing."""
+    """Return the first difference of a stage's inputs, or of its outputs, from the whole model's; "": none."""
     for index in range(start, len(whole.names)):
         before, name = whole.names[index - 1 : index + 1]
         if not _equal(whole.took[index], stage.took[index]):
@@ -230,14 +230,14 @@ def _equal(one: Any, two: Any) -> bool:
 
 
 def _configured_outputs(model: nn.Module) -> str:
-    """Return what a model's configuration adds to its outputs, of each layer: in words."""
+    """Describe what a model's configuration adds to its outputs for each layer, in words."""
     ((_, inner),) = hugging_face_models(model)
     flags = ("output_hidden_states", "output_attentions", "output_router_logits")
     return ", ".join(flag.removeprefix("output_") for flag in flags if getattr(inner.config, flag, False))
 
 
 def _other_outputs(outputs: Any) -> str:
-    """Return what a model returns beside a first tensor: in words. A cache of keys may be there: no loss takes it."""
+    """Describe what a model returns beside a first tensor, in words. A cache of keys is allowed: no loss takes it."""
     if isinstance(outputs, torch.Tensor):
         return ""
     if not isinstance(outputs, Mapping) or not isinstance(first_output(outputs), torch.Tensor):

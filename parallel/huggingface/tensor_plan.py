@@ -28,7 +28,7 @@ COLUMNS = ("colwise", "colwise_gather_output")
 ROWS = ("rowwise", "rowwise_split_input")
 TABLE = "embedding_rowwise"
 SAME = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_split_input"}
-"""Other names of the same."""
+"""The cuts that transformers names otherwise, by those names."""
 
 WHOLE = "replicate"
 WHOLE_IN_PARTS = "replicated_with_grad_allreduce"

@@ -1,1 +1,1 @@
-"""The start, restart and end of ranks on this machine, by torch elastic with a fork server that has torch loaded."""
+"""The start, restart and end of ranks (processes) on this machine, by torch elastic with a fork server."""

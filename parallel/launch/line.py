@@ -57,7 +57,7 @@ class Place:
 
     @classmethod
     def read(cls, folder: Path) -> "Place":
-        """Return the place that the supervisor has written."""
+        """Read the place (address and secret) that the supervisor has written into a folder."""
         found = json.loads((folder / LINE).read_text("utf-8"))
         return cls(found["address"], found["secret"])
 
@@ -69,7 +69,7 @@ class Line:
         self._connection, self._sending = connection, threading.Lock()
 
     def send(self, message: Json) -> None:
-        """Send a message.
+        """Send a JSON message to the other end.
 
         Raises:
             OSError: the other end is gone.
@@ -129,7 +129,7 @@ class Listener:
         threading.Thread(target=self._accept, name="line-listener", daemon=True).start()
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening, and remove the Unix socket."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -145,7 +145,7 @@ class Listener:
             threading.Thread(target=self._welcome, args=(peer,), name="line-welcome", daemon=True).start()
 
     def _welcome(self, peer: socket.socket) -> None:
-        """Let a peer prove that it knows the secret; deliver its line."""
+        """Authenticate a peer by the shared secret, and pass its line on to `on_line`."""
         connection = _connection(peer, PROVE_S)
         try:
             deliver_challenge(connection, self._place.secret.encode())

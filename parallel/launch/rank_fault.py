@@ -15,14 +15,14 @@ class RankFault:
     kind: str
     """The kind of error, in the supervisor's words: a FailureReason, or an exit code."""
     detail: str
-    """The message for a person: the end of a traceback, or one of our sentences."""
+    """The message for a person: the end of a traceback, or a sentence of Atoll's."""
     step: int = 0
     """The steps that were made in the training."""
     is_lost_peer: bool = False
     """Another rank, which died or hung, caused it."""
 
     def repeats(self, earlier: "RankFault | None") -> bool:
-        """Return whether it is an earlier fault at the same step, so that of the user's code."""
+        """Return whether an earlier fault is equal and at the same step: then the user's code causes it."""
         if earlier is None or self.is_lost_peer or earlier.is_lost_peer:
             return False
         return (self.step, _last_line(self.detail)) == (earlier.step, _last_line(earlier.detail))
@@ -53,7 +53,7 @@ def take_faults(folder: Path) -> list[RankFault]:
 
 
 def cause(faults: Sequence[RankFault]) -> RankFault | None:
-    """Return the fault that is behind those of several ranks: one that a rank caused itself; None: there is none."""
+    """Return the first fault that its rank caused itself, not by the loss of another; None: there is none."""
     own = [fault for fault in faults if not fault.is_lost_peer]
     return own[0] if own else None
 

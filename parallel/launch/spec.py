@@ -12,7 +12,7 @@ class Spec:
     """The function that each rank calls, `module:function`. The end of a rank by an error, a signal or another exit
     code than 0 restarts all."""
     args: tuple[str, ...]
-    """The arguments of that function."""
+    """The arguments of the function `entry`."""
     nproc: int
     max_restarts: int
     folder: str

@@ -1,4 +1,4 @@
-"""`python -m atoll.parallel.mesh_client FOLDER`: a rank, started by another launcher, of the crew with this folder."""
+"""`python -m atoll.parallel.mesh_client FOLDER`: a rank, started by another launcher, of the crew with that folder."""
 
 import sys
 

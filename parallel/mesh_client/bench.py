@@ -1,4 +1,4 @@
-"""The bench of a `Task` and one site on a mesh of ranks: what `worker/model_bench` is for one process.
+"""`MeshBench`: a `Task` loaded with one site's data on a mesh of ranks, as `worker/model_bench` in one process.
 
 Every rank calls the same methods in the same order. Those of rank 0 return what the worker protocol answers
 (`worker/main`); an update is a folder of parts, one for each rank that owns boxes of the model.
@@ -71,7 +71,7 @@ EVALUATED_AT_ONCE = 256
 
 
 class MeshBench:
-    """A task and one site on a mesh.
+    """A task loaded with one site's data, on a mesh of ranks that train and evaluate it.
 
     Args:
         task: as it was loaded.
@@ -82,8 +82,8 @@ class MeshBench:
             None: after every step.
 
     Raises:
-        OverridesRefused: the values of the run or of the site do not fit the task; with every reason.
-        TaskBroken: the mesh cannot take the training; with every reason.
+        OverridesRefused: values of the run or the site do not fit the task; the message lists every reason.
+        TaskBroken: the mesh cannot do the training; the message lists every reason.
         ValueError: the mesh has not the size of the process group.
     """
 
@@ -258,7 +258,7 @@ class MeshBench:
         return dataset
 
     def _outline(self) -> nn.Module:
-        """Return the model without memory."""
+        """Return the task's model on the meta device, without memory."""
         if self._outlined is None or self._outlined[0] is not self._here.task:
             self._outlined = self._here.task, outline_of(self._here.task)
         return self._outlined[1]
@@ -304,10 +304,10 @@ class MeshBench:
         )
 
     def _the_model(self, request: Json, local: Local) -> MeshModel:
-        """Return the run's model, built unless it is there.
+        """Return the run's model, which is built at the first request.
 
         Raises:
-            TaskMismatch: the tensors that do not travel differ from the coordinator's.
+            TaskMismatch: the frozen tensors, which are not exchanged, differ from the coordinator's.
         """
         self._left.restore()
         task, seed, rows = self._here.task, model_seed(request), self._rows_of(local)
@@ -326,7 +326,7 @@ class MeshBench:
         """Check that training has changed no frozen tensor, and no buffer by a rank's examples.
 
         Raises:
-            TaskBroken: with their names; on all ranks.
+            TaskBroken: some have changed; on all ranks; the message has their names.
         """
         self._check_frozen(model)
         self._ranks.raise_if_any(model.faults_of_buffers(), TaskBroken)
@@ -335,7 +335,7 @@ class MeshBench:
         """Check that the frozen tensors are unchanged since they were built; if not, the next request rebuilds them.
 
         Raises:
-            TaskBroken: with their names; on all ranks.
+            TaskBroken: some have changed; on all ranks; the message has their names.
         """
         try:
             together(self._ranks, model.unchanged.check)
@@ -373,7 +373,7 @@ class MeshBench:
         return own if any(tensor.name in stays for tensor in parse_header(own)[0]) else None
 
     def _load(self, model: MeshModel, local: Local, request: Json) -> None:
-        """Give the model the values of a version, and those of the layers that stay at the site.
+        """Load the values of a version, and of the layers that stay at the site, into the model.
 
         Raises:
             TaskMismatch, OSError: as `MeshModel.load`; on all ranks.
@@ -441,7 +441,7 @@ class MeshBench:
         return context
 
     def _seed(self, seed: int) -> None:
-        """Seed the model's draws: as in one process, or differently on each rank."""
+        """Seed the random numbers of the model: as in one process, or differently on each rank."""
         seed_everything(seed)
         if self._axes is not None:
             seed_generators(seed, 0, self._axes.draw)

@@ -60,7 +60,7 @@ class Outline:
     """The names of a whole model's tensors."""
 
     forms: dict[str, tuple[tuple[int, ...], str]]
-    """Shape and dtype of all that travel, or stay at the site."""
+    """Shape and dtype of all tensors that are exchanged or stay at the site."""
     trained: list[tuple[str, tuple[int, ...]]]
     """The parameters that an optimizer moves, with their shapes."""
     buffers: list[str]
@@ -90,7 +90,7 @@ class Outline:
 
 
 class MeshModel:
-    """A model on its mesh, with what it takes to fill and to read it.
+    """A client's model on its mesh: the engine, and the names and boxes by which it is loaded and sent.
 
     Args:
         engine: of the model.
@@ -103,11 +103,11 @@ class MeshModel:
         self.engine, self.outline, self.tally = engine, outline, tally
         self.frozen = FrozenTensors(engine, outline.frozen, outline.tied, base)
         self.unchanged = Unchanged(self.frozen.here)
-        """The check that these are unchanged since they were built."""
+        """The check that the frozen tensors are unchanged since they were built."""
         self.stays: frozenset[str] = frozenset()
         """The names of the tensors that stay at the site (`Local.keep`)."""
         self.is_new = True
-        """These have the values with which the model was built."""
+        """Whether the frozen tensors have the values with which the model was built."""
         self._passing = [PassingState(part) for part in engine.parts]
         self._as_built = AsBuilt.of_parts(engine.parts)
         self._flags = [(each, each.requires_grad) for part in engine.parts for each in part.parameters()]
@@ -120,13 +120,13 @@ class MeshModel:
         return [share for share in every if share.name in self.outline.forms]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return what this rank has of each tensor that is not frozen: of a trained one the optimizer's parameter."""
+        """Return this rank's part of each tensor that is not frozen; for a trained tensor the optimizer's parameter."""
         held = local_state(self.engine.parts, self.engine.optimizers, first_names(self.outline.tied))
         found = dict(held.tensors) | {trained.name: trained.parameter for trained in held.trained}
         return {name: found[name] for name in self.outline.forms}
 
     def owned(self) -> list[Share]:
-        """Return the boxes that this rank sends."""
+        """Return the boxes of the model that this rank sends in an update."""
         return [share for share in self._owned() if share.name not in self.stays]
 
     def owned_here(self) -> list[Share]:
@@ -137,16 +137,16 @@ class MeshModel:
         return owned(self.shares(), self.outline.names)
 
     def load(self, version: Path, stays: frozenset[str] = frozenset(), own: Path | None = None) -> None:
-        """Give the model the values of a version, and its state that does not travel the values of its construction.
+        """Load the values of a version into the model, and restore its state that is not exchanged.
 
         Args:
-            version: file of the tensors that travel.
+            version: file of the tensors that are exchanged.
             stays: the names of those that stay at the site.
             own: file of these; None: they stay unchanged.
 
         Raises:
             TaskMismatch: a file is of another model.
-            OSError: one cannot be read.
+            OSError: a file cannot be read.
         """
         restored(self._as_built)
         for parameter, is_trained in self._flags:
@@ -179,7 +179,7 @@ class MeshModel:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """The mesh of a client, as this rank sees it."""
+    """This rank's place in the mesh of a client: axes, device, plan."""
 
     plan: Plan
     axes: Axes | None
@@ -241,7 +241,7 @@ def build(
 
 
 def _is_drawn(model: nn.Module, outline: Outline, base: Matched | None, make_other: Callable[[], nn.Module]) -> bool:
-    """Return whether tensors that do not travel need the draws of a real construction.
+    """Return whether tensors that are not exchanged need the draws of a real construction.
 
     Such are frozen tensors that are in no file, and buffers and attributes that depend on the seed or on the values of
     parameters.

@@ -1,4 +1,4 @@
-"""The plan of a crew: from its settings, or with `mesh = "auto"` from the planner, the same on all ranks."""
+"""The plan of a client's ranks: from its settings or, with `mesh = "auto"`, the planner; the same on all ranks."""
 
 import os
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ OPTIMIZERS = {0: "sgd", 1: "momentum", 2: "adam", None: "adam"}
 
 
 def plan_for(task: Task, request: Json) -> Choice:
-    """Return the plan of a `load` request (`worker/main`); every rank calls it.
+    """Choose the parallel plan that a `load` request (`worker/main`) names; every rank calls it.
 
     `plan` has the fields of `Plan`; `mesh` is its degrees, or "auto".
 
@@ -61,7 +61,7 @@ def choice_for(
         settings: the site's other settings of the plan.
 
     Raises:
-        TaskBroken: there is none; with every reason.
+        TaskBroken: there is none; the message lists every reason.
     """
     try:
         return choose(

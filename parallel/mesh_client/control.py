@@ -98,7 +98,7 @@ class ControlBoxes:
 
 
 def _named(share: Share) -> Share:
-    """Return a parameter's box as that of its variate, which is float32."""
+    """Return the box of a parameter's control variate, which is float32."""
     return replace(share, name=CONTROL + share.name)
 
 

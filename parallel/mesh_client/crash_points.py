@@ -38,7 +38,7 @@ _visits: Counter[tuple[str, str]] = Counter()
 
 @dataclass(frozen=True, slots=True)
 class PlannedEnd:
-    """The end of one rank."""
+    """The planned end of one rank in a drill: step, number of the visit, rank, kill or stop."""
 
     step: str
     visit: int
@@ -51,7 +51,7 @@ class PlannedEnd:
         """Return the end that a file names.
 
         Raises:
-            ValueError: it names none.
+            ValueError: the text names no end.
         """
         place, *rest = text.split() or [""]
         step, _, count = place.partition(":")

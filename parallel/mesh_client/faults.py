@@ -27,7 +27,7 @@ RANKS_MAX = 1024
 
 
 def faults_of_mesh(task: Task, local: Local, algorithm: str, plan: Plan) -> list[str]:
-    """Return everything that a mesh cannot take, one sentence each.
+    """Return the reasons why a mesh cannot do a task's local training, one sentence each.
 
     Args:
         task: with the options of the run.
@@ -92,7 +92,7 @@ def _faults_of_task(task: Task) -> Iterator[str]:
 
 
 def _faults_of_hooks(task: Task, local: Local, plan: Plan, model: nn.Module) -> list[str]:
-    """Return the faults of a custom algorithm."""
+    """Return the reasons why a mesh cannot run the hooks of a custom algorithm."""
     if task.algorithm is None:
         return []
     named, faults = type(task.algorithm).__name__, []

@@ -49,7 +49,7 @@ def drawn_of(frozen: frozenset[str], tied: Sequence[Sequence[str]], base: Matche
 
 
 def read_base(base: Matched | None, shares: Sequence[Share], names: frozenset[str]) -> None:
-    """Give this rank's boxes of these tensors the values that the files have for them.
+    """Load the base files' values into this rank's shards of the named tensors.
 
     Raises:
         BaseRefused: the files have two values of a tied tensor.
@@ -80,7 +80,7 @@ class FrozenTensors:
         engine.fixed = [tensor for _, tensor in self.here() if not isinstance(tensor, nn.Parameter)]
 
     def here(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what this rank holds of them now, under all names."""
+        """Yield the frozen tensors of this rank, once for each of their names."""
         for part in self._parts if self._names else ():
             _give_up_gathered(part)
             named = (*part.named_parameters(remove_duplicate=False), *part.named_buffers(remove_duplicate=False))
@@ -90,7 +90,7 @@ class FrozenTensors:
                     yield name, tensor
 
     def digest(self, ranks: Ranks, is_first_here: bool, cache: Path | None) -> str:
-        """Return the digest of all of them (`training.model.frozen.frozen_digest`); every rank must call it.
+        """Return the digest of all frozen tensors (`training.model.frozen.frozen_digest`); every rank must call it.
 
         The first rank of each machine reads its files of the base, which may be a copy. A drawn tensor is gathered for
         a moment, one after another.
@@ -118,14 +118,14 @@ class FrozenTensors:
 
 
 def _give_up_gathered(part: nn.Module) -> None:
-    """Give up the whole parameters that an evaluation under ZeRO 1 and 2 leaves in place of a part's shares."""
+    """Free the whole parameters that an evaluation under ZeRO 1 and 2 leaves in place of a part's shards."""
     for module in part.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def _agreed(found: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Return the lines of all ranks together.
+    """Merge the digest lines of all ranks.
 
     Raises:
         TaskMismatch: two ranks have different ones of a tensor.

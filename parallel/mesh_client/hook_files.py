@@ -70,13 +70,13 @@ def _names(prefix: str, file: Path) -> list[str]:
 
 
 def _as_the_model(given: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """Return tensors, of which those with the name and the shape of a model's are divided like it."""
+    """Divide tensors over the ranks as the model's tensors of the same names and shapes; others stay whole."""
     like = {name: tensors[name] for name in given if name in tensors and tensors[name].shape == given[name].shape}
     return {name: placed(tensor, like[name]) if name in like else settled(tensor) for name, tensor in given.items()}
 
 
 def _read(prefix: str, given: Tensors, file: Path, model: MeshModel) -> Tensors:
-    """Return the values of a file in the form of these tensors."""
+    """Read the tensors of a prefix from a file, each divided over the ranks as the given one."""
     device = model.engine.device
     here = {name: t if isinstance(t, DTensor) else t.to(device) for name, t in given.items()}
     found = {name: torch.zeros_like(tensor).detach() for name, tensor in here.items()}
@@ -96,7 +96,7 @@ def own_boxes(prefix: str, tensors: Tensors, axes: Axes | None) -> list[Share]:
 
 @contextmanager
 def shared_boxes(mine: list[Share], version: Path) -> Iterator[list[Box]]:
-    """Give the boxes of the update that are those of shared tensors.
+    """Yield the boxes of the algorithm's shared tensors, as part of the update, for the block.
 
     Args:
         mine: the boxes, as `own_boxes` returns them.

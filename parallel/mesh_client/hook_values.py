@@ -1,12 +1,12 @@
-"""The values that the hooks of an algorithm hold between two steps, as JSON and tensors: for the checkpoint in a round.
+"""Serialization of an algorithm's hook state, as JSON and tensors, for checkpoints within a round.
 
     null, true, 1, 2.5, "text"     stand for themselves; {"float": "nan"}
-    {"tensor": 3}                  the third of the tensors, which are saved beside; NumPy's have one, too
-    {"model": NAME}                a tensor of the model, as it is then; {"start": NAME}: one of the start
+    {"tensor": 3}                  the third of the checkpoint's tensors, also for a NumPy array
+    {"model": NAME}                the model's present tensor of this name; {"start": NAME}: the round's first one
     {"list": [...]}, {"dict": [[key, value], ...]}, ...
 
-Anything else has no such form: the round is then not saved, and starts over when a rank is lost. The same holds for
-what would differ when it is read: a part of a tensor that another name holds, a result with a gradient.
+No other value can be saved, nor a view that shares memory with another tensor or a tensor with an autograd graph:
+the round then has no checkpoint, and starts over when a rank is lost.
 """
 
 import math
@@ -35,7 +35,7 @@ BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 """The bit generators of NumPy."""
 
 Place = tuple[Any, ...]
-"""The memory of a tensor, and its form there: what two views of one tensor have in common."""
+"""The identity of a tensor's memory and its layout there: equal for two objects that are one tensor."""
 
 
 class NoForm(ValueError):
@@ -44,7 +44,7 @@ class NoForm(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A tensor without its values."""
+    """The form of a tensor in the hook state, without values: shape, dtype, division over the mesh."""
 
     shape: list[int]
     dtype: str
@@ -52,12 +52,12 @@ class Form:
     requires_grad: bool | None
     """The flag of a parameter; None: the tensor is no parameter."""
     like: str | None = None
-    """A tensor of the model on the same mesh; None: this one is on no mesh."""
+    """The name of a model's tensor on the same mesh; None: the tensor is on no mesh."""
     dims: list[int | None] | None = None
     """The dimension that each axis of that mesh divides, or None; None in all: as that tensor is divided."""
 
     def fits(self, model: Tensors) -> bool:
-        """Return whether there is such a tensor on any mesh."""
+        """Return whether a tensor of this form can be made on any mesh."""
         if self.like is None:
             return True
         is_of_model = list(model[self.like].shape) == self.shape
@@ -81,7 +81,7 @@ class Form:
 
 
 class Writer:
-    """The values in their form.
+    """Encoder of hook state: JSON values, and the list of tensors beside them.
 
     Args:
         model: what this rank has of the model's tensors now.
@@ -100,14 +100,14 @@ class Writer:
         self._seen: dict[int, object] = {}
 
     def write(self, value: Any, where: str) -> Any:
-        """Return the form of a value.
+        """Encode a value as JSON; append its tensors to the list.
 
         Args:
             value: of any type.
             where: its name in an error.
 
         Raises:
-            NoForm: it has none.
+            NoForm: a checkpoint cannot hold the value.
         """
         if type(value) in PLAIN:
             return {"float": repr(value)} if value != value or value in (math.inf, -math.inf) else value
@@ -190,7 +190,7 @@ class Writer:
 
 
 class Reader:
-    """The values again.
+    """Decoder of hook state that a `Writer` has encoded.
 
     Args:
         tensors: filled, in the order of `Writer.tensors`.
@@ -202,7 +202,7 @@ class Reader:
         self._tensors, self._model, self._start = tensors, model, start
 
     def read(self, form: Any) -> Any:
-        """Return the value of a form."""
+        """Decode a value from the JSON that `Writer.write` returned."""
         if not isinstance(form, dict):
             return form
         kind = next(iter(form))

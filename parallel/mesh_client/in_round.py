@@ -132,7 +132,7 @@ def _is_sound(checkpointer: Checkpointer, saver: Saver) -> bool:
 
 
 HELD = "held"
-"""The name of what hooks hold among the values of a checkpoint."""
+"""The key of the hook state in the values of a checkpoint."""
 
 
 class Held:
@@ -152,7 +152,7 @@ class Held:
         checkpointer.beside = lambda: _by_number(self._tensors)
 
     def is_in(self, path: Path | None) -> bool:
-        """Return whether a checkpoint has it, in a form that this mesh can take."""
+        """Return whether a checkpoint has hook state, in a form that this mesh can restore."""
         about = {} if path is None else read_about(path)
         if HELD not in about.get("extra", {}):
             return False
@@ -161,7 +161,7 @@ class Held:
         return is_on_this_mesh or all(form.fits(self._model.tensors()) for form in forms)
 
     def take(self) -> bool:
-        """Take its present state for the next save; return whether it can be saved."""
+        """Serialize the client's hook state for the next checkpoint; return whether every rank can save it."""
         writer, values, fault = Writer(self._model.tensors(), self._client.start), {}, ""
         try:
             values = {name: writer.write(value, f"client.{name}") for name, value in self._client.held.items()}
@@ -177,11 +177,11 @@ class Held:
         return not fault
 
     def state(self) -> dict[str, Any]:
-        """Return the taken state."""
+        """Return the state that `take` has serialized."""
         return self._state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Give it back to the client."""
+        """Restore the client's hook state from the latest checkpoint."""
         tensors, device = self._model.tensors(), self._model.engine.device
         filled = [Form(**form).empty(tensors, device) for form in state["forms"]]
         path = self._checkpointer.latest()
@@ -196,7 +196,7 @@ def _by_number(tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _copies_are_one(plan: Plan) -> Callable[[int], bool]:
-    """Return a function of the number of steps that says whether the copies are one model after them, unflushed."""
+    """Return the function from a number of steps to whether the copies are equal then, without a flush."""
     outer = parse_outer(plan.outer)
     if outer is None:
         return lambda steps: True

@@ -26,7 +26,7 @@ from atoll.training.optimizers.norms import local as local_of
 
 
 def give_state(shards: Sequence[Shard], local: Local, own: Path) -> None:
-    """Give the new optimizers of this rank the state in a client's file; none if that is of another optimizer.
+    """Load a client's kept state into the new optimizers of this rank; nothing if it is of another optimizer.
 
     Raises:
         TaskMismatch: the file is of another model.
@@ -60,7 +60,7 @@ def store_state(shards: Sequence[Shard], local: Local, own_out: Path) -> None:
         own_out: the file.
 
     Raises:
-        NotFinite: tensors have values that are not finite; with their names.
+        NotFinite: tensors have values that are not finite; the message has their names.
         OSError: it cannot be written.
     """
     wrong = []

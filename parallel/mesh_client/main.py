@@ -1,4 +1,4 @@
-"""A rank of a crew: `python -m atoll.parallel.mesh_client FOLDER`, under torch elastic, srun, Kubernetes, Ray or MPI.
+"""One of a client's ranks (a crew): `python -m atoll.parallel.mesh_client FOLDER`, under any launcher.
 
     rank 0          dials its agent, takes one request after another, orders it to all ranks, and answers
     reader thread   of rank 0: queues requests; obeys `stop` and `extend` at once, and answers to `ping`; ends the
@@ -61,7 +61,7 @@ Json = dict[str, Any]
 
 
 class Bench(Protocol):
-    """One task and one site on a mesh; every rank calls each method, and rank 0's results count."""
+    """A task loaded with one site's data on a mesh; every rank calls each method, and rank 0's results count."""
 
     @property
     def steps(self) -> int:
@@ -69,7 +69,7 @@ class Bench(Protocol):
         ...
 
     def describe(self) -> Json:
-        """Return num_examples, layout and settings."""
+        """Return the size of the site's data, the model's layout, and the settings that the task declares."""
         ...
 
     def train(self, request: Json, is_told: Callable[[], bool]) -> Json:
@@ -89,14 +89,14 @@ MakeBench = Callable[[Task, Json, Plan, World], Bench]
 
 
 def main(folder: str) -> None:
-    """Work as a rank of the crew in a folder, with the bench of a mesh."""
+    """Run one rank of the crew whose folder is given: train the client on a device mesh."""
     from atoll.parallel.mesh_client.bench import MeshBench
 
     work(Path(folder), partial(MeshBench, clock=time.monotonic))
 
 
 def work(folder: Path, make_bench: MakeBench) -> None:
-    """Work as a rank of the crew in a folder until rank 0 is told to quit.
+    """Run one rank of the crew (a client's ranks) whose folder is given, until rank 0 is told to quit.
 
     Raises:
         SystemExit: this rank or another one has failed, or the agent is gone; all ranks are to restart.
@@ -143,7 +143,7 @@ def _device(wanted: str, world: World, num_gpus: int, environ: Mapping[str, str]
 
 
 class _Member:
-    """One rank with its bench."""
+    """One rank of a crew, with its `Bench`."""
 
     def __init__(
         self, folder: Path, world: World, orders: Orders, make_bench: MakeBench, check: Callable[[], None]
@@ -167,15 +167,15 @@ class _Member:
             inbox.finished(job)
 
     def follow(self) -> None:
-        """Carry out the orders of rank 0."""
+        """Carry out the requests that rank 0 sends to all ranks."""
         while (request := self._orders.take())["op"] != "quit":
             self._carried_out(request, Deadline.never())
 
     def _carried_out(self, request: Json, deadline: Deadline) -> tuple[Json, list[RankFault]]:
-        """Carry out a request with all other ranks; return the result, or the faults of all ranks if each may continue.
+        """Carry out a request with all other ranks; return the result, or the faults of all ranks if all may continue.
 
         Raises:
-            SystemExit: they cannot.
+            SystemExit: the ranks cannot continue, and must restart.
         """
         result: Json = {}
         fault = None
@@ -256,7 +256,7 @@ def _prefixed(name: str, store: Any) -> Any:
 
 
 def _write_to(log: Path) -> None:
-    """Append all output of this process to its log; what reads its input finds nothing."""
+    """Append all output of this process to its log, and replace its standard input by an empty one."""
     with open_log(log) as file, open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(file.fileno(), 1)

@@ -119,7 +119,7 @@ def _never(_outputs: object, _targets: object) -> torch.Tensor:
 
 
 def _tensors(parts: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
-    """Yield what this rank holds of each parameter and buffer."""
+    """Yield the local shards of this rank's parameters and buffers."""
     for part in parts:
         for tensor in (*part.parameters(), *part.buffers()):
             yield tensor.to_local() if isinstance(tensor, DTensor) else tensor

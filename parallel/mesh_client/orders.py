@@ -1,4 +1,4 @@
-"""Orders of rank 0 to all ranks of a crew, and the vote at the end of each, through the store of the process group.
+"""Requests (orders) of rank 0 to all ranks of a client, and the vote at the end of each, through a torch store.
 
     order/N        the request number N, as JSON
     end/N/RANK     the fault of a rank in it, as JSON; empty: none
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 
 class Orders:
-    """The orders of one group of ranks.
+    """Requests (orders) of rank 0 to the other ranks of a group, and the votes on each.
 
     Args:
         store: of the group.
@@ -43,7 +43,7 @@ class Orders:
         self._number = 0
 
     def give(self, request: Mapping[str, Any]) -> None:
-        """Give all other ranks their next order; called by rank 0."""
+        """Send all other ranks their next order (a request as JSON); called by rank 0."""
         self._number += 1
         self._store.set(self._order(self._number), to_json(request))
         if self._number > 2:  # every rank is past it: it has voted about the next one
@@ -86,7 +86,7 @@ class Orders:
         return [f"end/{number}/{rank}" for rank in range(self._size)]
 
     def _wait(self, keys: list[str], timeout_s: float) -> bool:
-        """Return whether all keys were set in time.
+        """Wait for keys of the store; return whether all were set in time.
 
         Raises:
             DistError: rank 0, which holds the store, is gone.

@@ -45,7 +45,7 @@ class Tally:
         self.begin()
 
     def begin(self) -> None:
-        """Forget all sums."""
+        """Set all sums to zero."""
         self._sums: Statistics = {}
         self._of_first_epoch = 0.0
         self._pending: list[tuple[torch.Tensor, float, float]] = []
@@ -81,7 +81,7 @@ class Tally:
             self._of_first_epoch += self._units(targets)
 
     def _read(self) -> None:
-        """Add the losses that wait."""
+        """Read the losses that wait on the device, and add them to the sums."""
         for loss, factor, counted in self._pending:
             summand = (loss.item() * factor, counted) if counted else (0.0, 0.0)
             self._sums = add(self._sums, as_statistics({"loss": summand}))
@@ -98,7 +98,7 @@ class Tally:
         return {"sums": sums, "units": units}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from the sums of an earlier attempt."""
+        """Restore the sums of an earlier attempt."""
         self.begin()
         if self._ranks.is_first:
             self._sums = {name: tuple(numbers) for name, numbers in state["sums"].items()}

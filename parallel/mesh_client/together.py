@@ -19,7 +19,7 @@ class RankFailed(RuntimeError):
 
 
 def together(ranks: Ranks, work: Callable[[], T]) -> T:
-    """Return the result of this rank's work; every rank must call it.
+    """Call this rank's `work` and return its result, unless some rank's fails; every rank must call it.
 
     Raises:
         Exception: the error of this rank.

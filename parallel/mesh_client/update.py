@@ -42,7 +42,7 @@ Part = list[tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files of one training.
+    """The files that one training writes: the parts of the update, and the client's state.
 
     The model is that of the end of the training. Every rank calls the methods at the same point.
     """
@@ -59,7 +59,7 @@ class Files:
 
     @property
     def version(self) -> Path:
-        """The file of the version."""
+        """The file of the version from which the training starts."""
         return Path(self.request["model"])
 
     @property
@@ -69,7 +69,7 @@ class Files:
 
     @property
     def own_out(self) -> Path:
-        """The file of the client's state after it."""
+        """The file of the client's state after the training."""
         return Path(self.request["own_out"])
 
     @property
@@ -145,13 +145,13 @@ class Files:
 
     @property
     def _encoded(self) -> list[Tensor]:
-        """The tensors that the codec is for."""
+        """The tensors that the codec encodes."""
         plain = {*self.model.outline.buffers}
         layout, names = parse_header(self.version)[0], {*self.model.outline.names}
         return [t for t in layout if t.name in names and t.dtype == "F32" and t.name not in plain]
 
     def _feedback(self, mine: Sequence[Share]) -> AbstractContextManager[BoxFeedback | None]:
-        """Return the residuals of this rank's boxes; None: the codec is not biased."""
+        """Open the residuals of this rank's boxes; None: the codec is not biased."""
         if not self._has_feedback:
             return nullcontext(None)
         encoded = {tensor.name for tensor in self._encoded}
@@ -168,11 +168,11 @@ class Files:
         return [] if self.client is None else own_boxes(STATE, self.client.to_keep(), self.model.engine.axes)
 
     def _shared(self) -> list[Share]:
-        """Return the boxes of its shared tensors that this rank sends."""
+        """Return the boxes of the algorithm's shared tensors that this rank sends."""
         return [] if self.client is None else own_boxes(SHARED, self.client.to_send(), self.model.engine.axes)
 
     def _beside(self, shared: list[Share]) -> AbstractContextManager[list[Box]]:
-        """Return the boxes of the update that are beside the model."""
+        """Open the boxes of the update that are beside the model's: control variates or shared tensors."""
         if shared:
             return shared_boxes(shared, self.version)
         if self.algorithm != "scaffold":
@@ -184,7 +184,7 @@ class Files:
 
 
 def _make_empty(folder: Path) -> None:
-    """Make a folder for the parts, without those of an earlier attempt."""
+    """Make a folder for the parts, and delete the parts of an earlier attempt."""
     if folder.is_dir():
         rmtree(folder)
     folder.mkdir(parents=True)
@@ -198,7 +198,7 @@ def store_layers(shares: Sequence[Share], own_out: Path) -> None:
         own_out: the file.
 
     Raises:
-        NotFinite: tensors have NaN or infinite values; with their names.
+        NotFinite: tensors have NaN or infinite values; the message has their names.
         OSError: it cannot be written.
     """
     if not shares:

@@ -18,7 +18,7 @@ RESET = "5"
 
 
 class PeakMemory:
-    """The largest memory since it was made.
+    """Meter of the largest memory of this process since the object was made.
 
     On a GPU: what PyTorch's allocator had given out. On a CPU: VmHWM - RssFile - RssShmem, the largest resident size
     without mapped files, such as libraries and versions (proc(5); 0 on a system without it).
@@ -79,7 +79,7 @@ class RoundUse:
         self._began = self._clock()
 
     def end_training(self) -> None:
-        """End the steps."""
+        """End the steps of the round, whose time is measured until now."""
         self._seconds = max(self._clock() - self._began, 1e-9)
 
     def of(self, task: Task, inputs: Callable[[], Any], steps: int, examples: int) -> Json:

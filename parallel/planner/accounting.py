@@ -32,7 +32,7 @@ class Accounting:
 
     @property
     def total(self) -> int:
-        """The sum of the three."""
+        """The bytes of parameters, gradients and optimizer together, for each parameter."""
         return self.parameters + self.gradients + self.optimizer
 
 

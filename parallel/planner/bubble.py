@@ -108,7 +108,7 @@ def _result(kind: str) -> str:
 
 
 def _ready(action: Action, done: Mapping[tuple[int, str, int], float], num_stages: int) -> float:
-    """Return when the action may begin; -1 while that is unknown."""
+    """Return the time at which an action's inputs are ready; -1 while that is unknown."""
     stage, kind, microbatch = action
     if kind == FORWARD:
         return done.get((stage - 1, FORWARD, microbatch), -1.0) if stage else 0.0
@@ -162,7 +162,7 @@ def _torch_actions(schedule: str, p: int, m: int, stages_per_rank: int) -> list[
 
 
 def _plain(action: Any) -> list[Action]:
-    """Return an action of torch's as ours: an overlap as its two parts, none for actions that only move tensors."""
+    """Convert an action of torch's schedule: an overlap to its two parts, one that only moves tensors to none."""
     if action.sub_actions is not None:
         return [found for part in action.sub_actions for found in _plain(part)]
     kind = action.computation_type.value

@@ -38,7 +38,7 @@ FaultsOf = Callable[[Plan], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A chosen plan."""
+    """The plan that the planner has chosen for `mesh = "auto"`, with the reason."""
 
     plan: Plan
     why: str
@@ -56,7 +56,7 @@ def choose(model: nn.Module, plans: Sequence[Plan], machine: Machine, *, optimiz
         faults_of: returns the reasons against a plan.
 
     Raises:
-        ValueError: there is none; with every reason against the first one, or with the least need, or because none
+        ValueError: there is none; the message has every reason against the first, or the least need, or that none
             stays within a machine.
     """
     inside = [plan for plan in plans if machine.num_ranks % plan.mesh.tp == 0]

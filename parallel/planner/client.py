@@ -38,11 +38,11 @@ class RankNeeds:
     memory: Memory
     """The predicted memory in training."""
     held: int
-    """Bytes of the shards that it loads from a version."""
+    """Bytes of the shards that the rank loads from a version."""
     part: int
-    """Bytes of the boxes that it owns, without a codec; those of copies divided evenly."""
+    """Bytes of the boxes that the rank owns, without a codec; boxes of copies are divided evenly."""
     boxes: int
-    """The number of boxes that it holds."""
+    """The number of boxes that the rank holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def needs_of(model: ModelShape, candidate: Candidate, *, codec: str = "", lora: 
     """Return the needs of a site that trains a model as a candidate plan says.
 
     Args:
-        model: its numbers.
+        model: the shape of the model.
         candidate: the plan; its `optimizer` is the local training's.
         codec: name of the update's codec; empty: none.
         lora: the rank of adapters, as of `of_adapters`, which alone are trained and travel; 0: the whole model.
@@ -110,7 +110,7 @@ def _ranks(model: ModelShape, candidate: Candidate, trained: float) -> list[Rank
     """Return the needs of all ranks, equal ones together, in the order of their first rank.
 
     Args:
-        model: its numbers.
+        model: the shape of the model.
         candidate: the plan.
         trained: the fraction of the parameters that is trained; 1.0, but for adapters.
     """

@@ -14,7 +14,7 @@ class Cluster:
     """Machines (>= 1)."""
 
     per_node: int = 8
-    """Devices in one of them (>= 1)."""
+    """Devices in one machine (>= 1)."""
 
     memory: float
     """Memory of one device [bytes]."""

@@ -32,30 +32,30 @@ KINDS = {
     "send": "send",
     "recv_": "receive",
 }
-"""Our names of torch's operations."""
+"""Atoll's names of torch's collective operations."""
 
 
 @dataclass(slots=True)
 class Collective:
-    """One call of a collective."""
+    """One call of a collective in a step: its axis, kind and bytes, and the computation that can hide it."""
 
     axis: str
     """The axis of the mesh; the group's name if it is none of the mesh's."""
     kind: str
     num_bytes: int
-    """The size of its largest tensor: the gathered, scattered, reduced or sent one."""
+    """The size of the collective's largest tensor: the gathered, scattered, reduced or sent one."""
     ready: float
-    """Operations after which its input is complete."""
+    """Floating-point operations of the step after which the collective's input is complete."""
     needed: float | None = None
-    """Operations before its output is read; None: not in this step."""
+    """Floating-point operations of the step before the collective's output is read; None: not in this step."""
 
     def window(self, end: float) -> float:
-        """Return the operations that can hide it, in a step with `end` of them."""
+        """Return the operations that can hide the collective, in a step with `end` operations."""
         return max(0.0, (end if self.needed is None else self.needed) - self.ready)
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that sees every operation on plain tensors.
+    """A dispatch mode that counts every operation on plain tensors: arithmetic, memory, collectives.
 
     Args:
         axis_of: the name of a process group -> the axis of the mesh along which its ranks lie.
@@ -75,7 +75,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._travelling: dict[int, Collective] = {}
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """Count a tensor that existed before."""
+        """Count the memory of a tensor that existed before the watch began."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._storages:
@@ -101,7 +101,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._travelling.pop(key, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at one operation, and execute it."""
+        """Execute one operation; count its arithmetic, its memory, and its traffic if it is a collective."""
         if any(issubclass(kind, DTensor | AsyncCollectiveTensor) for kind in types):
             return NotImplemented  # it comes again, on the local tensors
         kwargs = kwargs or {}
@@ -134,7 +134,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._travelling[key], self._ready[key] = collective, ready
 
     def _arrive(self, before: list[torch.Tensor], after: list[torch.Tensor]) -> None:
-        """Move a collective from the tensor that it wrote to the one that was waited for."""
+        """Assign a collective, once it is waited for, to the tensor that `wait` returns."""
         for old, new in zip(before, after, strict=True):
             key, collective = new.untyped_storage()._cdata, self._travelling.get(old.untyped_storage()._cdata)
             if collective is not None:

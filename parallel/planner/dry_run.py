@@ -45,7 +45,7 @@ class DryRun:
     parameters: int
     """Bytes of the rank's shards."""
     gradients: int
-    """Bytes of their gradients, after the step."""
+    """Bytes of the gradients of the rank's shards, after the step."""
     optimizer: int
     """Bytes of the optimizers' state."""
     peak: int
@@ -76,7 +76,7 @@ class DryRun:
 
 
 def decoder_config(shape: ModelShape) -> DecoderConfig:
-    """Return the engine's decoder of these numbers.
+    """Return the engine's decoder configuration for a model shape.
 
     Raises:
         ValueError: the shape is no Llama-style decoder.
@@ -253,7 +253,7 @@ def apart(shape: ModelShape, candidate: Candidate, rank: int = 0, *, timeout_s: 
 
     Raises:
         ValueError: the engine refuses the plan.
-        RankFailed: anything else failed; with the traceback.
+        RankFailed: anything else failed; the message has the traceback.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOAD, "torch._subclasses.fake_tensor", "torch.utils.flop_counter", FROZEN])

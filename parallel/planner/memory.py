@@ -60,12 +60,12 @@ class Memory:
 
     @property
     def states(self) -> float:
-        """The terms that stay from step to step."""
+        """The memory that stays from step to step: parameters, gradients, optimizer."""
         return self.parameters + self.gradients + self.optimizer
 
     @property
     def total(self) -> float:
-        """The sum of all terms."""
+        """The memory of a rank: the sum of all terms [bytes]."""
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
 
@@ -73,7 +73,7 @@ def memory(model: ModelShape, candidate: Candidate, rank: int = 0, *, counted: s
     """Return the memory of a rank.
 
     Args:
-        model: its numbers.
+        model: the shape of the model.
         candidate: the plan and its sizes.
         rank: of the mesh.
         counted: `engine`, the real memory of this engine; or a convention of `accounting` by its name.
@@ -95,7 +95,7 @@ def memory(model: ModelShape, candidate: Candidate, rank: int = 0, *, counted: s
 
 
 def without_activations(part: Share, candidate: Candidate) -> Memory:
-    """Return the memory of a rank with this part of a model, of which only the tensors are known."""
+    """Return the memory of a rank from the sizes of its part (`Share`) of a model whose activations are unknown."""
     moments = MOMENTS[candidate.optimizer]
     return Memory(
         parameters=FP32 * part.local,

@@ -113,7 +113,7 @@ def _exposed(sent: list[Traffic], candidate: Candidate, cluster: Cluster, comput
 
 
 def _beyond(transfer: float, window: float) -> float:
-    """Return what a transfer adds to a step beside the computation that can hide it."""
+    """Return the time that a transfer adds to a step: the unhidden part, and CONTENTION of the hidden part."""
     hidden = min(transfer, window)
     return transfer - hidden + CONTENTION * hidden
 

@@ -1,4 +1,4 @@
-"""The memory of a rank, as a machine has it: what does not change from one start to the next."""
+"""The memory of a machine for each of its ranks: a number that is the same at each start."""
 
 import os
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The ranks of one machine."""
+    """One machine: the number of its ranks, and the memory of each."""
 
     num_ranks: int
-    """Ranks on it (>= 1)."""
+    """Ranks on the machine (>= 1)."""
     memory: int
-    """Memory of one of them [bytes]."""
+    """Memory of one rank [bytes]."""
 
 
 def machine_of(device: str, num_ranks: int) -> Machine:
-    """Return this machine.
+    """Measure this machine: the memory of each of its ranks.
 
     Args:
         device: "cpu" or "cuda".
         num_ranks: ranks on it, each with a GPU, or all with an equal part of its memory.
 
     Raises:
-        ValueError: it has fewer GPUs.
+        ValueError: the machine has fewer GPUs than ranks.
     """
     if device == "cpu":
         return Machine(num_ranks, memory_of_host() // num_ranks)

@@ -117,7 +117,7 @@ def complexity(candidate: Candidate) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """The reason against a mesh."""
+    """The reason against a mesh, and the number that shows it."""
 
     kind: str
     text: str
@@ -143,7 +143,7 @@ def _best_of(
 
 
 def misfit(model: ModelShape, cluster: Cluster, wanted: Wanted, mesh: Mesh, *, is_free: bool = True) -> Reason | None:
-    """Return what forbids a mesh before its memory is computed, or None. A requested mesh may cross nodes."""
+    """Return the first reason against a mesh apart from its memory, or None. A requested mesh may cross nodes."""
     divisible = {
         "heads": model.heads,
         "kv_heads": model.num_kv_heads,
@@ -220,7 +220,7 @@ def _divisors(rows: int) -> tuple[int, ...]:
 
 
 def lost(found: Prediction, best: Prediction) -> str:
-    """Return why a plan is not the chosen one: the part on which it spends more time."""
+    """Return the reason why a plan is slower than the chosen one: the part on which it spends more time."""
     slower = found.times.step / best.times.step
     if slower <= 1 / CLOSE:
         is_simpler = complexity(found.candidate) <= complexity(best.candidate)

@@ -16,17 +16,17 @@ class Weight:
     """One parameter tensor."""
 
     name: str
-    """Its name inside its block."""
+    """The parameter's name inside its block."""
 
     shape: tuple[int, ...]
-    """Its lengths in the whole model."""
+    """The parameter's shape in the whole model."""
 
     cut: int | None = None
     """The axis that tensor parallelism shards; None: every rank of the group has the whole tensor."""
 
     @property
     def size(self) -> int:
-        """The number of its elements."""
+        """The number of the parameter's elements."""
         return math.prod(self.shape)
 
 
@@ -112,7 +112,7 @@ class ModelShape:
         return self.layers * block + self.vocab * self.hidden
 
     def embedding(self) -> tuple[Weight, ...]:
-        """Return the parameters before the first block."""
+        """Return the parameters (weights by name and shape) before the first block."""
         h = self.hidden
         extra = (("positions", self.sequence * self.positions), ("segments", self.segments))
         return (Weight("embedding", (self.vocab, h), 0), *(Weight(name, (rows, h)) for name, rows in extra if rows))

@@ -13,7 +13,7 @@ PRESET = "preset"
 
 
 def parse(kind: type[Kind], presets: Mapping[str, Kind], text: str, *, what: str) -> Kind:
-    """Parse `[PRESET,]NAME=VALUE,...`.
+    """Parse a model or cluster from `[PRESET,]NAME=VALUE,...`.
 
     Args:
         kind: a frozen dataclass; fields without a default are required.
@@ -22,7 +22,7 @@ def parse(kind: type[Kind], presets: Mapping[str, Kind], text: str, *, what: str
         what: the name of the thing, for the faults.
 
     Raises:
-        ValueError: with every fault, one a line.
+        ValueError: values are wrong; the message lists every fault, one a line.
     """
     table: dict[str, Any] = {}
     faults = []
@@ -38,10 +38,10 @@ def parse(kind: type[Kind], presets: Mapping[str, Kind], text: str, *, what: str
 def read(
     kind: type[Kind], presets: Mapping[str, Kind], table: Mapping[str, Any], *, what: str, faults: Iterable[str] = ()
 ) -> Kind:
-    """Construct the thing from a table of values, or of strings; `faults` are those already known.
+    """Construct a model or cluster from a table of values, or of strings; `faults` are those already known.
 
     Raises:
-        ValueError: with every fault, one a line.
+        ValueError: values are wrong; the message lists every fault, one a line.
     """
     hints = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
     found, values = list(faults), {}
@@ -66,7 +66,7 @@ def read(
 
 
 def _value(types: tuple[type, ...], text: str) -> Any:
-    """Return the value of a string; the string itself if it fits no type, which the thing then refuses."""
+    """Parse a string as a value of one of the types; return an unfit string itself for the constructor to refuse."""
     if NoneType in types and text == "none":
         return None
     if bool in types:

@@ -108,7 +108,7 @@ def gradient_bytes(plan: Plan) -> int:
 
 
 def _times(candidate: Candidate) -> tuple[int, int]:
-    """Return how often in a step a unit is gathered, and how often its gradients are reduced.
+    """Return the number of times in a step that a unit is gathered, and that its gradients are reduced.
 
     A pipeline reduces once, after the last backward pass of a stage, and leaves parameters that a backward pass has
     gathered for the next forward pass.

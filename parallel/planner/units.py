@@ -22,10 +22,10 @@ class Share:
     """Elements of the rank's shards."""
 
     gathered: int = 0
-    """Elements of the same tensors on all shards together, with the rows that pad every shard to equal length."""
+    """Elements of the rank's tensors on all shards together, with the rows that pad every shard to equal length."""
 
     whole: int = 0
-    """Elements of the same tensors without that padding."""
+    """Elements of the rank's tensors on all shards together, without padding."""
 
     num_tensors: int = 0
     """The number of parameter tensors."""
@@ -59,7 +59,7 @@ def _share(
 
 
 def joined(blocks: Sequence[Share], rest: Sequence[Share]) -> Share:
-    """Return the part of a rank whose units are these: blocks, which are gathered in turn, and the rest beside them."""
+    """Add up units of a rank into one `Share`: blocks, which are gathered in turn, and the rest beside them."""
     found = [*blocks, *rest]
     in_turn = sum(sorted((block.gathered for block in blocks), reverse=True)[:2])
     return Share(

@@ -34,16 +34,16 @@ class Built:
 
     model: nn.Module
     tied: list[list[str]]
-    """The names of its tied parameters (`engine.ties.tied_names`)."""
+    """The names of the model's tied parameters (`engine.ties.tied_names`)."""
     note: str = ""
-    """The tensors that have not started from the given file."""
+    """The sentence about tensors that have not started from the given file."""
     blank: Blank | None = None
     """The blank model, whose values come once it is sharded; None: they are there."""
     aliases: Aliases = field(default_factory=dict)
     start: Start | None = None
     """The file from which a blank model starts."""
     forms: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
-    """Shape and dtype of each tensor that travels, of a blank model."""
+    """Shape and dtype of each tensor of a blank model that is exchanged."""
     base: Matched | None = None
     """The files of the values of frozen tensors; None: the model has no base."""
 
@@ -86,7 +86,7 @@ def _of_start(error: StartRefused | OSError) -> list[str]:
 
 
 def give_values(built: Built, job: Job, parts: Sequence[nn.Module], axes: Axes | None, device: torch.device) -> None:
-    """Give the parts of a blank model memory and their first values; every rank must call it.
+    """Allocate the parts of a blank model and fill them with their first values; every rank must call it.
 
     Raises:
         JobRefused: a rank cannot: values are not finite, the file does not fit, or the model is built in another way

@@ -32,7 +32,7 @@ AT_LEAST_1_OR_NONE = (
     "noise_every",
     "threads",
 )
-"""The fields that are a number of at least 1, or none."""
+"""The fields whose value is a number of at least 1, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ def pooled(of_sites: SiteData) -> Any | None:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The data of a training."""
+    """The data of a centralized training: pooled training data, and data for evaluations."""
 
     train: Any
     """The sites' training data, pooled."""
@@ -101,7 +101,7 @@ def data_for(
 
 
 def _whole(of_sites: SiteData, kinds: list[Rows]) -> Any | None:
-    """Return the data of all sites: those of the only kind, whose tensors are not copied again."""
+    """Return the pooled data of all sites; with one kind of rows the data of that kind, which are pooled already."""
     return kinds[0].data if len(kinds) == 1 else pooled(of_sites)
 
 

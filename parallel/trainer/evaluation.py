@@ -56,5 +56,5 @@ def statistics(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Rank
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
-    """Widen half precision, in which outputs are computed but not judged."""
+    """Widen a half-precision tensor to float32, in which outputs are measured."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

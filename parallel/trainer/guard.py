@@ -1,4 +1,4 @@
-"""The guard against an infinite loss: it finds the first such step, without waiting for the device in every step."""
+"""The guard against an infinite loss: it finds the first such step, and seldom waits for the device."""
 
 import torch
 import torch.distributed as dist
@@ -18,13 +18,13 @@ class Guard:
         self._first = torch.tensor(NEVER, device=device)
 
     def see(self, step: int, *values: torch.Tensor | None) -> None:
-        """Record the values of a step: its loss, this rank's share of it, the norm of its gradient."""
+        """Record on the device whether a step's loss, this rank's share of it and the gradient norm are finite."""
         for value in values:
             if value is not None:
                 self._first = torch.where(value.isfinite(), self._first, self._first.clamp(max=step))
 
     def first_bad_step(self) -> int | None:
-        """Return the first such step on any rank, or None; every rank must call it."""
+        """Return the first step with a value that is not finite on any rank, or None; every rank must call it."""
         first = self._first.clone()
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(first, dist.ReduceOp.MIN)

@@ -43,7 +43,7 @@ def check_job(job: Job, world_size: int) -> None:
     """Check that this number of ranks can begin the job, as far as that is known without the data.
 
     Raises:
-        JobRefused: with every misfit.
+        JobRefused: they cannot; the message lists every reason.
     """
     task, config, plan = job.task, job.config, job.plan
     faults = []
@@ -82,7 +82,7 @@ def check_job(job: Job, world_size: int) -> None:
 
 
 def _faults_of_inputs(task: Task, config: TrainConfig) -> Iterator[str]:
-    """Yield what a training lacks: the built-in loop, data, the file that it starts from."""
+    """Yield a sentence for each thing that a training lacks: the built-in loop, data, the file that it starts from."""
     if task.fit is not None:
         yield "the task has its own loop (fit), which the trainer can neither distribute nor resume"
     if not task.sites:
@@ -97,7 +97,7 @@ def base_of(job: Job, model: nn.Module) -> Matched | None:
     """Return the files of the values of a job's model, which may be on meta; None: it has no base.
 
     Raises:
-        JobRefused: they do not fit; with all differences.
+        JobRefused: they do not fit; the message lists all differences.
     """
     if job.task.base is None:
         return None

@@ -49,7 +49,7 @@ class Due:
 
     @property
     def any(self) -> bool:
-        """The need for the step's numbers."""
+        """Whether any action needs the step's numbers."""
         return self.log or self.evaluation or self.checkpoint
 
 
@@ -84,7 +84,7 @@ class Training:
     tied: list[list[str]]
     """Names of the tied weights of the whole model."""
     frozen: frozenset[str]
-    """Names of its tensors that do not travel, which no exported model has."""
+    """Names of the model's frozen tensors, which no exported model has."""
 
     values: Values | None = None
     """The values of the last evaluation, if it was after the last step."""
@@ -93,13 +93,13 @@ class Training:
     """The units of this rank's batches since the start of this process."""
 
     has_stepped: bool = False
-    """A step was made since then."""
+    """Whether this process has made a step."""
 
     reported: int | None = None
     """The step of the newest checkpoint whose completion was reported."""
 
     def run(self) -> str:
-        """Train to the end.
+        """Train to the last step, a request to stop, or the end of patience.
 
         Returns:
             The reason of the end: finished, early or interrupted. In each case the last checkpoint is complete.
@@ -140,7 +140,7 @@ class Training:
         return self._finish()
 
     def _batches(self) -> Iterator[Batch]:
-        """Yield the remaining batches."""
+        """Yield the remaining batches of the training."""
         while self.engine.steps < self.recipe.steps and not self.patience.is_over:
             for batch in self.loader:
                 yield batch
@@ -258,7 +258,7 @@ class Training:
             self.report({"event": "checkpoint", "step": self.reported})
 
     def _finish(self) -> str:
-        """Leave the results of every training, also of one that had ended before."""
+        """Write the results of the training, also of one that had ended before."""
         if self.values is None:
             self._evaluate()
         self._save()

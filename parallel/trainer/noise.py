@@ -22,11 +22,11 @@ class NoiseMeter:
         self._scale = NoiseScale(DECAY)
 
     def is_due(self, step: int) -> bool:
-        """Return whether to measure the step of this number (from 1)."""
+        """Return whether the noise is measured in the step of this number (from 1)."""
         return self._every is not None and step % self._every == 0
 
     def see(self, sample: NoiseSample | None) -> None:
-        """Record a measurement; None: the batch was too small to be split."""
+        """Add a noise sample to the means; None: the batch was too small to be split."""
         if sample is not None:
             self._scale.add(
                 estimate(

@@ -31,7 +31,7 @@ from atoll.training.model.places import is_generator
 logger = logging.getLogger(__name__)
 
 BYTES_MAX = 64 << 20
-"""The bytes of a rank's state; what goes beyond is named."""
+"""Largest size of a rank's state [bytes]; values beyond it are named in the log, and not saved."""
 
 DATA = (*PLAIN, torch.Tensor, np.ndarray, list, tuple, dict, set, deque)
 
@@ -62,7 +62,7 @@ class Outside:
         self._first = {name: copied(holder.get(key), memo, DEEP) for name, (holder, key) in self._places().items()}
 
     def state(self) -> dict[str, Any]:
-        """Return what has changed since the model was built, of each rank; of one, if all have the same."""
+        """Return the state that has changed since the model was built, of each rank; of one, if all have the same."""
         mine, left = dict[str, str](), BYTES_MAX
         for name, number in _numbers_of(self._data).items():
             if name in self._numbers and number != self._numbers[name]:
@@ -83,7 +83,7 @@ class Outside:
         return {"ranks": of_ranks[:1] if all(other == of_ranks[0] for other in of_ranks) else of_ranks}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Give it back; on another number of ranks, for each name that of the first rank that has it."""
+        """Restore the saved state. On another number of ranks, each gets a value from the first rank that had it."""
         of_ranks = state["ranks"]
         found: dict[str, str] = {}
         for of_rank in reversed(of_ranks):
@@ -222,7 +222,7 @@ class _Cell(dict[str, Any]):
         self._cell = cell
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return its value."""
+        """Return the content of the closure cell, or `default` if it is empty."""
         try:
             return self._cell.cell_contents
         except ValueError:
@@ -233,10 +233,10 @@ class _Cell(dict[str, Any]):
 
 
 def _form(value: Any, deep: int) -> Any:
-    """Return a value in types that torch saves as weights.
+    """Encode a value in types that torch saves as weights.
 
     Raises:
-        NoForm: it has none.
+        NoForm: a checkpoint cannot hold the value.
     """
     if isinstance(value, PLAIN):
         return value
@@ -293,7 +293,7 @@ def _unplain(value: Any) -> Any:
 
 
 def _value(form: Any, present: Any) -> Any:
-    """Return the value of a form; in place, where the present one is of its kind: others may hold it, too."""
+    """Decode a saved value; in place, where the present value is of its kind: other objects may refer to that."""
     if isinstance(form, torch.Tensor):
         return _tensor(form, present)
     if not isinstance(form, dict):

@@ -23,7 +23,7 @@ class Patience:
 
     @property
     def is_over(self) -> bool:
-        """The verdict: the training should stop."""
+        """Whether the training should stop: its metric no longer improves."""
         return self._config.patience is not None and self.waited >= self._config.patience
 
     def see(self, value: float | None) -> None:

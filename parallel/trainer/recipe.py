@@ -57,7 +57,7 @@ class Recipe:
 
 
 def make_recipe(local: Local, config: TrainConfig, *, num_examples: int, num_ranks: int, last_min: int = 1) -> Recipe:
-    """Compute the recipe.
+    """Compute the recipe of a training: optimizer, schedule, order of examples, number of steps.
 
     Args:
         local: of the task.
@@ -67,7 +67,7 @@ def make_recipe(local: Local, config: TrainConfig, *, num_examples: int, num_ran
         last_min: fewest examples of a step on all ranks together; 2 for each part that BatchNorm normalizes by itself.
 
     Raises:
-        ValueError: with all conflicts.
+        ValueError: settings conflict; the message lists all conflicts.
     """
     batch = batch_size_of(local, config, num_examples, num_ranks)
     order = Order(
@@ -110,7 +110,7 @@ def _steps(local: Local, config: TrainConfig, steps_per_epoch: int) -> int:
 
 
 def _optimizer(local: Local, config: TrainConfig, lr: float) -> OptimizerConfig:
-    """Return the task's method exactly as its sites use it, or the config's."""
+    """Return the config of the optimizer: the task's local one, as its sites use it, or the training's."""
     if config.optimizer is None and local.has_custom_optimizer:
         raise ValueError(
             f"train.optimizer: absent, and local.optimizer is {local.optimizer_name}, which this training does not "

@@ -65,7 +65,7 @@ class Result:
 
     task: str
     why: str
-    """The reason of its end: finished, early or interrupted."""
+    """The reason why the training ended: finished, early or interrupted."""
     steps: int
     epochs: float
     examples: int
@@ -103,7 +103,7 @@ def train(job: Job, here: Surroundings) -> Result:
     Every rank of the job calls it. The first one writes log, models and result.
 
     Raises:
-        JobRefused: the job conflicts with itself, its data or the world; with every reason, before any process group.
+        JobRefused: the job conflicts with itself, its data or the world, before any process group; lists every reason.
         TaskBroken: there is no data to train on.
         RunDiffers, CheckpointMismatch: the folder holds another training.
         NotFinite: the loss is no longer finite.
@@ -288,7 +288,7 @@ class _Builder:
         )
 
     def _agreed(self, borrowed: list[str]) -> list[str]:
-        """Return the first rank's list: a model that branches by its values may differ on other machines."""
+        """Return the first rank's list of borrowed blocks: a model that branches by its values may differ elsewhere."""
         lists = [borrowed]
         if self.axes is not None:
             dist.broadcast_object_list(lists, src=0)

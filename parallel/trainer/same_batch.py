@@ -27,7 +27,7 @@ class SameBatch:
         self._seen = 0
 
     def checked(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the batches, each checked."""
+        """Yield the batches; compare those that are due among the ranks."""
         for batch in batches:
             self.check(batch)
             yield batch

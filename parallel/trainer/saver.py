@@ -22,10 +22,10 @@ class Carried(Protocol):
     """An object with a state of plain values that must survive a restart."""
 
     def state(self) -> dict[str, Any]:
-        """Return the present state."""
+        """Return the object's present state, for a checkpoint."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore an earlier state."""
+        """Restore a state of the object from a checkpoint."""
 
 
 def settings_of(job: Job, recipe: Recipe) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class Saver:
 
     Args:
         checkpointer: the store of the checkpoints.
-        settings: as `settings_of`; a training with others is refused.
+        settings: as `settings_of`; a folder whose training has other settings is refused.
         engine: the engine, whose state is saved.
         carried: further objects with a state, by name.
         seed: for random numbers on another mesh.
@@ -81,7 +81,7 @@ class Saver:
         return None if path is None else int(path.name.removeprefix("step-"))
 
     def other_rows(self, path: Path) -> str:
-        """Return how the data differ from a checkpoint's, as the end of a sentence; empty: they are the same."""
+        """Return the difference of the data from a checkpoint's, as the end of a sentence; empty: they are the same."""
         before = read_about(path)["extra"].get("rows")  # not in an older one
         return other_rows(before, self._rows) if before else ""
 

@@ -28,7 +28,7 @@ class Agreement:
         self._voted_at, self._steps, self._left = clock(), 0, 1
 
     def should_stop(self) -> bool:
-        """Return the verdict, the same on each rank; all ranks call it after every step."""
+        """Return whether to stop now, the same on each rank; all ranks call it after every step."""
         if self._group is None:
             return self._is_told()
         self._steps += 1

@@ -1,1 +1,1 @@
-"""Trials of a task for a mesh: what a plan would compute differently from one process, found by running both."""
+"""Trials of a task on a mesh: they find what a plan computes differently from one process, by running both."""

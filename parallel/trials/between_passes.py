@@ -1,4 +1,4 @@
-"""Trial of what a forward pass leaves for the next ones: running sums, centres, queues, counts.
+"""Trial of state that a forward pass leaves for the next ones: running sums, centres, queues, counts.
 
 Each rank of a mesh sees other examples. What it keeps of them is not what one process keeps of all, so its results
 differ. Whether a model or a loss does so is decided by running it: on the same rows,
@@ -34,7 +34,7 @@ Values = dict[str, torch.Tensor]
 
 
 def follows_examples(way: MeshWay) -> Iterator[str]:
-    """Yield a sentence if a task keeps what depends on a rank's examples.
+    """Yield a sentence if a task's model or loss keeps values that depend on a rank's examples.
 
     Norms of torch are left out: `plan.batchnorm` says what theirs are.
     """
@@ -68,7 +68,7 @@ def repeats(way: MeshWay) -> Iterator[str]:
 
 
 def repeats_at_a_site(way: MeshWay) -> Iterator[str]:
-    """Yield the refusal of what `repeats` names, and of any other tensor that a pass changes in place."""
+    """Yield a client's refusal of state that `repeats` names, and of other tensors that a pass changes in place."""
     number, written = way.plan.microbatches, way.effects.written
     if number > 1 and (names := [*written.parameters, *written.buffers] or _moved_outside(way)):
         yield (
@@ -78,7 +78,7 @@ def repeats_at_a_site(way: MeshWay) -> Iterator[str]:
 
 
 def _moved_outside(way: MeshWay) -> list[str]:
-    """Return what, beside buffers, is another after two passes over the same rows than after one."""
+    """Return the names of state beside buffers that two passes over the same rows change otherwise than one."""
     rows = torch.arange(min(2, len(way.data)))
     try:
         once, twice = (_after(way, rows, rows, passes) for passes in (1, 2))
@@ -88,13 +88,13 @@ def _moved_outside(way: MeshWay) -> list[str]:
 
 
 def _differing(one: Values, other: Values) -> list[str]:
-    """Return the names of the buffers that differ; only where none does, of the state whose effects do."""
+    """Return the names of the buffers that differ; only if none does, of the state whose effects differ."""
     found = [name for name, value in one.items() if not _is_same(value, other[name])]
     return [name for name in found if name not in OWN_STATE] or found[:1]
 
 
 def _after(way: MeshWay, rows: torch.Tensor, probe: torch.Tensor, passes: int = 1) -> Values:
-    """Return the buffers of a new model after passes over some rows, and what it then makes of others."""
+    """Return the buffers of a new model after passes over some rows, and its outputs and loss of other rows then."""
     with undone(model=way.task.model), undone(loss=way.task.loss) as of_loss:
         loss = way.task.loss if of_loss.is_complete else None
         model = way.new_model()

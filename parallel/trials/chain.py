@@ -111,7 +111,7 @@ def _leaves_chain(way: MeshWay) -> str:
 
 
 def _is_handed(given: Any, version: int, taken: Any) -> bool:
-    """Return whether a piece takes what was given: the tensor itself, or a view of all of it, not written to since."""
+    """Return whether a piece takes the tensor that the piece before gave, or a view of all of it, unchanged since."""
     if not isinstance(given, torch.Tensor) or not isinstance(taken, torch.Tensor):
         return given is taken
     is_same = given is taken or (given.shape == taken.shape and storage_of(given) == storage_of(taken))

@@ -70,18 +70,18 @@ class HooksTrial:
             }
 
     def faults(self, context: Context) -> list[str]:
-        """Return what no mesh can take, one sentence each; in this process alone."""
+        """Return the reasons why no mesh can run the hooks, one sentence each; in this process alone."""
         return self._compared(
             lambda: (self._outcome(context, _plain, 0), self._outcome(context, _plain, 1)),
             "gives other numbers when it is repeated ({}), so each rank would have its own",
         )
 
     def faults_on(self, places: Mapping[str, DTensor], mesh: object, context: Context) -> list[str]:
-        """Return what this mesh computes differently from one process; every rank calls it.
+        """Return the sentences about results of the hooks that this mesh computes differently; every rank calls it.
 
         Args:
             places: tensors of the model that the mesh divides, whatever their values.
-            mesh: its name.
+            mesh: the name of the mesh.
             context: of a training.
         """
 
@@ -98,7 +98,7 @@ class HooksTrial:
         return self._compared(outcomes, f"gives other numbers on {mesh} than in one process ({{}})")
 
     def _compared(self, outcomes: Callable[[], tuple[Tensors, Tensors]], sentence: str) -> list[str]:
-        """Return the fault of two outcomes that must be alike, or the error on the way to them.
+        """Compute two outcomes, and return the sentence of their first difference, or of the error.
 
         Args:
             outcomes: computes both.

@@ -28,7 +28,7 @@ TOLD_AT_A_SITE: Trials = (mixes_rows,)
 
 
 def needs_trials(plan: Plan) -> bool:
-    """Return whether a plan may lose, repeat or not take what a task's code does."""
+    """Return whether a plan may lose, repeat or not support effects of a task's code."""
     return plan.is_sharded or plan.mesh.dp > 1 or plan.mesh.pp > 1 or plan.microbatches > 1
 
 
@@ -46,10 +46,10 @@ def try_on_mesh(
         seed: of the training.
         data: the training data, of which a few examples are read.
         is_site: the mesh is a client of a federation.
-        tells: log what is not refused.
+        tells: log the faults that refuse nothing.
 
     Raises:
-        TaskBroken: with the faults of the first trial that has any.
+        TaskBroken: a trial has faults; the message lists those of the first such trial.
     """
     if not needs_trials(plan):
         return []

@@ -1,4 +1,4 @@
-"""Trial of what mixes the rows of a batch, so that its gradient differs from its parts' together.
+"""Trial of code that mixes the rows of a batch, so that its gradient is not the mean of its parts' gradients.
 
     g(batch) = sum_p u_p g(part p) / sum_p u_p        u_p: the units of part p; of a sum the factors are 1
 
@@ -59,7 +59,7 @@ def mixes_rows(way: MeshWay) -> Iterator[str]:
 
 
 class _Gradients:
-    """The gradients of a new model of a task."""
+    """Gradients of a new model of a task, of a batch and of its parts."""
 
     def __init__(self, way: MeshWay) -> None:
         self._seed, self._units, self._loss = way.seed, units_of(way.task), way.task.loss
@@ -72,7 +72,7 @@ class _Gradients:
         self._places = torch.arange(count) * len(way.data) // count
 
     def distance(self) -> float:
-        """Return the distance of both sides as a fraction of their norms; 0: it cannot be known."""
+        """Return the distance of the batch's gradient from its parts' mean, relative to their norms; 0: unknown."""
         for is_training in (True, False):
             self._model.train(is_training)
             for module in self._model.modules():

@@ -66,7 +66,7 @@ def _listed(names: set[str]) -> str:
 
 @contextmanager
 def _copies(model: nn.Module) -> Iterator[Mapping[str, nn.Parameter]]:
-    """Put a copy into each place of each parameter; the originals, by name, are back at the end."""
+    """Put a copy into each place of each parameter for the block; provide the originals by name, and put them back."""
     originals = dict(model.named_parameters())
     places = [
         (module, name, p) for module in model.modules() for name, p in module._parameters.items() if p is not None

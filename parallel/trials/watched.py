@@ -1,4 +1,4 @@
-"""The storages that a model's pass reads outside of its blocks' calls, and those that it writes to.
+"""Detection of the storages that a model's pass reads outside of its blocks' calls, or writes to.
 
 `fully_shard` gathers a block's parameters for its call alone: a use elsewhere, such as `linear(x, block.weight)`, needs
 the block gathered for the whole pass. A change in place of a gathered copy is lost, and a stage of a pipeline runs
@@ -21,7 +21,7 @@ BATCH_NORMS = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm", "a
 
 
 class _Writes(TorchDispatchMode):
-    """The storages that operators have written to, also through views and `.data`."""
+    """Dispatch mode that records the storages to which operators write, also through views and `.data`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -43,7 +43,7 @@ class _Writes(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The names of the tensors of a model that a pass changes in place, or whose data it replaces."""
+    """The names of a model's tensors that a pass changes in place, or whose data the pass replaces."""
 
     parameters: list[str] = field(default_factory=list)
     buffers: list[str] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Written:
 
 
 def written_in_forward(model: nn.Module, run: Callable[[], Any]) -> Written:
-    """Return the tensors that a pass changes.
+    """Run a pass, and return the names of the model's tensors that the pass changes in place.
 
     Args:
         model: whose tensors are watched; on `meta` or not. The pass may change it.
@@ -88,7 +88,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 class Uses(TorchDispatchMode):
-    """Mode that notes the names of the storages that operators use, unless the block of that name is being called."""
+    """Dispatch mode that records the blocks whose parameters operators use while the block is not being called."""
 
     def __init__(self, block_of: Mapping[int, str], is_called: Callable[[str], bool] = lambda _name: False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -96,7 +96,7 @@ class Uses(TorchDispatchMode):
         self.borrowed: set[str] = set()
 
     def note(self, values: Any) -> None:
-        """Note the blocks of all parameters among some values."""
+        """Record the blocks of all parameters among some values."""
         for leaf in tree_leaves(values):
             if isinstance(leaf, torch.Tensor):
                 block = self._block_of.get(storage_of(leaf))

@@ -35,7 +35,7 @@ class Effects:
     borrowed: list[str] = field(default_factory=list)
     """The blocks with a parameter that is used outside of their calls, in training or evaluation."""
     is_reentrant: bool = False
-    """The pass has checkpoints of torch's with `use_reentrant=True`."""
+    """Whether the pass has checkpoints of torch's with `use_reentrant=True`."""
     moved: list[str] = field(default_factory=list)
     """The buffers that it changes in place, without the running statistics of norms."""
 
@@ -57,11 +57,11 @@ class MeshWay:
 
     @property
     def where(self) -> str:
-        """The mesh in a sentence."""
+        """The name of the mesh, for a sentence."""
         return f"{self.plan.mesh}" + (f" with zero={self.plan.zero_stage}" if self.plan.is_sharded else "")
 
     def new_model(self) -> nn.Module:
-        """Return another model, with the values of the seed."""
+        """Build another model of the task, with the values of the seed."""
         return _new(self.task, self.seed)
 
     def rows(self, places: torch.Tensor) -> Any:
@@ -119,7 +119,7 @@ def way_of(task: Task, plan: Plan, seed: int, data: Any) -> Iterator[MeshWay]:
 
 
 def side_effects(way: MeshWay) -> Iterator[str]:
-    """Yield the refusal of a pass whose side effects a plan would lose, repeat or not take."""
+    """Yield the refusal of a pass whose side effects a plan would lose, repeat or not support."""
     plan, effects = way.plan, way.effects
     if effects.is_reentrant and plan.is_ddp:
         yield REENTRANT

@@ -35,7 +35,7 @@ class Link:
         return self._answers[0].get()
 
     def call(self, op: str, **fields: Any) -> Json:
-        """Make a call and wait for its answer."""
+        """Send a call to the coordinator, and wait for its answer."""
         with self._writing:
             self._num_calls += 1
             number, answer = self._num_calls, queue.SimpleQueue[Json]()
@@ -46,7 +46,7 @@ class Link:
         return found
 
     def tell(self, op: str, **fields: Any) -> None:
-        """Send a line that has no answer."""
+        """Send the coordinator a line that has no answer."""
         with self._writing:
             self._send({"op": op, **fields})
 

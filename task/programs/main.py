@@ -31,7 +31,7 @@ DETAIL_MAX = 2000
 
 
 def main() -> None:
-    """Run the program of the coordinator's order."""
+    """Run the server program that the coordinator's first line names."""
     keep_freed_blocks()
     write_to_log()
     link = Link(socket.socket(fileno=int(sys.argv[1])))

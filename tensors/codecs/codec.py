@@ -35,7 +35,7 @@ class Codec(Protocol):
 
     @property
     def is_biased(self) -> bool:
-        """Whether it needs error feedback: E[decode(encode(v))] differs from v by more than a rounding."""
+        """Whether the codec needs error feedback: E[decode(encode(v))] differs from v by more than a rounding."""
         ...
 
     def num_bytes(self, num_elements: int) -> int:

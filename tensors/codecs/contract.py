@@ -16,10 +16,10 @@ from atoll.tensors.codecs.custom_codec import CustomCodec
 from atoll.tensors.codecs.installed import CODEC
 
 LENGTHS = (1, 2, 3, 7, 64, 511, 512, 513, 1000, CHUNK_ELEMENTS - 1, CHUNK_ELEMENTS)
-"""Numbers of elements of the chunks."""
+"""The lengths [elements] of the chunks that the check encodes."""
 
 SCALES = (1.0, 1e-3, 100.0)
-"""Magnitudes of the values, typical of updates."""
+"""The magnitudes of the values that the check encodes, typical of updates."""
 
 SEEDS = 8
 """Number of encodings of which the error is averaged."""

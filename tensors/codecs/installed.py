@@ -66,10 +66,10 @@ def other_version(family: str, of: frozenset[str]) -> str:
 
 
 def opened(name: str) -> "CustomCodec":
-    """Return a codec that this process has opened.
+    """Return the open codec of a name on the wire.
 
     Raises:
-        ValueError: it has not.
+        ValueError: this process has not opened it.
     """
     if (codec := _OPENED.get(name)) is None:
         raise ValueError(f"codec {name!r} is not open here")
@@ -90,7 +90,7 @@ def open_for(setting: str, options: Mapping[str, Any]) -> "CustomCodec":
         options: arguments by name, for a class or a function.
 
     Raises:
-        ValueError: it does not load, refuses the options, or is no codec.
+        ValueError: the codec does not load, refuses the options, or is no codec.
     """
     if (found := _BY_SETTING.get((setting, _as_json(options)))) is None:
         found = _BY_SETTING.setdefault((setting, _as_json(options)), _open(_the(setting), options))
@@ -120,7 +120,7 @@ def open_named(name: str) -> "CustomCodec":
 
 
 def _open(each: Declared, options: Mapping[str, Any]) -> "CustomCodec":
-    """Import a codec's package, and open the codec with these options."""
+    """Import a codec's package, and open the codec with the given options."""
     from atoll.tensors.codecs.custom_codec import CustomCodec  # with numpy, which names alone do without
 
     family = _family_of(each)

@@ -109,7 +109,7 @@ Loop = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Loops:
-    """The functions above in machine code."""
+    """The inner loops of the codecs in machine code."""
 
     encode_bf16: Loop
     decode_bf16: Loop
@@ -121,7 +121,7 @@ class Loops:
 
 
 def compiled() -> Loops:
-    """Return the loops; they are compiled at their first use on a machine, and read from a file afterwards."""
+    """Return the codecs' loops in machine code, compiled at their first use, and read from a file afterwards."""
     from numba import float32, int8, int64, njit, types, uint16, uint32
 
     def loop(function: Loop, *signature: Any) -> Loop:

@@ -41,7 +41,7 @@ def _without_options() -> "dict[str, Codec]":
 
 @lru_cache(maxsize=64)
 def parse_codec(name: str) -> "Codec":
-    """Return the codec of this name, which may come from a peer: no code is loaded.
+    """Return the codec of a name, which may come from a peer: no code is loaded.
 
     Raises:
         ValueError: no codec has this name, or it is an installed package's, and this process has not opened it.
@@ -94,7 +94,7 @@ def family_of(name: str) -> str:
 
 
 def codec_name(family: str, fraction: float | None) -> str:
-    """Return the canonical name of a codec, which travels and is recorded.
+    """Return the canonical name of a codec, which is sent and recorded.
 
     Args:
         family: one of `FAMILIES`.

@@ -164,5 +164,5 @@ class _Residual:
         self._writer.append(values)
 
     def finish(self) -> None:
-        """Let the new residual appear."""
+        """Give the file of the new residual its name."""
         self._writer.finish(durable=False)

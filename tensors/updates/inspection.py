@@ -34,7 +34,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The result of an inspection."""
+    """The result of inspecting an update's bytes: digests, finiteness, magnitudes, norms."""
 
     wrong_digests: tuple[Piece, ...]
     """The pieces whose SHA-256 differs from the manifest's."""
@@ -62,7 +62,7 @@ class Merged:
         self._terms: dict[str, list[float]] = {}
 
     def add(self, magnitudes: Mapping[str, float | int], squared_norms: Mapping[str, float]) -> None:
-        """Add what was found in one part."""
+        """Add the magnitudes and squared norms of one part."""
         for name, magnitude in magnitudes.items():
             self.magnitudes[name] = max(self.magnitudes.get(name, magnitude), magnitude)
         for name, squared in squared_norms.items():
@@ -93,7 +93,7 @@ def inspect(path: Path, pieces: Iterable[Piece], *, data: bytes | None = None, d
 
 
 class Inspector:
-    """The same as `inspect`, while the bytes still arrive; arguments and results are equal, to the bit.
+    """Inspection of an update while its bytes still arrive; arguments and results are those of `inspect`, to the bit.
 
     Between two calls it holds an open file, and no bytes.
     """
@@ -113,7 +113,7 @@ class Inspector:
         """Inspect all tiles that have arrived, once the bytes before `end` are there.
 
         Args:
-            end: see above.
+            end: the number of bytes that have arrived.
             last: the last of these bytes, if they are in memory: a tile within them is not read from the file again.
 
         Raises:

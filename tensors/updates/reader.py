@@ -277,7 +277,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A piece and the place of its bytes."""
+    """A piece of an update, and the position of its bytes in a file."""
 
     piece: Piece
     file: _File

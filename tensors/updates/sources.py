@@ -49,7 +49,7 @@ class Zeros:
         return True
 
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return zeros; see `Source.read`."""
+        """Return stop - start zeros; see `Source.read`."""
         block = np.empty(stop - start, np.float32) if out is None else out
         block[:] = 0.0
         return block

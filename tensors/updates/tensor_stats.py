@@ -47,7 +47,7 @@ class Tally:
             self.malformed = str(fault)
 
     def add(self, raw: NDArray[Any], dtype: str) -> None:
-        """Count some values; NaN and infinite values are counted as such only."""
+        """Add raw values to the statistics; NaN and infinite values are only counted."""
         if dtype not in FLOATS:
             self._count(max(-raw.min().item(), raw.max().item()), _lanes_of(raw))
             return

@@ -43,7 +43,7 @@ class BaseRefused(TaskMismatch):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor in a file."""
+    """A tensor in a safetensors file, read by boxes."""
 
     file: Path
     name: str
@@ -74,7 +74,7 @@ class Stored:
         return line(str(self.dtype).removeprefix("torch."), self.shape, digest.hexdigest())
 
     def blocks(self, box: Sequence[slice]) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield blocks of rows of a box: the rows in the box, and their values."""
+        """Read a box of the tensor, and yield its blocks of rows: the slice of rows in the box, and their values."""
         with safe_open(self.file, framework="pt") as file:
             if not self.shape:
                 yield slice(None), file.get_tensor(self.name)
@@ -93,7 +93,7 @@ def stored_in(path: Path) -> dict[str, Stored]:
     With an index (`*.safetensors.index.json`) the names come from its `weight_map`, else from all files.
 
     Raises:
-        BaseRefused: there are no such files, a file is damaged or missing, a name is in two files; with all faults.
+        BaseRefused: there are no such files, one is damaged or missing, a name is in two; the message lists all.
     """
     found: dict[str, Stored] = {}
     faults: list[str] = []
@@ -118,7 +118,7 @@ def stored_in(path: Path) -> dict[str, Stored]:
 
 
 def _index_of(path: Path) -> dict[str, str] | None:
-    """Return the file of each tensor from the index of a folder; None: the folder has no index."""
+    """Return the path of each tensor's file from the index of a folder; None: the folder has no index."""
     indices = sorted(path.glob(f"*{INDEX_SUFFIX}")) if path.is_dir() else []
     if len(indices) > 1:
         names = ", ".join(index.name for index in indices)

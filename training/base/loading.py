@@ -34,7 +34,7 @@ class Matched:
     """The tensors of the files, by the first name of the model's tensor; a tied tensor may have several."""
 
     def read(self, name: str, box: Sequence[slice], into: torch.Tensor) -> list[str]:
-        """Copy a box of a tensor, if the files have it, and return the faults of its values."""
+        """Copy a box (a slice of each axis) of a tensor, if the files have it, and return the faults of its values."""
         found = self.sources.get(name, ())
         if not found:
             return []
@@ -73,10 +73,10 @@ def match(
         context: for a place that is a function of the context.
         forms: the model's tensors by their first names, which may be on the meta device.
         aliases: all names of each tied tensor, by the first.
-        frozen: the names of the tensors that do not travel, which the files must have.
+        frozen: the names of the tensors that are not exchanged, which the files must have.
 
     Raises:
-        BaseRefused: frozen tensors are missing, shapes or kinds differ, or tensors are left over; with all faults.
+        BaseRefused: frozen tensors are missing, shapes or kinds differ, or some are left over; the message lists all.
     """
     place = place_of(base, context)
     stored = stored_in(place)
@@ -133,7 +133,7 @@ def tensors_of(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[st
 
 
 def load(model: torch.nn.Module, matched: Matched) -> None:
-    """Give a model the values of its base, block by block.
+    """Load the values of a model's base (its files of pretrained tensors) into the model, block by block.
 
     Raises:
         BaseRefused: the files have two values of a tied tensor.

@@ -31,15 +31,15 @@ class Adapter:
     config: Mapping[str, Any]
     """The adapter's configuration, as PEFT saves it."""
     frozen: Sequence[str] = ()
-    """The adapter's tensors that do not travel."""
+    """The adapter's tensors that are not exchanged."""
     elsewhere: Sequence[str] = ()
-    """The travelling tensors that do not belong to the adapter."""
+    """The exchanged tensors that do not belong to the adapter."""
     unknown: Sequence[str] = ()
     """The tensors of PEFT's file whose names the model lacks."""
 
     @classmethod
     def read(cls, file: Path) -> "Adapter":
-        """Return the note in a version's file.
+        """Read the note on the adapter from a version's file.
 
         Raises:
             NoAdapter: it has no adapter, or tensors have no place in PEFT's files.
@@ -57,7 +57,7 @@ class Adapter:
 
 
 def peft_name(name: str, adapter: str) -> str:
-    """Return the name of a model's tensor in PEFT's file."""
+    """Return the name in PEFT's file of a tensor of the model."""
     name = name.replace(f".modules_to_save.{adapter}.", ".")
     if (magnitude := f".lora_magnitude_vector.{adapter}.weight") in name:  # of DoRA
         return name.replace(magnitude, ".lora_magnitude_vector")
@@ -65,11 +65,11 @@ def peft_name(name: str, adapter: str) -> str:
 
 
 def write_adapter(version: Path, adapter: Adapter, folder: Path, frozen: Path | None = None) -> None:
-    """Write an adapter's files.
+    """Write the files of a version's PEFT adapter.
 
     Args:
         version: the file of the version.
-        adapter: its note.
+        adapter: the note on the adapter in that file.
         folder: the folder of the files, which must exist.
         frozen: the file with the adapter's frozen tensors; None: there are no frozen tensors.
 

@@ -109,7 +109,7 @@ def freeze_a(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _peft_model(model: torch.nn.Module) -> tuple[str, Any] | None:
-    """Return the `PeftModel` in a model, with the prefix of its names. Only the model's code imports PEFT."""
+    """Find the `PeftModel` in a model; return the prefix of its names and it. Only the model's code imports PEFT."""
     if (peft := sys.modules.get("peft")) is None:
         return None
     for name, module in model.named_modules():

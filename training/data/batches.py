@@ -55,7 +55,7 @@ def _nothing(_index: int) -> None:
 
 
 def rows_at(dataset: Any, indices: list[int], begin: Callable[[int], object] = _nothing) -> Any:
-    """Return rows by their numbers.
+    """Return rows of a data set by their numbers.
 
     A data set that reads many at once (`__getitems__`) gets all of them in one call, as by torch's DataLoader, which
     then reads no single row.
@@ -104,7 +104,7 @@ def _rows_at(dataset: Any, indices: Sequence[Any], numbers: Sequence[int], begin
 def _rows_of_parts(
     whole: "ConcatDataset[Any]", indices: Sequence[int], numbers: Sequence[int], begin: Callable[[int], object]
 ) -> Any:
-    """Return rows of several data sets, each of which reads its rows at once, if it can."""
+    """Return rows of a `ConcatDataset`; each of its data sets reads its rows at once, if it can."""
     ends = whole.cumulative_sizes
     of = [bisect_right(ends, index) for index in indices]
     rows: dict[int, Any] = {}
@@ -124,10 +124,10 @@ def _rows_of_parts(
 
 
 def pair_of(batch: Any) -> Any:
-    """Return a batch if it is a pair.
+    """Check that a batch is a pair (inputs, targets), and return it.
 
     Raises:
-        TaskBroken: it is no pair.
+        TaskBroken: the batch is no pair.
     """
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch

@@ -44,7 +44,7 @@ class Steady:
         self.dataset = dataset
 
     def __len__(self) -> int:
-        """Return the number of examples."""
+        """Return the number of examples of the data set."""
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
@@ -67,16 +67,16 @@ class Seeded:
         self.dataset, self.seed, self.held, self.epoch = dataset, seed, held, 0
 
     def __len__(self) -> int:
-        """Return the number of examples."""
+        """Return the number of examples of the data set."""
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        """Return one example."""
+        """Return one example, drawn with its seed."""
         self._begin(index)
         return self.dataset[index]
 
     def __getitems__(self, indices: list[int]) -> Any:
-        """Return the examples."""
+        """Return the examples of these indices."""
         return rows_at(self.dataset, indices, self._begin)
 
     def _begin(self, index: int) -> None:
@@ -200,7 +200,7 @@ def seed_example(seed: int, epoch: int, index: int, held: Sequence[Drawn] = ()) 
 
 
 def seed_held(held: Sequence[Drawn], key: str) -> None:
-    """Seed the generators that a data set holds, each by the key and its number among them."""
+    """Seed the generators that a data set holds, each by the key and the generator's index."""
     for number, generator in enumerate(each.generator for each in held):
         word = int.from_bytes(blake2b(f"{key} {number}".encode(), digest_size=4).digest(), "little")
         if isinstance(generator, torch.Generator):

@@ -41,7 +41,7 @@ class Undivided(TaskBroken):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The division of a tree."""
+    """The division of a tree of inputs or targets by the batch's examples."""
 
     take: Callable[[Rows], Any]
     """The function that returns the part of some examples."""
@@ -54,7 +54,7 @@ class Cut:
 
 
 class Division:
-    """The division of a batch.
+    """The division of a batch, inputs and targets, by its examples.
 
     Args:
         num_rows: examples of the batch.

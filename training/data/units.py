@@ -80,7 +80,7 @@ class Units:
 
     @property
     def is_said(self) -> bool:
-        """Whether the task has defined them."""
+        """Whether the task has defined the units (`Task.units`)."""
         return self._said is not None
 
     @property

@@ -24,7 +24,7 @@ def check_algorithm(algorithm: str, local: Local | None, *, has_fit: bool = Fals
         has_own: the task has a custom algorithm.
 
     Raises:
-        TaskBroken: it does not fit; with every reason.
+        TaskBroken: it does not fit; the message lists every reason.
     """
     faults = list(_faults(algorithm, local, has_fit, has_own))
     if faults:

@@ -137,7 +137,7 @@ class TrainingClient:
         }
 
     def _filled(self, tensors: Mapping[str, torch.Tensor], *, keeps: bool = True) -> Tensors:
-        """Return the tensors of a forward pass, which changes no tensor of the model or of the start.
+        """Return all tensors for a forward pass that changes no tensor of the model or of the start.
 
         Args:
             tensors: by name, in place of the model's.
@@ -153,11 +153,11 @@ class TrainingClient:
     # ------------------------------------------------------------ the loop
 
     def begin(self) -> None:
-        """Begin the training."""
+        """Call the algorithm's hook `begin`."""
         self.algorithm.begin(self)
 
     def end(self) -> None:
-        """End the training."""
+        """Call the algorithm's hook `end`."""
         self.algorithm.end(self)
 
     def loss(self, loss: torch.Tensor, outputs: Any, batch: Any) -> torch.Tensor:
@@ -166,7 +166,7 @@ class TrainingClient:
         return self.algorithm.loss(self, loss, outputs)
 
     def change_gradients(self) -> None:
-        """Give the parameters the gradients of the algorithm."""
+        """Replace the parameters' gradients by those that the algorithm's hook `gradients` returns."""
         given = {name: torch.zeros_like(p) if p.grad is None else p.grad.detach() for name, p in self.trained.items()}
         changed = self.algorithm.gradients(self, given)
         for name, parameter in self.trained.items():
@@ -207,7 +207,7 @@ class TrainingClient:
                 state[name].copy_(self._placed(tensor, state[name]))
 
     def _tensors(self) -> Tensors:
-        """Return the present values of the model's tensors that travel."""
+        """Return the present values of the model's tensors that are exchanged."""
         return state_of(self.model)
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
@@ -215,7 +215,7 @@ class TrainingClient:
         return trained_by_name(self.model)
 
     def _placed(self, value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Return a hook's tensor on the device and in the dtype of this one."""
+        """Return a hook's tensor on the device and in the dtype of `like`."""
         return value
 
     def sent(self) -> Arrays:
@@ -278,7 +278,7 @@ def first_shared(task: Task, model: torch.nn.Module) -> Arrays:
     """Return the shared tensors of version 0; empty without a custom algorithm.
 
     Raises:
-        TaskBroken: some cannot travel.
+        TaskBroken: some cannot be exchanged.
     """
     tensors = dict(task.algorithm.shared(model)) if task.algorithm is not None else {}
     form_of_shared(tensors)
@@ -298,7 +298,7 @@ def check_set(what: str, found: Layout, form: Layout) -> None:
     """Check the names, shapes and dtypes of the tensors that an algorithm has set.
 
     Raises:
-        TaskBroken: with every difference.
+        TaskBroken: they differ; the message lists every difference.
     """
     try:
         check_form(found, form)

@@ -34,7 +34,7 @@ class Normalizer:
         self._num_steps, self._norm = 0, 0.0
 
     def step(self) -> None:
-        """Count one more step."""
+        """Add one more step to the normalizer."""
         if self._num_steps:
             self._velocity = self._momentum * self._velocity - self._pull * self._distance
         self._distance += self._velocity

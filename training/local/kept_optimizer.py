@@ -37,7 +37,7 @@ def prefix_of(local: Local, entry: str = "") -> str:
 
 
 def has_steps(local: Local) -> bool:
-    """Return whether the state counts the steps."""
+    """Return whether the optimizer's state has a count of steps (`step`)."""
     return local.optimizer != "sgd"
 
 
@@ -56,7 +56,7 @@ def layout_of_optimizer(local: Local, shapes: Iterable[tuple[str, tuple[int, ...
 
 
 def counter(steps: float, group: Mapping[str, Any], parameter: torch.Tensor) -> torch.Tensor:
-    """Return the count of steps as torch's optimizer holds it."""
+    """Make the tensor in which torch's optimizer holds the count of a parameter's steps."""
     is_on_device = group.get("fused") or group.get("capturable")
     return torch.tensor(steps, dtype=torch.float32, device=parameter.device if is_on_device else "cpu")
 
@@ -76,7 +76,7 @@ class KeptOptimizer:
         self._parameters: dict[str, torch.nn.Parameter] = {}
 
     def begin(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        """Give a new optimizer the state.
+        """Load the client's kept state into a newly made optimizer.
 
         Raises:
             TaskMismatch: it belongs to another model.

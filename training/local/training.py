@@ -141,7 +141,7 @@ def train_locally(
 def _step(
     task: Task, model: torch.nn.Module, local: Local, algorithm: ControlVariates | TrainingClient | KeptOptimizer | None
 ) -> Step:
-    """Return the step of one client, which has begun."""
+    """Make the step of one client, and begin it."""
     descent = Descent(local, [p for p in model.parameters() if p.requires_grad])
     corrections: list[torch.Tensor | None] = []
     if isinstance(algorithm, ControlVariates) and algorithm.corrections:

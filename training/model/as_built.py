@@ -121,8 +121,8 @@ class AsBuilt:
         self._cells: list[Cell] = [*flags_of_process()] if with_process else []
         self._bytes, self._walked_max = 0, WALKED_MAX
         self.is_complete = True
-        """Whether all of it can be restored: no iterator is held, and no tensors or arrays beyond `BYTES_MAX`, besides
-        parameters, which no call writes to."""
+        """Whether the whole state can be restored: no iterator is held, and no tensors or arrays beyond `BYTES_MAX`,
+        besides parameters, which no call writes to."""
         self._filled = {id(tensor) for tensor in filled}
         self._seen: set[int] = set()
         self._walk([*roots.items(), *(_hooks_of_all_modules() if with_process else ())])
@@ -141,7 +141,7 @@ class AsBuilt:
 
     @classmethod
     def of_parts(cls, parts: "Iterable[nn.Module]") -> "AsBuilt":
-        """Watch only the data in the attributes of a sharded model's modules."""
+        """Make a snapshot of only the data in the attributes of a sharded model's modules."""
         found = cls({})
         for part in parts:
             for path, module in part.named_modules():
@@ -162,7 +162,7 @@ class AsBuilt:
 
     @property
     def size(self) -> int:
-        """The number of places that are watched."""
+        """The number of places (containers, attributes, tensors, ...) that are recorded."""
         return len(self._cells)
 
     def differences(self) -> list[str]:
@@ -181,7 +181,7 @@ class AsBuilt:
         return Restored(changed, kept)
 
     def _watch(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
-        """Watch one value; return the values that it holds, with their paths."""
+        """Record one value; return the values that it holds, with their paths."""
         if isinstance(value, dict):
             return self._dict(path, value)
         if isinstance(value, list | deque | set | tuple | frozenset):
@@ -214,7 +214,7 @@ class AsBuilt:
         return [(f"{path}[{n}]", part) for n, part in enumerate(value)] if len(value) <= self._walked_max else ()
 
     def _attributes(self, path: str, held: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Watch the dictionary of an object's attributes, and yield the attributes."""
+        """Record the dictionary of an object's attributes, and yield the attributes with their paths."""
         self._cells.append(Dictionary(path, held, is_of_object=True))
         for name, part in held.items():
             if name in INSIDE and isinstance(part, dict) and part:
@@ -238,7 +238,7 @@ class AsBuilt:
         self._cells.append(Values(path, value, is_kept))
 
     def _named(self, path: str, owner: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-        """Watch and yield some attributes of an object that are in no dictionary."""
+        """Record and yield some attributes of an object that are in no dictionary."""
         cell = Attributes(path, owner, names)
         if cell.first:
             self._cells.append(cell)
@@ -266,7 +266,7 @@ class AsBuilt:
         return [(path, function.__wrapped__)]
 
     def _class(self, kind: type) -> Iterator[tuple[str, Any]]:
-        """Watch the plain attributes of a task's class and of its bases, and the objects that their methods use."""
+        """Record the plain attributes of a task's class and its bases; yield them and what their methods use."""
         for base in kind.__mro__[:-1]:
             if not _is_of(base.__module__, LIBRARIES):
                 own = vars(base).items()
@@ -275,7 +275,7 @@ class AsBuilt:
                 yield from ((base.__name__, part) for _, part in own if isinstance(part, FunctionType))
 
     def _empty(self, path: str, held: dict[str, Any]) -> Empty:
-        """Watch the empty containers of a torch module at once: it has a dozen of them, mostly for hooks."""
+        """Record all empty containers of a torch module as one `Empty`: it has a dozen of them, mostly for hooks."""
         every = {name: part for name, part in held.items() if name.startswith("_") and type(part) in EMPTY}
         found = Empty(path, {name: part for name, part in every.items() if not part and id(part) not in self._seen})
         self._seen.update(map(id, found.now.values()))
@@ -322,7 +322,7 @@ def _slots_of(base: type) -> list[str]:
 
 
 def _called(value: Any) -> tuple[Any, ...]:
-    """Return the parts of a method or of a partial call."""
+    """Return the objects that a method or a partial call holds: function, instance, arguments."""
     return (
         (value.__self__, value.__func__) if isinstance(value, MethodType) else (value.func, value.args, value.keywords)
     )

@@ -1,6 +1,6 @@
-"""The tensors of a model that training does not change: with `Task(travels="trained")` they never travel.
+"""The tensors of a model that training does not change: with `Task(travels="trained")` they are not exchanged.
 
-A tensor of the state_dict is *trained*, and travels, if it is
+A tensor of the state_dict is *trained*, and exchanged, if it is
 
     a parameter with requires_grad
     a buffer of a module that directly has such a parameter
@@ -28,7 +28,7 @@ _MARK, _BASE = "_atoll_frozen", "_atoll_base"
 
 
 def keep_frozen(model: torch.nn.Module) -> None:
-    """Let only the trained tensors of a model travel from now on (`frozen_of`).
+    """Exclude the frozen tensors of a model from exchange: from now on only trained ones are sent (`frozen_of`).
 
     Raises:
         TaskBroken: no parameter is trained, or a trained tensor shares memory with a frozen one.
@@ -52,7 +52,7 @@ def keep_frozen(model: torch.nn.Module) -> None:
 
 
 def frozen_of(model: torch.nn.Module) -> frozenset[str]:
-    """Return the names of the tensors in a model's state_dict that do not travel; empty: all travel."""
+    """Return the names of the frozen tensors in a model's state_dict, which are not exchanged."""
     found: frozenset[str] = getattr(model, _MARK, frozenset())
     return found
 
@@ -69,10 +69,10 @@ def trained_names(model: torch.nn.Module) -> set[str]:
 
 
 def load_base(model: torch.nn.Module, base: Base, context: Context) -> None:
-    """Load the values of its base into a model of which only the trained part travels.
+    """Load the values of its base into a model of which only the trained part is exchanged.
 
     Raises:
-        BaseRefused: the files do not fit the model; with all differences, before a value is changed.
+        BaseRefused: the files do not fit the model, which is unchanged; the message lists all differences.
         TaskBroken: an adapter of the model needs the base's values when it is made.
     """
     matched = match_base(model, base, context)
@@ -103,7 +103,7 @@ def frozen_digest(model: torch.nn.Module, cache: Path | None = None) -> str:
 
 
 class Unchanged:
-    """The frozen tensors of a model, which nothing may change: the change would travel to no other site.
+    """The frozen tensors of a model, which nothing may change: the change would reach no other site.
 
     Args:
         tensors: () -> the present frozen tensors, with their names.
@@ -114,7 +114,7 @@ class Unchanged:
         self._seen = [(name, tensor, tensor._version) for name, tensor in tensors()]
 
     def has_same_values(self) -> bool:
-        """Return whether all have their values, in place or as copies on another device."""
+        """Return whether all frozen tensors have their values, in place or as copies on another device."""
         now = dict(self._tensors()) if self._seen else {}
         return all(
             one._version == seen and (now[name] is one or torch.equal(now[name].cpu(), one.cpu()))
@@ -126,7 +126,7 @@ class Unchanged:
         """Check that no tensor has changed.
 
         Raises:
-            TaskBroken: with the names of the tensors that were written or replaced.
+            TaskBroken: some have changed; the message names the tensors that were written or replaced.
         """
         now = dict(self._tensors()) if self._seen else {}
         changed = [name for name, one, seen in self._seen if now.get(name) is not one or one._version != seen]

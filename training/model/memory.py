@@ -40,7 +40,7 @@ def groups_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def _span(tensor: torch.Tensor) -> tuple[str, int, int]:
-    """Return the memory, and the first byte and the one after the last byte that a tensor uses."""
+    """Return the address space of a tensor (its device), its first byte, and the byte after its last one."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     place, begin = str(tensor.device), tensor.data_ptr()
     if tensor.is_meta:  # without an address: the identity of its storage

@@ -40,7 +40,7 @@ _WIDER: dict[np.dtype[Any], tuple[Any, ...]] = {
 
 
 def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the model's tensors that travel, also on meta: its state_dict without frozen ones, each memory once.
+    """Return the model's exchanged tensors, also on meta: its state_dict without frozen ones, each memory once.
 
     Raises:
         TaskBroken: a tensor has a dtype that may not travel, or an entry is no tensor; all of them are listed.
@@ -71,7 +71,7 @@ def _memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def aliases_of(model: torch.nn.Module) -> dict[str, list[str]]:
-    """Return all names of each tied tensor, by the name under which it travels."""
+    """Return all names of each tied tensor, by the name under which it is exchanged."""
     names: dict[tuple[Any, ...], list[str]] = {}
     for name, tensor in model.state_dict().items():
         if isinstance(tensor, torch.Tensor) and tensor.numel():
@@ -80,7 +80,7 @@ def aliases_of(model: torch.nn.Module) -> dict[str, list[str]]:
 
 
 def travel_fault(name: str, tensor: Any) -> str | None:
-    """Return the reason why an entry of a state_dict cannot travel, with the way out, or None."""
+    """Return the reason why an entry of a state_dict cannot be exchanged, with the way out, or None."""
     if not isinstance(tensor, torch.Tensor):
         return f"{name} is a {type(tensor).__name__}, and only tensors can travel"
     if is_lazy(tensor):
@@ -97,7 +97,7 @@ def travel_fault(name: str, tensor: Any) -> str | None:
 
 
 def forms_of(model: torch.nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return shape and dtype of each tensor that travels, by name, tied parameters once; also on meta."""
+    """Return shape and dtype of each tensor that is exchanged, by name, tied parameters once; also on meta."""
     travelling, frozen = model.state_dict(), frozen_of(model)
     unique = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
     return {
@@ -191,19 +191,19 @@ def training_faults(model: torch.nn.Module) -> list[str]:
 
 
 def buffers_of(model: torch.nn.Module) -> list[str]:
-    """Return the sorted names of the travelling float tensors that are not trained, such as a running mean."""
+    """Return the sorted names of the exchanged float tensors that are not trained, such as a running mean."""
     trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return sorted(name for name, tensor in state_of(model).items() if tensor.dtype in _FLOATS and name not in trained)
 
 
 def trained_by_name(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return the travelling parameters that an optimizer moves."""
+    """Return the exchanged parameters that an optimizer trains, by name."""
     parameters = dict(model.named_parameters())
     return {name: parameters[name] for name in state_of(model) if name in parameters and parameters[name].requires_grad}
 
 
 def build_model(task: "Task", seed: int) -> torch.nn.Module:
-    """Return the task's model, on the CPU; tensors that do not travel also follow from the run's seed.
+    """Build the task's model, on the CPU; tensors that are not exchanged also follow from the run's seed.
 
     Raises:
         TaskBroken: it is no module, or only trained tensors travel and the model has none.
@@ -322,7 +322,7 @@ def difference_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def travelling_dtype(tensor: torch.Tensor) -> np.dtype[Any]:
-    """Return the numpy dtype in which a model's tensor travels."""
+    """Return the numpy dtype in which a model's tensor is exchanged."""
     if tensor.dtype in _FLOATS:
         return np.dtype(np.float32)
     return np.dtype(np.uint8 if tensor.dtype == torch.bool else str(tensor.dtype).removeprefix("torch."))

@@ -1,4 +1,4 @@
-"""The state of a model that does not travel: buffers outside of its state_dict, such as a cache or a running sum.
+"""The state of a model that is not exchanged: buffers outside of its state_dict, such as a cache or a running sum.
 
 A warm model trains in many rounds, and in a simulation for many clients. State that one training leaves in such a
 buffer must not reach the next one, whose update would depend on earlier work of its process.

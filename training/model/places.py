@@ -1,4 +1,4 @@
-"""The places of a state: one kind for each way in which Python and torch hold values, with its restoration."""
+"""The places where Python and torch hold state (dictionaries, closures, tensors, ...), each compared and restored."""
 
 import os
 import random
@@ -46,7 +46,7 @@ def is_data(value: Any) -> bool:
 
 
 def _is_given_back(value: Any) -> bool:
-    """Return whether a variable's first value is restored in place of this one: data, or a model without values."""
+    """Return whether a variable's first value replaces this present one: data, or a model with parameters on meta."""
     if is_data(value) or not TENSORS or not isinstance(value, torch.nn.Module):
         return is_data(value)
     return any(parameter.is_meta for parameter in value.parameters())
@@ -77,12 +77,12 @@ def generator_cell(path: str, value: Any) -> "Drawn | None":
 
 
 def attribute(path: str, name: str) -> str:
-    """Return the path of an attribute."""
+    """Return the path of an object's attribute, for a message."""
     return f"{path}.{name}" if path else name
 
 
 def item(path: str, key: Any) -> str:
-    """Return the path of an entry."""
+    """Return the path of an entry of a container, for a message."""
     return f"{path}[{repr(key)[:60]}]"
 
 
@@ -126,7 +126,7 @@ class Cell:
         self.path = path
 
     def is_same(self) -> bool:
-        """Return whether nothing has changed here."""
+        """Return whether the value is unchanged since it was recorded."""
         raise NotImplementedError
 
     def changed(self) -> str:
@@ -149,21 +149,21 @@ class Dictionary(Cell):
         self.keys, self.values = list(self.storage.keys(now)), list(self.storage.values(now))
 
     def is_same(self) -> bool:
-        """Return whether it is as it was."""
+        """Return whether the value is unchanged since it was recorded."""
         kind, now = self.storage, self.now
         if kind.__len__(now) != len(self.keys) or not all(map(is_, kind.values(now), self.values)):
             return False
         return all(map(is_, kind.keys(now), self.keys)) or list(kind.keys(now)) == self.keys
 
     def changed(self) -> str:
-        """Return its path if the value differs."""
+        """Return the path of the value if it has changed; empty: the values are equal."""
         first, now = dict(zip(self.keys, self.values, strict=True)), dict(self.storage.items(self.now))
         others = (key for key in {**now, **first} if _differ(first.get(key, Cell), now.get(key, Cell)))
         name = attribute if self.is_of_object else item
         return next((name(self.path, key) for key in others if key not in SET_BY_EACH_JOB), "")
 
     def restore(self) -> bool:
-        """Give it back; return whether it could be."""
+        """Restore the recorded value; return whether that was possible."""
         self.storage.clear(self.now)
         for key, value in zip(self.keys, self.values, strict=True):
             self.storage.__setitem__(self.now, key, value)
@@ -187,7 +187,7 @@ class PlainAttributes(Cell):
         return [name for name, value in self.now.items() if name not in known and name[:1] != "_" and is_data(value)]
 
     def is_same(self) -> bool:
-        """Return whether the data are unchanged, and none are new."""
+        """Return whether the module's data are unchanged, and none are new."""
         return all(self.now.get(name, Cell) is value for name, value in self.first.items()) and not self._new()
 
     def changed(self) -> str:
@@ -196,7 +196,7 @@ class PlainAttributes(Cell):
         return next((attribute(self.path, name) for name in (*others, *self._new())), "")
 
     def restore(self) -> bool:
-        """Restore the data, and remove new ones."""
+        """Restore the module's data and remove new ones; return whether that was possible."""
         for name in self._new():
             del self.now[name]
         self.now.update(self.first)
@@ -213,7 +213,7 @@ class Empty(Cell):
         self.now = now
 
     def is_same(self) -> bool:
-        """Return whether all of them are empty."""
+        """Return whether all of the containers are empty."""
         return not any(self.now.values())
 
     def changed(self) -> str:
@@ -221,14 +221,14 @@ class Empty(Cell):
         return next((attribute(self.path, name) for name, held in self.now.items() if held), "")
 
     def restore(self) -> bool:
-        """Empty all of them."""
+        """Empty all of the containers; return whether that was possible."""
         for held in self.now.values():
             held.clear()
         return True
 
 
 class Listing(Cell):
-    """A list or a deque."""
+    """The recorded state of a list or a deque."""
 
     __slots__ = ("now", "values")
 
@@ -237,7 +237,7 @@ class Listing(Cell):
         self.now, self.values = now, list(now)
 
     def is_same(self) -> bool:
-        """Return whether it is as it was."""
+        """Return whether the value is unchanged since it was recorded."""
         return len(self.now) == len(self.values) and all(map(is_, self.now, self.values))
 
     def changed(self) -> str:
@@ -248,27 +248,27 @@ class Listing(Cell):
         return next((f"{self.path}[{number}]" for number, (one, other) in pairs if _differ(one, other)), "")
 
     def restore(self) -> bool:
-        """Give it back; return whether it could be."""
+        """Restore the recorded value; return whether that was possible."""
         self.now.clear()
         self.now.extend(self.values)
         return True
 
 
 class SetOf(Listing):
-    """A set of values."""
+    """The recorded state of a set."""
 
     __slots__ = ()
 
     def is_same(self) -> bool:
-        """Return whether it is as it was."""
+        """Return whether the value is unchanged since it was recorded."""
         return bool(self.now == set(self.values))
 
     def changed(self) -> str:
-        """Return its path."""
+        """Return the path of the set."""
         return self.path
 
     def restore(self) -> bool:
-        """Give it back; return whether it could be."""
+        """Restore the recorded value; return whether that was possible."""
         self.now.clear()
         self.now.update(self.values)
         return True
@@ -284,16 +284,16 @@ class Attributes(Cell):
         self.owner, self.first = owner, [(name, getattr(owner, name)) for name in names if hasattr(owner, name)]
 
     def is_same(self) -> bool:
-        """Return whether it is as it was."""
+        """Return whether the value is unchanged since it was recorded."""
         return all(getattr(self.owner, name, Cell) is value for name, value in self.first)
 
     def changed(self) -> str:
-        """Return its path if the value differs."""
+        """Return the path of the value if it has changed; empty: the values are equal."""
         others = (name for name, value in self.first if _differ(value, getattr(self.owner, name, Cell)))
         return next((attribute(self.path, name) for name in others), "")
 
     def restore(self) -> bool:
-        """Give it back; return whether it could be."""
+        """Restore the recorded value; return whether that was possible."""
         for name, value in self.first:
             now = getattr(self.owner, name, Cell)
             if now is value:
@@ -314,16 +314,16 @@ class Global(Cell):
         self.now, self.name, self.value = now, name, now[name]
 
     def is_same(self) -> bool:
-        """Return whether it is as it was."""
+        """Return whether the value is unchanged since it was recorded."""
         found = self.now.get(self.name)
         return found is self.value or not _is_given_back(found)
 
     def changed(self) -> str:
-        """Return its path if the value differs."""
+        """Return the path of the value if it has changed; empty: the values are equal."""
         return self.path if _differ(self.value, self.now[self.name]) else ""
 
     def restore(self) -> bool:
-        """Give it back; return whether it could be."""
+        """Restore the recorded value; return whether that was possible."""
         self.now[self.name] = self.value
         return True
 
@@ -338,16 +338,16 @@ class Closure(Cell):
         self.now, self.value = now, _contents(now)
 
     def is_same(self) -> bool:
-        """Return whether it is as it was."""
+        """Return whether the value is unchanged since it was recorded."""
         found = _contents(self.now)
         return found is self.value or not _is_given_back(found)
 
     def changed(self) -> str:
-        """Return its path if the value differs."""
+        """Return the path of the value if it has changed; empty: the values are equal."""
         return self.path if _differ(self.value, _contents(self.now)) else ""
 
     def restore(self) -> bool:
-        """Give it back; return whether it could be."""
+        """Restore the recorded value; return whether that was possible."""
         if self.value is not Cell:
             self.now.cell_contents = self.value
         return True
@@ -365,12 +365,12 @@ class Values(Cell):
         self.first = (now.detach().clone() if is_tensor(now) else now.copy()) if is_kept else None
 
     def is_same(self) -> bool:
-        """Return whether it is as it was."""
+        """Return whether the value is unchanged since it was recorded."""
         is_written = is_tensor(self.now) and self.now._version != self.version
         return not is_written and (self.first is None or self._is_equal())
 
     def _is_equal(self) -> bool:
-        """Compare by contents: a write into `tensor.data` leaves no other trace."""
+        """Return whether the contents are as recorded: a write into `tensor.data` leaves no other trace."""
         now, first = self.now, self.first
         assert first is not None
         if is_tensor(now):
@@ -381,11 +381,11 @@ class Values(Cell):
         return bool(np.array_equal(now, first, equal_nan=now.dtype.kind in "fc"))
 
     def changed(self) -> str:
-        """Return its path if the value differs."""
+        """Return the path of the value if it has changed; empty: the values are equal."""
         return self.path if self.first is None or not self._is_equal() else ""
 
     def restore(self) -> bool:
-        """Give it back; return whether it could be."""
+        """Restore the recorded value; return whether that was possible."""
         if self.first is None or self.first.shape != self.now.shape or self.first.dtype != self.now.dtype:
             return False
         if is_tensor(self.now):
@@ -398,7 +398,7 @@ class Values(Cell):
 
 
 def _here(value: Any) -> Any:
-    """Return this rank's part of a tensor: the shard of a sharded one.
+    """Return this rank's part of a tensor: of a DTensor its local shard.
 
     A comparison of whole tensors needs all ranks, and some may not have the tensor.
     """
@@ -418,18 +418,18 @@ class Drawn(Cell):
         self.get, self.put, self.first, self.generator = get, put, get(), generator
 
     def is_same(self) -> bool:
-        """Return whether it is as it was."""
+        """Return whether the value is unchanged since it was recorded."""
         now = self.get()
         return bool(torch.equal(now, self.first)) if is_tensor(now) else repr(now) == repr(self.first)
 
     def restore(self) -> bool:
-        """Give it back; return whether it could be."""
+        """Restore the recorded value; return whether that was possible."""
         self.put(self.first)
         return True
 
 
 class Flags(Cell):
-    """The flags and the form of a tensor that each job refills."""
+    """The flags, shape and dtype of a tensor whose values each job loads."""
 
     __slots__ = ("form", "now", "requires_grad")
 
@@ -438,16 +438,16 @@ class Flags(Cell):
         self.now, self.requires_grad, self.form = now, now.requires_grad, _form(now)
 
     def is_same(self) -> bool:
-        """Return whether it is as it was."""
+        """Return whether the value is unchanged since it was recorded."""
         now = self.now
         return now.requires_grad == self.requires_grad and now.grad is None and _form(now) == self.form
 
     def changed(self) -> str:
-        """Return its path if the value differs."""
+        """Return the path of the value if it has changed; empty: the values are equal."""
         return self.path if self.now.requires_grad != self.requires_grad or _form(self.now) != self.form else ""
 
     def restore(self) -> bool:
-        """Give it back; return whether it could be."""
+        """Restore the recorded value; return whether that was possible."""
         if _form(self.now) != self.form:
             return False
         self.now.grad = None
@@ -465,11 +465,11 @@ class Kind(Cell):
         self.now, self.kind = now, type(now)
 
     def is_same(self) -> bool:
-        """Return whether it is as it was."""
+        """Return whether the value is unchanged since it was recorded."""
         return type(self.now) is self.kind
 
     def restore(self) -> bool:
-        """Give it back; return whether it could be."""
+        """Restore the recorded value; return whether that was possible."""
         try:
             self.now.__class__ = self.kind
         except TypeError:

@@ -25,7 +25,7 @@ class Block:
     """The group's learning rate and other options."""
 
     is_skipped: bool
-    """Whether they are biases and norms, which get no trust ratio and no weight decay."""
+    """Whether the parameters are biases and norms, which get no trust ratio and no weight decay."""
 
     parameters: list[Tensor]
     """The parameters as the model has them."""
@@ -133,10 +133,10 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_ranges(optimizer: str, **options: object) -> None:
-    """Check all options at once.
+    """Check all options of an optimizer against `RANGES` at once.
 
     Args:
-        optimizer: its name.
+        optimizer: the optimizer's name, for the message.
         options: by name; each is checked against its range.
 
     Raises:

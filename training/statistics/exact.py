@@ -27,7 +27,7 @@ def text_of(number: Fraction) -> str:
 
 
 def number_of(text: str) -> Fraction:
-    """Return the number of a text.
+    """Parse the text that `text_of` made of a number.
 
     Raises:
         ValueError: the text is not what `text_of` returns for a number.

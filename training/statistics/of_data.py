@@ -121,7 +121,7 @@ class _Split:
             columns.add(block)
 
     def parts(self, num_examples: int) -> SiteStatistics:
-        """Return the parts of all rows that were added."""
+        """Return the statistics of all rows that were added."""
         parts: dict[Place, Part] = {(self._split, "examples", ""): count(num_examples)}
         for name, cells in self._labels.items():
             parts[self._split, "labels", name] = Histogram({str(label): n for label, n in cells.items()})
@@ -225,7 +225,7 @@ def _column_names(name: str, num: int, names: list[str] | None) -> list[str]:
 
 
 def _feature_names(dataset: Any) -> list[str] | None:
-    """Return the usable `feature_names` of a data set, or of the one that it wraps, or None."""
+    """Return the usable `feature_names` of a data set, or of a data set that it wraps, or None."""
     while True:
         names = getattr(dataset, "feature_names", None)
         if names is not None and not callable(names):

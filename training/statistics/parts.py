@@ -51,11 +51,11 @@ class Numbers:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """Kind and shape, which must agree before parts can be merged."""
+        """The part's kind and shape, which must be equal before parts can be merged."""
         return ("numbers", self.merge, self.shape)
 
     def plain(self) -> dict[str, Any]:
-        """Return the part in JSON types, exactly."""
+        """Return the part in JSON types, with exact numbers."""
         values = [None if value is None else text_of(value) for value in self.values]
         return {"kind": "numbers", "merge": self.merge, "shape": list(self.shape), "values": values}
 
@@ -75,11 +75,11 @@ class Histogram:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """Kind and shape, which must agree before parts can be merged."""
+        """The part's kind and shape, which must be equal before parts can be merged."""
         return ("histogram",)
 
     def plain(self) -> dict[str, Any]:
-        """Return the part in JSON types, exactly."""
+        """Return the part in JSON types, with exact numbers."""
         return {"kind": "histogram", "cells": dict(self.cells), "withheld": self.num_withheld}
 
     def shown(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Moments:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """Kind and shape, which must agree before parts can be merged."""
+        """The part's kind and shape, which must be equal before parts can be merged."""
         return ("moments",)
 
     @property
@@ -122,7 +122,7 @@ class Moments:
         return rounded((self.count * self.squares - self.total**2) / self.count**2)
 
     def plain(self) -> dict[str, Any]:
-        """Return the part in JSON types, exactly."""
+        """Return the part in JSON types, with exact numbers."""
         return {
             "kind": "moments",
             "count": self.count,
@@ -153,7 +153,7 @@ Part = Numbers | Histogram | Moments
 
 @dataclass(frozen=True, slots=True)
 class SiteStatistics:
-    """The answer of one site."""
+    """The data statistics of one site, in parts."""
 
     parts: Mapping[Place, Part]
     withheld: Mapping[Place, str] = field(default_factory=dict)
@@ -166,12 +166,12 @@ class SiteStatistics:
 
 
 def count(number: int) -> Numbers:
-    """Return the part of a number of examples."""
+    """Make the part that holds a split's number of examples."""
     return Numbers("count", (), (Fraction(number),))
 
 
 def merged(parts: Iterable[Part]) -> Part:
-    """Return the merged part of at least one part, all of one form."""
+    """Merge one or more parts with equal `form` into one."""
     first, *others = parts
     if isinstance(first, Numbers):
         return _merged_numbers([first, *(part for part in others if isinstance(part, Numbers))])

@@ -13,7 +13,7 @@ LONE_ROW = "Expected more than 1 value per channel"
 
 
 def one_loss(found: Any, *, is_trained: bool = False) -> torch.Tensor:
-    """Return the result of a loss function as a tensor of no dimensions.
+    """Check that the result of a loss function is one real number, and return it as a tensor of no dimensions.
 
     Args:
         found: one real number, as a tensor of one element.

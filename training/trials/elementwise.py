@@ -18,10 +18,10 @@ TRIAL_REPEATS = 50
 """Number of steps with gradients in the same direction: an estimate of the distance to the optimum grows in them."""
 
 TRIAL_SCALES = (1.0, 1e-3, 1e3, 1.0)
-"""The scales of the random gradients after them: a rule may clip, or depend on the size of a gradient."""
+"""The scales of the random gradients after `TRIAL_REPEATS`: a rule may clip, or depend on a gradient's size."""
 
 TRIAL_RATE = 1.0
-"""The learning rate of a second trial: with a small one such an estimate would need more steps to grow."""
+"""The learning rate of a second trial: with a small rate an estimate of the distance needs more steps to grow."""
 
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Largest difference between two moves, as a fraction of the tensor's largest move in this step."""
@@ -38,9 +38,9 @@ class _Kind:
     factory: int
     """The identity of the function or class that makes it, which the verdict keeps alive in `local`."""
     made: type
-    """The type of what it makes."""
+    """The type of the optimizer that the factory makes."""
     settings: str
-    """The values of its groups and attributes."""
+    """The values of the optimizer's groups and attributes, as text."""
     local: Local = field(compare=False)
 
 
@@ -55,7 +55,7 @@ def is_elementwise(local: Local) -> bool:
     The process remembers the verdict for other rates of the same optimizer, if its settings are plain values.
 
     Raises:
-        TaskBroken: as `custom_optimizer`, or its step fails; with the way out.
+        TaskBroken: as `custom_optimizer`, or its step fails; the message has the way out.
     """
     kind = _kind_of(local)
     return _has_like_trials(local) if kind is None else _remembered(kind)

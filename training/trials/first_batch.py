@@ -65,7 +65,7 @@ class Rows:
 
     data: Any
     where: str
-    """Its name in a sentence, such as "the train data of site 'a'"."""
+    """The data set's name in a sentence, such as "the train data of site 'a'"."""
     context: Context
     is_trained: bool = False
     """Whether the batch is for the built-in training; else for an evaluation."""
@@ -111,7 +111,7 @@ class _Seen:
     outputs: Any
     targets: Any
     count: int
-    """The number of its examples."""
+    """The number of the batch's examples."""
     is_real: bool
     """Whether the outputs are real; else they are drawn, in the form of the outputs of a model on `meta`."""
 
@@ -125,11 +125,11 @@ class Batches:
     """A way to run a task on a batch of each of some data sets."""
 
     task: Task
-    """With its options and settings."""
+    """The task, with its options and settings."""
     every: Sequence[Rows]
     """The data sets; those without examples have no batch."""
     seed: int = 0
-    """Of the model, and of what it draws."""
+    """The seed of the model, and of the numbers that it draws."""
     device: torch.device | str = "cpu"
     casting: Casting = nullcontext
     """Returns a context of the pass, such as autocast."""
@@ -166,7 +166,7 @@ class _Trial:
             self._model, self._device = bare_model(way.task, way.seed).to(way.device), torch.device(way.device)
 
     def faults(self, every: Sequence[Rows]) -> Iterator[Fault]:
-        """Try all data sets; as `first_batch`."""
+        """Yield the faults on a batch of each data set; see `first_batch`."""
         if any(map(is_lazy, self._model.parameters())) or (self._task.fit is None and training_faults(self._model)):
             return  # an untrainable model is refused at its construction, with the names of its layers
         as_built = AsBuilt({"model": self._model})  # `task.model` may return one object again and again
@@ -449,7 +449,7 @@ def _frames(error: Exception) -> list[traceback.FrameSummary]:
 
 
 def _said(error: Exception) -> str:
-    """Return an error of the task's code in words, with its place."""
+    """Describe an error of the task's code in words, with its place."""
     mine = [frame for frame in _frames(error) if not frame.filename.startswith(_LIBRARIES)]
     place = f" ({mine[-1].filename}, line {mine[-1].lineno})" if mine else ""
     while not str(error).strip() and isinstance(cause := error.__cause__ or error.__context__, Exception):

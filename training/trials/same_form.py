@@ -1,4 +1,4 @@
-"""The form of a model, the names and shapes of its travelling tensors, which its forward pass must not change.
+"""The form of a model, names and shapes of its exchanged tensors, which its forward pass must not change.
 
 A parameter that a forward pass makes is in no optimizer and in no version, so it would keep its first value, which
 differs between sites. A saved buffer that is registered late does not travel, and one that grows has no mean.
@@ -77,7 +77,7 @@ class SameForm:
         )
 
     def see(self) -> None:
-        """Check the form after a forward pass, if that is due.
+        """Check the model's form after a forward pass; only the first passes and those of a power of two are checked.
 
         Raises:
             TaskBroken: the form has changed.

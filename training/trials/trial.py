@@ -44,7 +44,7 @@ def refuse(trials: Iterable[Trial[Way]], way: Way) -> None:
     """Run trials in their order, until one has faults, which later ones might meet again.
 
     Raises:
-        TaskBroken: with all faults of that trial; its cause is the cause of the first.
+        TaskBroken: a trial has faults, which the message lists; its cause is the cause of the first fault.
     """
     for trial in trials:
         if faults := [*trial(way)]:

@@ -33,7 +33,7 @@ KEPT_MAX = 16
 
 
 class UnitCheck:
-    """The check of one loss, now and then.
+    """Check of one loss: that it is the mean or sum over its units, on the first batches and then on ever fewer.
 
     Args:
         loss: of the task.

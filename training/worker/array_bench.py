@@ -1,4 +1,4 @@
-"""The bench of an `ArrayTask` and one site; all results of the task are checked."""
+"""The bench of an `ArrayTask`: the task loaded with one site's data, for the worker. All its results are checked."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ArrayBench(AllTravels):
-    """The bench of an `ArrayTask`; see `bench.Bench`."""
+    """The bench of an `ArrayTask` (task loaded with a site's data); see `bench.Bench`."""
 
     def __init__(self, task: ArrayTask, request: dict[str, Any]) -> None:
         self.metrics: Metrics = getattr(task, "metrics", {})
@@ -44,7 +44,7 @@ class ArrayBench(AllTravels):
         self._kept = _kept_by(task) if request.get("warm") == PROCESS else None
 
     def initial(self, seed: int) -> Arrays:
-        """Return the task's initial arrays, checked."""
+        """Check the task's initial arrays, and return them."""
         context = context_of(self._task, seed=seed)
         with seeded(seed), within(context):  # seeded for libraries that draw from a global generator
             arrays = self._task.initial(seed)
@@ -81,7 +81,7 @@ class ArrayBench(AllTravels):
             return int(count(self._site)) if count is not None and self._site is not None else None
 
     def train(self, arrays: Received, request: dict[str, Any], deadline: Deadline) -> Outcome:
-        """Let the task train; the task must observe the deadline."""
+        """Call the task's `train`, check its result and return the outcome; the task must observe the deadline."""
         if self._site is None:
             raise TaskBroken("this worker was started without a site, so it has no data to train on")
         check_algorithm(request.get("algorithm") or "fedavg", None)
@@ -106,7 +106,7 @@ class ArrayBench(AllTravels):
         return Outcome(trained, {"steps": 0})
 
     def message(self, content: Content, own: Arrays | None, request: dict[str, Any]) -> MessageAnswer:
-        """Let the task answer a message of a server program; it keeps no state for the next message."""
+        """Call the task to answer a message of a server program; it keeps no state for the next message."""
         answer, kind = getattr(self._task, "message", None), request["kind"]
         if answer is None:
             raise TaskBroken(f"the task answers no messages, and was asked for {kind!r}")
@@ -153,14 +153,14 @@ class ArrayBench(AllTravels):
         return context_of(self._task, **{"site": self._site, "noise": noise} | circumstances)
 
     def _given(self, request: dict[str, Any]) -> Given:
-        """Return the values of the request's run, and take its options."""
+        """Return the values of the request's run, and switch the task to its options."""
         given = Given.read(request.get("local") or {})
         if "local" in request and given.options != self._options:  # the worker's last run had others
             self._task, self._options = valued(self._loaded, given.options), given.options
         return given
 
     def measures(self) -> Measures:
-        """Return unknown names, as the task's `evaluate` names its metrics, or that it has none."""
+        """Return that the names of the metrics are unknown (the task's `evaluate` gives them), or that it has none."""
         has = getattr(self._task, "evaluate", None) is not None
         return Measures(None if has else (), "" if has else "the task has no `evaluate`")
 

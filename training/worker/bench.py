@@ -1,4 +1,4 @@
-"""The bench, a task with one site ready for work: the interface of both kinds of task to the worker process."""
+"""The `Bench`: a task loaded with one site's data, on which the worker process trains and evaluates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from atoll.training.worker.warm_start import Aliases
 Json = dict[str, Any]
 
 PROCESS, ONE_JOB = "process", "one job"
-"""The lifetime of a bench (`warm` of its request): a process, or one job; absent: many jobs in a shared process."""
+"""The lifetime of a `Bench` (`warm` of its request): a process, or one job; absent: many jobs in a shared process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Measures:
 
 
 class Bench(Protocol):
-    """One task and one site, ready for work."""
+    """A task loaded with one site's data, on which the worker process trains and evaluates."""
 
     @property
     def metrics(self) -> Metrics:
@@ -69,7 +69,7 @@ class Bench(Protocol):
         ...
 
     def frozen(self, seed: int) -> str:
-        """Return the digest of the model's tensors that do not travel; empty: all travel."""
+        """Return the digest of the frozen tensors, which are not exchanged; empty: the model has none."""
         ...
 
     def adapter(self, seed: int) -> str:
@@ -101,11 +101,11 @@ class Bench(Protocol):
         ...
 
     def train(self, arrays: Received, request: Json, deadline: Deadline) -> Outcome:
-        """Train once, from these tensors, until the deadline at most."""
+        """Train once from the received tensors, until the deadline at most."""
         ...
 
     def evaluate(self, arrays: Received, request: Json) -> Statistics | str:
-        """Return the statistics of these parameters on the request's split, or the reason why there are none."""
+        """Return the sums of the metrics of the received model on the request's split, or why there are none."""
         ...
 
     def measures(self) -> Measures:
@@ -123,10 +123,10 @@ class Bench(Protocol):
 
 @runtime_checkable
 class AppBench(Bench, Protocol):
-    """A Flower app, ready for work: its ServerApp has a `main()`, which contains a run."""
+    """The bench of a Flower app's ServerApp, whose `main()` contains a run."""
 
     def plan(self, nodes: int) -> Json:
-        """Return the app's native run with this number of clients, or the reasons why there is none."""
+        """Return the settings with which Atoll's rounds replace the app's server, or the reasons why they cannot."""
         ...
 
     def conclude(self, arrays: Arrays, history: Json) -> None:
@@ -144,7 +144,7 @@ class MessageAnswer:
 
 @runtime_checkable
 class MessageBench(Protocol):
-    """A bench that answers the messages of a server program, too."""
+    """A bench (task loaded with a site's data) that answers the messages of a server program, too."""
 
     def message(self, content: Content, own: Arrays | None, request: Json) -> MessageAnswer:
         """Answer a message, from its content, the site's kept tensors, and its `kind`, `group` and `seed`."""
@@ -158,18 +158,18 @@ def only_declared(request: Json, declared: Mapping[str, Any]) -> Json:
 
 
 class AllTravels:
-    """The common part of benches whose arrays all travel."""
+    """Mixin for the bench of a model that is exchanged whole: it has no frozen tensors and no adapter."""
 
     def frozen(self, seed: int) -> str:
-        """Return nothing: all arrays travel."""
+        """Return "": all arrays are exchanged."""
         return ""
 
     def adapter(self, seed: int) -> str:
-        """Return nothing: arrays have no adapter."""
+        """Return "": arrays have no adapter."""
         return ""
 
     def try_out(self) -> None:
-        """Try nothing: a task of arrays has no batches that could be tried before its training."""
+        """Do nothing: a task of arrays has no batches that could be tried before its training."""
 
     def write_whole(self, out: Path, version: Path | None, seed: int, only: Sequence[str]) -> None:
         """Refuse: a version has all arrays.

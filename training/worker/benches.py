@@ -1,4 +1,4 @@
-"""The bench of a task of any kind, as the worker process and the simulator make it."""
+"""The construction of the `Bench` for any kind of task, for the worker process and the simulator."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from atoll.training.worker.bench import Bench
 
 
 def bench_of(task: Task | ArrayTask, request: dict[str, Any]) -> Bench:
-    """Return the bench of a task and a request's site."""
+    """Make the `Bench` of a task of any kind with the data of a request's site."""
     if isinstance(task, Task):
         from atoll.training.worker.model_bench import ModelBench  # imports torch, which an ArrayTask need not have
 

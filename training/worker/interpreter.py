@@ -24,7 +24,7 @@ print(*sys.version_info[:2], *(name for name in {NEEDED} if find_spec(name) is N
 
 
 def path_of_atoll(folder: Path) -> dict[str, str]:
-    """Return the environment variable by which another interpreter finds Atoll, and no other package of this one.
+    """Return the environment variable by which another interpreter finds Atoll, and no other package installed here.
 
     Args:
         folder: a private folder of this process, for the link.

@@ -29,7 +29,7 @@ class Kept:
         self._state = AsBuilt(roots)
 
     def name(self) -> None:
-        """Name the differences."""
+        """Report the values that a job has changed."""
         _say(
             self._state.differences(),
             "a job has changed it, and later jobs find the changed value until this process ends: a simulation, or a "
@@ -38,13 +38,13 @@ class Kept:
 
 
 class LeftBehind:
-    """State of a task's loss, metrics, units, optimizer and algorithm, which each job finds as after loading.
+    """State of a task's loss, metrics, units, optimizer and algorithm, restored before each job.
 
-    State of `fit` is named.
+    State left by `fit` is only reported.
 
     Args:
         task: as it was loaded.
-        local: its settings, with the optimizer.
+        local: the task's local settings, with the optimizer.
     """
 
     def __init__(self, task: "Task", local: "Local", *, with_process: bool = True) -> None:
@@ -53,7 +53,7 @@ class LeftBehind:
         self._kept = None if task.fit is None else Kept({"fit": task.fit})
 
     def restore(self) -> None:
-        """Restore the objects of the functions, and name the differences."""
+        """Restore the state of the task's functions, and report what had changed."""
         changed, kept = self._given_back.restore()
         _say(changed, "a job has changed it; each begins with it as it was when the task was loaded")
         _say(kept, "a job has changed it, and it is too large to be given back: the next ones find it so")
@@ -62,7 +62,7 @@ class LeftBehind:
 
 
 def restored(as_built: AsBuilt) -> bool:
-    """Restore a model's state, and name the differences; return whether all of it could be restored."""
+    """Restore a model's state, and report what had changed; return whether the whole state could be restored."""
     changed, kept = as_built.restore()
     _say([*changed, *kept], "a job has changed it on the model; each begins with it as task.model() made it")
     return not kept

@@ -72,7 +72,7 @@ def read_until_the_end(inbox: Inbox, requests_fd: int) -> None:
 
 
 def set_alarm(seconds: float) -> None:
-    """Let the kernel end the process after some time; infinite: disarm it."""
+    """Set the kernel's alarm, which ends the process after some seconds; infinite: disarm it."""
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3) if math.isfinite(seconds) else 0)
 
 

@@ -1,4 +1,4 @@
-"""The bench of a `Task` and one site; data and model stay warm from one request to the next."""
+"""The bench of a `Task`: the task with one site's data and its model, both kept from one request to the next."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -51,7 +51,7 @@ from atoll.training.worker.warm_start import Aliases
 
 
 class ModelBench:
-    """The bench of a `Task`; see `bench.Bench`."""
+    """The bench of a `Task` (task loaded with a site's data); see `bench.Bench`."""
 
     grows = False
 
@@ -75,7 +75,7 @@ class ModelBench:
         self._left = LeftBehind(self._here.task, local) if request.get("warm") == PROCESS else None
 
     def visit(self, site: str) -> None:
-        """Work for another site from now on, with the same model; its data is reread."""
+        """Switch to another site, with the same model; the site's data are reread."""
         self._here = self._here.at(site)
 
     @property
@@ -93,7 +93,7 @@ class ModelBench:
         return arrays | first_shared(self._here.task, model)
 
     def frozen(self, seed: int) -> str:
-        """Return the digest of the model's tensors that do not travel; empty: all travel."""
+        """Return the digest of the frozen tensors, which are not exchanged; empty: the model has none."""
         return frozen_digest(self._new_model(seed), self._bases)
 
     def adapter(self, seed: int) -> str:
@@ -222,7 +222,7 @@ class ModelBench:
         return self._here.statistics(request, deadline)
 
     def no_statistics(self) -> str:
-        """Return no reason: rows have statistics."""
+        """Return "": rows always have statistics."""
         return ""
 
     def is_empty(self, split: str) -> bool:
@@ -240,11 +240,11 @@ class ModelBench:
         return self._new[2]
 
     def _any_model(self) -> torch.nn.Module:
-        """Return a model with any values."""
+        """Return the last model, or a new one; its values do not matter."""
         return self._model if self._model is not None else self._new[2] if self._new else self._new_model(0)
 
     def _the_model(self, request: Json) -> torch.nn.Module:
-        """Return the run's model, whose state that does not travel is as after its construction."""
+        """Return the run's model; its state that is not exchanged is as after its construction."""
         task, seed = self._here.task, model_seed(request)
         if self._left is not None:
             self._left.restore()
@@ -269,7 +269,7 @@ class ModelBench:
         """Check that the frozen tensors are unchanged; otherwise the next request builds another model.
 
         Raises:
-            TaskBroken: with their names.
+            TaskBroken: some have changed; the message has their names.
         """
         if self._here.task.fit is not None:  # a custom loop may move a model to another device and back
             if not self._unchanged.has_same_values():

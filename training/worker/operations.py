@@ -30,7 +30,7 @@ DETAIL_CHARS_MAX = 2000
 
 
 class Operations:
-    """The requests by name; the state is the bench that `load` sets up."""
+    """The operations of a worker by name; their state is the `Bench` (task loaded with data) that `load` makes."""
 
     def __init__(self) -> None:
         self._bench: Bench | None = None
@@ -212,7 +212,7 @@ def kind_of(error: BaseException, op: str) -> str:
 
 
 def detail_of(error: BaseException) -> str:
-    """Return an error for a person: the message of one of Atoll's errors, the last traceback lines of any other.
+    """Describe an error for a person: by the message of Atoll's errors, the last traceback lines of any other.
 
     Faults of settings are a line each.
     """

@@ -41,7 +41,7 @@ class WorkerCrashed(RuntimeError):
         self.exit_code = exit_code
         """The exit code as in subprocess: negative for a signal."""
         self.log_tail = log_tail
-        """The last lines of this process in its log."""
+        """The last lines of the process in its log."""
         self.ending = f"the worker {_ending(exit_code)}"
         """The exit code or the signal, in words."""
         super().__init__(self.ending + (f"; the end of its log:\n{log_tail}" if log_tail else ""))
@@ -79,7 +79,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """The terms of a run for its task."""
+    """The settings of a run that its task gets: local settings, number of rounds."""
 
     local: Mapping[str, Any] = field(default_factory=dict)
     """The values of the run for the task (`given`)."""
@@ -182,7 +182,7 @@ class Worker:
             process.kill()
 
     def close(self) -> None:
-        """Kill the process for good."""
+        """Kill the process, and refuse later calls."""
         self._is_closed = True
         self.kill()
 

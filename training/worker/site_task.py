@@ -42,7 +42,7 @@ class SiteTask:
         request: `load` (`worker/main`).
 
     Raises:
-        OverridesRefused: the run's or the site's values do not fit the task; with every reason.
+        OverridesRefused: values of the run or the site do not fit the task; the message lists every reason.
         TaskBroken: the task's training does not fit the run's algorithm.
     """
 
@@ -74,7 +74,7 @@ class SiteTask:
         return other
 
     def local_of(self, request: Json, round_: int) -> Local:
-        """Return the settings of a round, and take the options of the request's run.
+        """Return the settings of a round; switch to the options of the request's run.
 
         Round r makes version r. A version is evaluated with the settings of its round: after the last round there is no
         next one, in which a schedule may have no allowed value.
@@ -87,14 +87,14 @@ class SiteTask:
         return given.local_of(self.local, max(1, round_))
 
     def check_frozen(self, request: Json, digest: Callable[[], str]) -> None:
-        """Check that the model's tensors that do not travel are equal to the coordinator's.
+        """Check that the model's frozen tensors, which are not exchanged, are equal to the coordinator's.
 
         Args:
             request: its run has their digest, or "".
-            digest: () -> the digest of the model here; empty: all of its tensors travel.
+            digest: () -> the digest of the model here; empty: it has no frozen tensors.
 
         Raises:
-            TaskMismatch: they differ; with both digests.
+            TaskMismatch: they differ; the message has both digests.
         """
         expected = Given.read(request.get("local") or {}).frozen
         if expected and (found := digest() or "none") != expected:
@@ -114,7 +114,7 @@ class SiteTask:
         return None if self.site is None else len(self.training_data())
 
     def training_data(self) -> Any:
-        """Return the training split.
+        """Return the data set of the site's training split.
 
         Raises:
             TaskBroken: the site has no training split.

@@ -21,7 +21,7 @@ NAMES_MAX = 8
 LENIENT = "strict = false keeps the initial values of tensors that do not fit"
 
 Aliases = Mapping[str, Sequence[str]]
-"""All names of a tied tensor, by the name under which it travels; other tensors are missing."""
+"""All names of a tied tensor, by the name under which it is exchanged; other tensors are missing."""
 
 
 class StartRefused(TaskMismatch):
@@ -53,7 +53,7 @@ class Matched:
 
     @property
     def note(self) -> str:
-        """The sentence about the remaining tensors, or ""."""
+        """The sentence about tensors that kept their initial values or were not used, or ""."""
         parts = (("the initial values stay in", self.own), ("not used:", self.unused))
         return "; ".join(f"{what} {listed(names)}" for what, names in parts if names)
 
@@ -73,14 +73,14 @@ def start_model(model: Any, start: Start) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names for a person, the first few of many."""
+    """Join names for a message, the first few of many."""
     names = [*names]
     more = len(names) - NAMES_MAX
     return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def started(initial: Arrays, aliases: Aliases, start: Start, *, grows: bool = False) -> Matched:
-    """Return a model's tensors with the values of a file.
+    """Return a model's initial tensors, replaced by a file's tensors of the same names.
 
     Args:
         initial: the task's initial tensors, in their form on the wire; SCAFFOLD's control variates stay unchanged.
@@ -177,7 +177,7 @@ def differing(found: Sequence[str], where: str) -> str:
 
 
 def not_finite(name: str, where: str) -> str:
-    """Return the fault of a tensor with values that cannot travel."""
+    """Return the fault of a tensor with NaN or infinite values."""
     return f"{name} has NaN, infinite values or values beyond float32 in {where}"
 
 
@@ -250,7 +250,7 @@ _OF_NUMPY = frozenset({"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U8", "U1
 
 
 def _by_torch(path: Path, names: list[str]) -> Arrays:
-    """Return floats that numpy lacks, such as bfloat16, as float32."""
+    """Read the tensors of a file whose dtypes numpy lacks, such as bfloat16, as float32."""
     import torch
     from safetensors import safe_open
 

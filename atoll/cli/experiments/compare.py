@@ -120,7 +120,7 @@ def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "Json":
 
 
 def _train(request: "TrainRequest", task: "Task") -> None:
-    """Train as a command does."""
+    """Train centrally as a command does: it shows its progress, and a signal interrupts it."""
     from atoll.cli.training.train import train_in_process
     from atoll.operations.training.job import job_of
 

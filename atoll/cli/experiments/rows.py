@@ -38,7 +38,7 @@ def check_formats(by: str | None, *, markdown: bool, csv: bool, json: bool) -> N
 def say_rows(
     lines: "Sequence[Row]", objective: "Objective", *, markdown: bool = False, csv: bool = False, json: bool = False
 ) -> None:
-    """Print the rows of a table."""
+    """Print the rows of a table of runs, for a person or in a requested format."""
     from atoll.simulations.experiments.bands import number
     from atoll.simulations.experiments.table import as_csv, document_of
     from atoll.simulations.experiments.table import markdown as as_markdown

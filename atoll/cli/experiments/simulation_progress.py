@@ -35,7 +35,7 @@ class Failures:
         self._first: dict[str, str] = {}
 
     def add(self, reasons: Iterable[str]) -> None:
-        """Count these reasons."""
+        """Add the reasons of one round to the counts."""
         for reason in reasons:
             word = reason.partition(":")[0]
             self._counts[word] += 1
@@ -90,7 +90,7 @@ class RoundProgress(Progress):
         self.begin(rounds)
 
     def round(self, line: Mapping[str, Any]) -> None:
-        """Show that a round has ended."""
+        """Show the line of a round that has ended."""
         self._committed = line["version"] or self._committed
         for key, reasons in self._reasons.items():
             reasons.add(line.get(key, {}).values())
@@ -151,7 +151,7 @@ def _of_round(line: Mapping[str, Any]) -> list[str]:
 
 
 def _because(line: Mapping[str, Any], name: str) -> str:
-    """Return the most frequent reason of these clients in brackets; empty without one."""
+    """Return the most frequent reason of the clients with outcome `name`, in brackets; empty: no reason is known."""
     failures = Failures()
     for key, (counted, _, _) in REASONS.items():
         failures.add(line.get(key, {}).values() if counted == name else ())

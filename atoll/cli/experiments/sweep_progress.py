@@ -39,7 +39,7 @@ class SweepProgress(Progress):
         self.begin(len(self._names))
 
     def see(self, sweep: Sweep) -> None:
-        """Show what has changed since the last call."""
+        """Show the cells and rounds that have ended since the last call."""
         if not self._shown:
             self._finished_before = sweep.count("finished")
             if self._finished_before:

@@ -1,4 +1,4 @@
-"""A deployed run for an export: its views, read again whenever the run has news."""
+"""The source of an export of a deployed run: its rows, read again whenever the run has news."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -130,7 +130,7 @@ def row_of_exchange(row: Mapping[str, Any]) -> Row:
 
 
 class News:
-    """The news of a run: a thread follows the run, and `wait` returns when something has happened.
+    """The wait for news of a run: a thread follows the run, and `wait` returns when something has happened.
 
     Args:
         run: id of the run.
@@ -145,7 +145,7 @@ class News:
         self._fault: BaseException | None = None
 
     def wait(self, seconds: float) -> None:
-        """Wait at least these seconds, then until something has happened since the last call."""
+        """Wait at least `seconds`, then until something has happened in the run since the last call."""
         if self._thread is None or not self._thread.is_alive():
             self._is_there.set()
             self._thread = Thread(target=copy_context().run, args=(self._follow,), daemon=True)  # with its reporter

@@ -87,7 +87,7 @@ def export(
 
 
 def _check_place(what: str, state: Path | None, database: str) -> None:
-    """Check that there is a place where a run may be."""
+    """Check that a folder, a state directory or a database is named in which the run may be."""
     from atoll.operations.place import is_elsewhere
 
     if state is None and not database and not STATE.exists() and not is_elsewhere(STATE):
@@ -115,7 +115,7 @@ def _of_folder(target: "Target", folder: Path, follow: bool, sites: bool | None)
 
 
 def _wait_for(folder: Path) -> "Callable[[float], None]":
-    """Return the wait for news of a run in a folder; the first one notes that no process runs it, where that shows."""
+    """Return the function that waits for news of a run in a folder; it notes once if no process runs it."""
     from atoll.server.journal.holder import is_held
     from atoll.simulations.experiments.report import ROUNDS
 
@@ -148,7 +148,7 @@ def _exported(
     wait: "Callable[[float], None] | None",
     passing: tuple[type[Exception], ...] = (),
 ) -> dict[str, Any]:
-    """Export a run, with `wait` until it has ended; return what was done."""
+    """Export a run, with `wait` until it has ended; return the outcome in JSON types."""
     from atoll.exports import exporter
     from atoll.exports.destination import DestinationAway
     from atoll.operations.temporary import TryAgain

@@ -20,17 +20,17 @@ from atoll.task.task import task_name
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A run as it fits a task."""
+    """The settings of a run, as the exported app of a task has them."""
 
     found: Counterpart
     values: RunValues
     measures: bool
-    """The server measures each version."""
+    """Whether the server measures each version."""
 
 
 @dataclass(frozen=True)
 class AppFiles:
-    """The files of an app.
+    """The contents of the files of an exported app.
 
     Args:
         task: the reference of the task.

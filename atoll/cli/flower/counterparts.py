@@ -45,7 +45,7 @@ _OF_THE_VALUES = ("aggregation.", "cohort.", "optimizer.", "program.", "schedule
 
 @dataclass(frozen=True, slots=True)
 class Counterpart:
-    """A run as a strategy of Flower."""
+    """Flower strategy with the same results as a run, and the run's settings that it leaves out."""
 
     strategy: str
     """The name of the class."""
@@ -63,10 +63,10 @@ class Counterpart:
 
 
 def counterpart(config: RunConfig) -> Counterpart:
-    """Return the strategy of a run.
+    """Translate a run's settings into the Flower strategy that gives the same model versions.
 
     Raises:
-        ConfigError: settings change the versions of the model, and no strategy has them; with all of them.
+        ConfigError: settings that no Flower strategy has change the model; the message lists all of them.
     """
     changed = dict(_changed(config))
     strategy, arguments, faults = _strategy_of(config)

@@ -80,7 +80,7 @@ def export(
 
 
 def _fitted(file: "RunFile", task: "Task | ArrayTask", found: "Counterpart") -> "Fitted":
-    """Return a run as it fits the task and its model.
+    """Check that a run fits its task and a Flower strategy, and return its settings for the app.
 
     Raises:
         CommandError: they do not fit the task, or its model, to the strategy.
@@ -118,7 +118,7 @@ def _fitted(file: "RunFile", task: "Task | ArrayTask", found: "Counterpart") -> 
 
 
 def _fitting(found: "Counterpart", initial: "Arrays", buffers: Sequence[str]) -> "Counterpart":
-    """Return the strategy with the differences that stay for a model.
+    """Check that a Flower strategy fits a model, and return it with the differences that remain.
 
     Raises:
         CommandError: it would step tensors that are only averaged here.
@@ -139,7 +139,7 @@ def _fitting(found: "Counterpart", initial: "Arrays", buffers: Sequence[str]) ->
 
 
 def _without_rounds(file: "RunFile") -> dict[str, Any]:
-    """Return the schedules that end with the run, without its rounds: a run config may set others."""
+    """Return the schedules that end with the run, without its number of rounds, which a run config may change."""
     return {
         key: {name: value for name, value in file.given[key].items() if name != "rounds"}
         for key, schedule in file.schedule.local.items()

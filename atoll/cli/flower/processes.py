@@ -83,7 +83,7 @@ def run_app(
 
 
 def _waited(coordinator: "subprocess.Popen[bytes]", agents: "Sequence[subprocess.Popen[bytes]]", folder: Path) -> int:
-    """Return the exit code of the coordinator.
+    """Wait for the coordinator, and return its exit code.
 
     Raises:
         TaskFailed: an agent has failed before it; the run continues without a killed one.
@@ -124,7 +124,7 @@ def _agent(reference: str, folder: Path, address: str, place: int, number: int) 
 
 
 def _address(coordinator: "subprocess.Popen[bytes]", state: Path) -> str:
-    """Return the address of the coordinator as soon as it listens; empty: its run has ended before.
+    """Wait until the coordinator listens, and return its address; empty: its run has ended before.
 
     Raises:
         CommandError: it has ended, or does not listen in time.

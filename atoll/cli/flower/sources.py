@@ -15,13 +15,13 @@ class Sources:
     """The files of a task's code."""
 
     folder: Path
-    """The folder in which imports find them."""
+    """The folder in which imports find the files."""
     files: tuple[Path, ...]
     """Relative to the folder; none: the task is in an installed package."""
     packages: tuple[str, ...]
-    """The installed distributions that they import."""
+    """The installed distributions that the files import."""
     data: tuple[str, ...] = ()
-    """The data files beside them whose names are in their strings."""
+    """The data files beside the source files whose names are in their strings."""
 
 
 def sources_of(reference: str) -> Sources:
@@ -41,7 +41,7 @@ def sources_of(reference: str) -> Sources:
 
 
 def _reached(folder: Path, first: list[Path]) -> list[Path]:
-    """Return the files in a folder that these import, and those that they import, with these."""
+    """Return the given files and all files of the folder that they import, directly or indirectly."""
     found: dict[Path, None] = {}
     waiting = list(first)
     while waiting:

@@ -252,7 +252,7 @@ def _checkpoints(texts: Sequence[str]) -> "list[Checkpoint]":
     """Parse the checkpoints that must be in the log.
 
     Raises:
-        CommandError: those that are none.
+        CommandError: texts are no checkpoints; the message lists them.
     """
     from atoll.protocol.audit.chain import Checkpoint
 
@@ -268,7 +268,7 @@ def _checkpoints(texts: Sequence[str]) -> "list[Checkpoint]":
 
 
 def _period(since: str, until: str) -> tuple[str, str]:
-    """Return the begin and the end of a period as the log writes times; an empty one is open.
+    """Parse the begin and the end of a period, into times as the log writes them; an empty one is open.
 
     Raises:
         CommandError: a text that is no time, or an end that is not after the begin.
@@ -283,7 +283,7 @@ def _period(since: str, until: str) -> tuple[str, str]:
 
 
 def _instant(option: str, text: str, faults: list[str]) -> str:
-    """Return a time as the log writes it; one without a time zone is UTC."""
+    """Parse a time, into one as the log writes it; a time without a zone is UTC."""
     from atoll.protocol.audit.chain import instant
 
     if not text:

@@ -265,7 +265,7 @@ def _open(folder: Path, days: float = 30.0) -> "Authority":
 
 
 def _checked(name: str) -> str:
-    """Return the name of an authority if its certificate can have it."""
+    """Check that a certificate can have this name of an authority, and return it."""
     if not name.isprintable() or not 1 <= len(name.encode()) <= NAME_BYTES_MAX:
         raise CommandError(
             f"--name: got {shortened(repr(name))}: allowed: 1 to {NAME_BYTES_MAX} bytes of UTF-8 that print"

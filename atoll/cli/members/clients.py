@@ -100,7 +100,7 @@ def list_clients(
 
 
 def _offset(seconds_ahead: float | None) -> str:
-    """Return an agent's clock less the coordinator's; what the line takes shows as less than a second behind."""
+    """Format an agent's clock less the coordinator's; the delay of the line shows as less than a second behind."""
     return "-" if seconds_ahead is None else f"{seconds_ahead:+.1f} s"
 
 

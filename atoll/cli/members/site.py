@@ -140,7 +140,7 @@ def accept_rollback(run: options.RunArgument, state: State = None, json: options
 
 
 def _forgotten_by_the_agent(folder: Path, run: str) -> bool:
-    """Forget what a site has seen of a run, in the place of its agent or through it; return whether it is done."""
+    """Delete a site's record of a run, in place of the agent or through it; return whether it is done."""
     from atoll.client.disk.seen_store import Memory
     from atoll.client.disk.state_directory import StateDirectory
     from atoll.client.policy.history import PolicyHistory

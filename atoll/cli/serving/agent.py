@@ -115,7 +115,7 @@ def agent(
 def _checked(
     path: Path | None, overrides: Sequence[str], references: Sequence[str], *, is_check: bool
 ) -> "tuple[AgentConfig, Mapping[str, str]]":
-    """Return the settings, and the tasks by name.
+    """Read and check the agent's settings; return them, and the references of its tasks by name.
 
     Args:
         path: the file of the settings.

@@ -1,4 +1,4 @@
-"""The check of what an agent would use at its site: its state directory, join code, tasks and their settings."""
+"""The check of an agent's setup, before it starts: its state directory, join code, tasks and their settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def faults_at_the_site(settings: "AgentConfig", references: Sequence[str]) -> list[str]:
-    """List everything that this agent could not use, a sentence each; note a site that no task knows by name.
+    """List the faults of an agent's setup, a sentence each; note a site that no task knows by name.
 
     Args:
         settings: of the agent.

@@ -22,7 +22,7 @@ class _Backup(Commands):
     """The commands of `atoll backup`, of which `make` need not be named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Take `atoll backup STATE FILE` for `atoll backup make STATE FILE`."""
+        """Parse `atoll backup STATE FILE` as `atoll backup make STATE FILE`."""
         is_named = not args or args[0] in self.commands or args[0] in ctx.help_option_names
         return super().parse_args(ctx, args if is_named else [MAKE, *args])
 

@@ -1,4 +1,4 @@
-"""The crew of an agent, for `atoll agent --check`: what a mesh cannot train, its plan, and the needs of each rank."""
+"""The check of an agent's crew (the ranks that train one client): its plan, and the memory that each rank needs."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The plan of a crew for one task, and the needs of all ranks."""
+    """The plan of a crew (a client's ranks) for one task, and the memory that each rank needs."""
 
     choice: "Choice"
     ranks: "list[RankNeeds]"
@@ -33,7 +33,7 @@ def check_crew(
         device: "auto", "cpu" or "cuda"; with `mesh = "auto"` all ranks have the memory of those on this machine.
 
     Raises:
-        ConfigError: with everything that it cannot take.
+        ConfigError: the mesh cannot train them; the message lists every reason.
     """
     from atoll.parallel.mesh_client.needs import needs_of_ranks
     from atoll.protocol.settings import ConfigError
@@ -56,10 +56,10 @@ def check_crew(
 
 
 def _choice(crew: "CrewConfig", task: "Task", device: str) -> "Choice":
-    """Return the plan of a crew for a task.
+    """Choose the parallel plan of a crew (a client's ranks) for a task.
 
     Raises:
-        ConfigError: a mesh cannot train it, with every reason.
+        ConfigError: a mesh cannot train it; the message lists every reason.
     """
     from atoll.parallel.mesh_client.choice import choice_for
     from atoll.parallel.mesh_client.faults import faults_of_mesh
@@ -81,7 +81,7 @@ def _choice(crew: "CrewConfig", task: "Task", device: str) -> "Choice":
 
 
 def document(needs: Mapping[str, Needs]) -> dict[str, Any]:
-    """Return the plans and the needs for a script."""
+    """Return the plans, and the memory that each rank needs, in JSON types."""
     return {
         "plans": {task: asdict(of_task.choice) for task, of_task in needs.items()},
         "ranks": {
@@ -91,7 +91,7 @@ def document(needs: Mapping[str, Needs]) -> dict[str, Any]:
 
 
 def note_crew(crew: "CrewConfig", needs: Mapping[str, Needs]) -> None:
-    """Print the plans of a crew, and the needs of its ranks, equal ones together."""
+    """Print the plans of a crew (a client's ranks), and the memory that its ranks need, equal ranks together."""
     machines = count_of(crew.nodes, "machine")
     for text in dict.fromkeys(_planned(of_task.choice) for of_task in needs.values()):
         note(f"a crew of {count_of(crew.num_ranks, 'rank')} on {machines}: {text}")

@@ -1,4 +1,4 @@
-"""The coordinator that a process dials, for the first line that it prints: what it waits for until it is connected."""
+"""The name of the coordinator that a process connects to, for the first line that the process prints."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -147,7 +147,7 @@ def _say_costs(shape: "ModelShape", cluster: "Cluster", best: "Prediction") -> N
 
 
 def _say_needs(found: "SiteNeeds") -> None:
-    """Print the needs of a site."""
+    """Print the memory, disk and traffic that a site needs."""
     from atoll.parallel.planner.client import AGENT_BYTES, BLOCK_BYTES
 
     needs, line = found.needs, found.line
@@ -282,7 +282,7 @@ def _document(planned: "Planned", top: int) -> dict[str, Any]:
 
 
 def _hidden(run: "DryRun") -> list[dict[str, Any]]:
-    """Return the computation that can hide each kind of collective, for a script."""
+    """Return the computation that can hide each kind of collective, in JSON types."""
     return [
         {"axis": axis, "kind": kind, "calls": calls, "can_be_hidden": hidden, "share_of_step": share}
         for (axis, kind), (calls, hidden, share) in run.hidden().items()

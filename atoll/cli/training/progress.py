@@ -1,4 +1,4 @@
-"""The progress of a training."""
+"""The progress of a centralized training: a bar on a terminal, lines elsewhere."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ def progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[Report]:
 
 
 def speed(event: Event) -> str:
-    """Return a step's loss, rate, memory and time left, with MFU and critical batch size where they are measured."""
+    """Describe a step in one line: loss, rate, memory, time left; MFU and critical batch size if measured."""
     rate = f"{event['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in event else f"{event['examples_per_s']:,.0f}/s"
     parts = [f"loss {event['loss']:.4f}", rate, printable_size(event["memory_bytes"])]
     if "mfu" in event:
@@ -56,7 +56,7 @@ def _of_beginning(event: Event) -> Iterator[str]:
 
 
 def about(event: Event) -> str | None:
-    """Return the lines for a beginning or an evaluation; None for other events."""
+    """Describe the event of a beginning or an evaluation in lines; None for other events."""
     if event["event"] == "begin":
         return "\n".join(_of_beginning(event)) or None
     if event["event"] == "evaluation":
@@ -66,5 +66,5 @@ def about(event: Event) -> str | None:
 
 
 def shown(values: dict[str, float | None]) -> str:
-    """Return metrics as one line."""
+    """Format metrics in one line."""
     return ", ".join(f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in values.items())

@@ -62,7 +62,7 @@ def train_in_process(job: "Job", request: TrainRequest) -> "Result":
 
 
 def _launch(_job: "Job", request: TrainRequest) -> "Result":
-    """Train in ranks on this machine; the first signal lets them save and end, a second one ends them at once."""
+    """Train in ranks on this machine; at the first signal they save and end, at a second one they end at once."""
     from atoll.cli.training.progress import progress
     from atoll.operations.training.launch import launch
 

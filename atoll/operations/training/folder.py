@@ -54,7 +54,7 @@ def _check_place(folder: Path) -> None:
     """Check that a training overwrites nothing in its folder that is not a training's.
 
     Raises:
-        CommandError: it would; with all that the folder has.
+        CommandError: the folder has other files; the error lists them.
     """
     lost = [] if (folder / LOG).exists() else [name for name in (MODEL, BEST, RESULT) if (folder / name).exists()]
     if faults := faults_of_place(folder, TRAINING, lost):
@@ -65,7 +65,7 @@ def _check_room(folder: Path) -> None:
     """Check that there is room for the start, before TensorBoard's thread meets a full disk and prints a traceback.
 
     Raises:
-        OSError: there is none.
+        OSError: there is no room.
     """
     with tempfile.TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, START_BYTES)
@@ -118,7 +118,7 @@ def folder_of_all_ranks(folder: Path, world: World, device: str) -> Iterator[Non
 
 
 def _taken(stack: ExitStack, folder: Path) -> CommandError | None:
-    """Take the lock until the stack is closed; return the reason why this rank does not get it."""
+    """Take the lock until the stack is closed; return the reason why this rank does not get it, or None."""
     try:
         stack.enter_context(folder_lock(folder))
     except CommandError as error:

@@ -58,7 +58,7 @@ def with_settings(request: TrainRequest) -> TrainRequest:
 
 
 def job_of(request: TrainRequest, task: Task | ArrayTask | None = None) -> Job:
-    """Return the job, checked as far as possible without loading the data.
+    """Make the job of a request, and check it as far as possible without loading the data.
 
     Args:
         request: the options.
@@ -141,7 +141,7 @@ def device_of(request: TrainRequest) -> str:
 
 
 def _by_section(overrides: Sequence[str], faults: list[str]) -> Mapping[str, dict[str, Any]]:
-    """Return the overrides by section, and append to `faults` those of no section."""
+    """Return the overrides by section; append a fault for each override of no section."""
     found: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for override in overrides:
         name, equals, value = override.partition("=")
@@ -161,7 +161,7 @@ def _changed(
     given: Mapping[str, Any],
     faults: list[str],
 ) -> Settings:
-    """Return changed settings; append their faults, and return them as they were."""
+    """Return changed settings; on faults append them to `faults`, and return the unchanged settings."""
     try:
         return change(settings, given)
     except ValueError as error:
@@ -197,7 +197,7 @@ def _job_with(plans: Sequence[Plan], request: TrainRequest, job: Job) -> Job:
     """Return the job with its plan; with "auto" the planner's choice, made on rank 0.
 
     Raises:
-        JobRefused: no plan can train the task on these ranks; with every reason.
+        JobRefused: no plan can train the task on these ranks; the message lists every reason.
     """
     if request.mesh != AUTO:
         return job

@@ -25,7 +25,7 @@ END_S = 10.0
 """Seconds between SIGTERM and SIGKILL, when the ranks end without saving."""
 
 RANK, CRASH = "atoll.operations.training.rank", "crash"
-"""The module of a rank, and the kind of its fault with a traceback; that of others is their exit code."""
+"""The module of a rank, and the kind of a fault with a traceback; other faults have their exit code as kind."""
 
 
 def launch(
@@ -74,7 +74,7 @@ def launch(
 
 
 class _Ranks:
-    """The line of rank 0, also of one that was restarted: its events, and the request to stop."""
+    """The connection to rank 0, also to a restarted one: the events from it, and the request to stop."""
 
     def __init__(self, folder: Path, show: Report) -> None:
         self._line: Line | None = None

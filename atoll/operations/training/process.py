@@ -39,7 +39,7 @@ REFUSED = (
     CheckpointMismatch,
     CheckpointBroken,
 )
-"""The operator's mistakes, with exit code 2."""
+"""The errors of a training that are the operator's mistakes, with exit code 2."""
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """The environment variable of the file from which torchrun reads a rank's error."""
@@ -101,7 +101,7 @@ def failures_of(request: TrainRequest) -> Iterator[None]:
 
 
 def _alone(request: TrainRequest) -> AbstractContextManager[None]:
-    """Return the lock on the training's folder, for all of its ranks."""
+    """Return the context that locks the training's folder, for all of its ranks."""
     if (world := read_world()).size > 1:
         return folder_of_all_ranks(request.folder, world, device_of(request))
     return folder_lock(request.folder)
@@ -137,13 +137,13 @@ def train_job(job: Job, request: TrainRequest, show: Report, is_stopping: Callab
 
 
 def crash_of(error: Exception) -> RunCrashed:
-    """Return an unexpected error of a training with its traceback, and of several ranks with the number of this one."""
+    """Convert an unexpected error of a training: its traceback, and with several ranks the number of this rank."""
     rank = f"rank {read_world().rank}:\n" if read_world().size > 1 else ""
     return RunCrashed(*(rank + "".join(traceback.format_exception(error))).splitlines())
 
 
 def _failure_of(error: Exception, request: TrainRequest) -> CommandError | None:
-    """Return an expected error in sentences; None: it is a bug, or the loss of another rank."""
+    """Convert an expected error into sentences; None: it is a bug, or the loss of another rank."""
     if (cause := _temporary(error)) is not None and failure_of_the_task(error) is None:
         said = (str(error),) if isinstance(error, FAILED) else ()
         return TryAgain(*said, f"--out: {disk_fault(cause, request.folder, START_BYTES)}")
@@ -164,4 +164,4 @@ def _temporary(error: Exception) -> BaseException | None:
 
 
 def _ignore(_event: object) -> None:
-    """Ignore an event: only the first rank reports."""
+    """Discard an event: only the first rank reports."""

@@ -22,7 +22,7 @@ DIAL_S = 60.0
 
 
 def main(folder: str, encoded: str) -> None:
-    """Train as one rank.
+    """Train as one rank that `launch` has started.
 
     Args:
         folder: of the launcher.

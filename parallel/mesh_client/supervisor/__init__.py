@@ -1,1 +1,1 @@
-"""The agent's side of a crew: its launcher, its folder and its terms. Without torch."""
+"""Supervision of a crew (the ranks that train one client): launcher, shared folder, settings. No import of torch."""

@@ -1,4 +1,4 @@
-"""The supervisor of a crew: blocking calls, for use from threads, as of one `Worker`. Without torch.
+"""The supervisor of a crew (the ranks of one client): blocking calls, for threads, as of a `Worker`. Without torch.
 
 A crew heals. When ranks die or hang, their launcher starts all of them again; rank 0 dials, and the running request is
 sent once more with what is left of its time, to continue from the newest in-round checkpoint. A caller sees a slower
@@ -40,7 +40,7 @@ PING_S = 5.0
 """Seconds between two pings of rank 0 while it owes an answer."""
 
 ROUND = "round"
-"""The folder of the in-round checkpoint, in the crew's."""
+"""The folder of the in-round checkpoint, in the crew's folder."""
 
 
 class Ranks(Protocol):
@@ -48,16 +48,16 @@ class Ranks(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Its process id; None: it is not ours."""
+        """The process id of the launcher; None: another launcher has started the ranks."""
         ...
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code; None: it lives."""
+        """The exit code of the launcher; None: it lives."""
         ...
 
     def kill(self) -> None:
-        """Kill the ranks, as far as they are ours."""
+        """Kill the ranks, if this process has started them."""
         ...
 
 
@@ -67,13 +67,13 @@ Start = Callable[[Callable[[int], None]], Ranks]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrewTerms:
-    """The settings of a crew."""
+    """The settings of a crew (a client's ranks): shared folder, parallel plan, restarts, checkpoints."""
 
     folder: Path
     """Folder that the agent and all ranks share."""
     ranks: Terms
     plan: Json
-    """The fields of `Plan`; or of them those that are set, and "auto" as the mesh."""
+    """The fields of `Plan`; with "auto" as the mesh, only those that are set."""
     num_ranks: int
     listen: str = ""
     """`HOST:PORT` for ranks on other machines; empty: this machine."""
@@ -85,7 +85,7 @@ class CrewTerms:
 
 
 class RanksLost(WorkerCrashed):
-    """Ranks were lost more often than the crew may start them again, or were killed."""
+    """Ranks died or hung more often than they may be restarted, or were killed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(1, "")
@@ -107,7 +107,7 @@ class _Event:
 
 @dataclass(slots=True)
 class _Losses:
-    """The losses of one request."""
+    """The losses of ranks during one request."""
 
     number: int = 0
     fault: RankFault | None = None
@@ -155,7 +155,7 @@ class Crew:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the launcher; None without one of ours."""
+        """The process id of the launcher; None: this process has started none, or it has ended."""
         ranks = self._ranks
         return ranks.pid if ranks is not None and ranks.exit_code is None else None
 
@@ -222,7 +222,7 @@ class Crew:
     # ------------------------------------------------------------ healing
 
     def _healed(self, losses: _Losses, work: Callable[[], Json]) -> Json:
-        """Return the result of some work, which is repeated after each loss of ranks, up to `max_restarts` times."""
+        """Call a function and return its result; repeat it after each loss of ranks, up to `max_restarts` times."""
         while True:
             try:
                 return work()
@@ -264,7 +264,7 @@ class Crew:
         return request | {"checkpoint": str(folder.absolute()), **intervals}
 
     def _left(self) -> Json:
-        """Return the fields that change when a request is sent again."""
+        """Return the fields of the running request that change when it is sent again: the time left."""
         if not math.isfinite(self._slack_s):
             return {}
         return {"budget_s": max(self._until - self._slack_s - time.monotonic(), 0.001)}
@@ -272,10 +272,10 @@ class Crew:
     # ------------------------------------------------------------ ranks and line
 
     def _ready(self) -> Json:
-        """Start the ranks unless they live, wait for rank 0, and let them load the task.
+        """Start the ranks unless they live, wait for rank 0, and have them load the task.
 
         Raises:
-            _Lost, WorkerHung, WorkerError: they could not.
+            _Lost, WorkerHung, WorkerError: the ranks could not load it.
         """
         if self._is_closed:
             raise RuntimeError("the crew is closed")
@@ -309,7 +309,7 @@ class Crew:
             self._ranks = self._start(lambda code: self._events.put(_Event("ended", launch, code)))
 
     def _on_line(self, line: Line, hello: Json) -> None:
-        """Take over rank 0's line, on a separate thread, and read it until its end."""
+        """Accept rank 0's connection, on a separate thread, and read it until its end."""
         self._events.put(_Event("line", line, hello))
         for message in line.messages():
             self._events.put(_Event("answer", line, message))
@@ -328,7 +328,7 @@ class Crew:
         """Return the answer to a request, or raise its error.
 
         Raises:
-            _Lost, WorkerHung, WorkerError: there is none.
+            _Lost, WorkerHung, WorkerError: there is no answer.
         """
         line = self._line
         assert line is not None
@@ -398,7 +398,7 @@ VOLATILE = {"out", "own_out", "residual", "budget_s", "lease_s"}
 
 
 def prepare_folder(folder: Path, request: Mapping[str, Any]) -> None:
-    """Make the folder ready for the training of a request: checkpoints of this very one stay, others are deleted."""
+    """Prepare the crew's folder for a request to train: delete the checkpoints of other requests."""
     fields = {name: value for name, value in request.items() if name not in VOLATILE}
     identity = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
     note = folder / ORDER

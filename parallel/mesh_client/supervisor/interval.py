@@ -21,7 +21,7 @@ class Interval:
         """Parse an interval as a person writes it.
 
         Raises:
-            ValueError: it is none; with what is allowed.
+            ValueError: the text is no interval; the message says what is allowed.
         """
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip(), re.ASCII)
         number, unit = found.groups() if found else ("", "")

@@ -26,7 +26,7 @@ def check_shared(folder: Path, store: Any, world: World, timeout_s: float = SEEN
         timeout_s: the longest wait for a file of another rank [s].
 
     Raises:
-        TaskBroken: they do not, with the ranks and their machines.
+        TaskBroken: they do not; the message names the ranks and their machines.
     """
     if world.is_first:
         store.set("token", secrets.token_hex(8))

@@ -1,4 +1,4 @@
-"""The terms of a crew that its agent writes into its folder, `ranks.json`, before any rank starts. Without torch."""
+"""The settings of a crew's ranks, which the agent writes to `ranks.json` before any rank starts. Without torch."""
 
 import json
 import os
@@ -23,17 +23,17 @@ class Terms:
     """Path of a log without its ending; rank N appends to `LOG.rankN.log`."""
 
     def write(self, folder: Path) -> None:
-        """Write the terms into the crew's folder; complete or not at all."""
+        """Write the settings into the crew's folder; complete or not at all."""
         part = folder / f"{TERMS}.part"
         part.write_text(json.dumps(asdict(self)), "utf-8")
         os.replace(part, folder / TERMS)
 
     @classmethod
     def read(cls, folder: Path, timeout_s: float) -> "Terms":
-        """Return the terms; ranks that another launcher has started may be here before the agent.
+        """Wait for the settings in the crew's folder, and return them: a rank may start before the agent.
 
         Raises:
-            TimeoutError: there are none.
+            TimeoutError: there are no settings in time.
         """
         until, pause = time.monotonic() + timeout_s, threading.Event()
         while True:
