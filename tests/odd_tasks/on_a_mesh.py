@@ -35,8 +35,11 @@ REFUSED: dict[str, dict[str, str]] = {
     "held_weights": {"dp_shard": "that it holds beside its module"},
     **{
         name: {"accumulate": "each forward pass changes them"}
-        for name in ("byte_counter", "short_counter", "long_counter", "spectral_norm", "growing_buffer")
+        for name in ("byte_counter", "short_counter", "long_counter", "spectral_norm")
     },
+    "growing_buffer": {"": "a pass leaves values there that depend on its examples"},
+    "jit_scripted": {"": "compiled by torch.jit"},
+    "checkpointed_reentrant": {"dp_replicate": "use_reentrant=True"},
 }
 """Words of the refusals of a mesh alone, by task and a word of the options; the last one counts."""
 
