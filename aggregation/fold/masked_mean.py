@@ -51,9 +51,10 @@ class MaskedMean:
     def sum(self, start: int, stop: int) -> Words:
         """Return the words of these elements: the sum of the updates that are here, which streams still mask."""
         total: NDArray[Any] = np.zeros(stop - start, WORD_DTYPE[self._bits])
+        room = np.empty(stop - start, f"i{self._bits // 8}")
         for reader in self._readers:
             if reader.meets(self._tensor, start, stop):
-                total += reader.read(self._tensor, start, stop).view(total.dtype)
+                total += reader.read(self._tensor, start, stop, room).view(total.dtype)
         return total
 
     def share(self, start: int, stop: int) -> Words:
