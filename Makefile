@@ -33,8 +33,7 @@ demo: setup
 	@$(BIN)/python -m examples.demo $(DEMO)
 
 # Six workers on two cores, as many tests wait for processes; the longest files first (tests/durations.json).
-# A process that crashes is not started again: its file would never end.
-PYTEST_ALL := $(BIN)/python -m pytest -q -n 6 --dist loadfile --max-worker-restart=0 -p tests.durations --no-loadscope-reorder
+PYTEST_ALL := $(BIN)/python -m pytest -q -p tests.workers --workers 6 -p tests.durations
 
 test: setup
 	$(PYTEST_ALL) -m "not long" --durations=40
@@ -49,7 +48,7 @@ test-fast: setup # what needs no process, port or sleep, and no third of a secon
 	$(BIN)/python -m pytest -q -p tests.fast -m "not real and not slow and not long" -n 2 --dist worksteal
 
 coverage: setup # all tests, with the lines of shipped code that none of them reaches in its own process
-	$(PYTEST_ALL) --cov --cov-report=term-missing
+	$(BIN)/python -m pytest -q -n 4 --dist loadfile -p tests.durations --no-loadscope-reorder --cov --cov-report=term-missing
 
 test-parallel: setup # every strategy at every rank count, as a table, then the digits under each; about ten minutes
 	$(BIN)/python -m tests.parallel.engine.cases

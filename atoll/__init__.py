@@ -7,7 +7,7 @@ Everything that a project of yours imports is here:
     Base           the files of a model's tensors that every site has and none sends
     Local          the settings of the local training in one round
     Context        the circumstances of a call of a task's function: site, round, version, options, settings
-    Statistic      a number of a site's data, and the rule by which those of sites are merged
+    Statistic      a number of a site's data, and the rule by which sites' numbers are merged
     Metric         a metric whose value is more than a ratio of two sums
     ArrayTask      the protocol of a task in numpy arrays, for scikit-learn and all else that is not PyTorch
     Instructions   the request to an `ArrayTask` for one local training
@@ -32,6 +32,7 @@ Everything that a project of yours imports is here:
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atoll.ground.version import __version__ as __version__
     from atoll.interface.comparisons import Comparison, compare
     from atoll.interface.deployed import DeployedRound, DeployedRun, Federation, connect
     from atoll.interface.errors import AtollError
@@ -54,12 +55,11 @@ if TYPE_CHECKING:
     from atoll.tensors.codecs.contract import codec_faults
     from atoll.training.base.peft_models import freeze_a
 
-__version__ = "0.1.0"
-
 APPS = "atoll.flower.framework"
 """The framework whose apps are tasks: `task.apps` finds it here, so that no room below names it."""
 
 _PLACES = {
+    "atoll.ground.version": ("__version__",),
     "atoll.tensors.codecs.contract": ("codec_faults",),
     "atoll.interface.comparisons": ("Comparison", "compare"),
     "atoll.interface.deployed": ("DeployedRound", "DeployedRun", "Federation", "connect"),

@@ -140,7 +140,7 @@ def _integer(number: int) -> bytes:
 
 
 def goes_on(until: float, seen: Counter[str]) -> bool:
-    """Return whether an attack goes on: until its time is over, but not before one of its calls was answered."""
+    """Return whether an attack continues: until its time is over, but not before one of its calls was answered."""
     return time.monotonic() < until or not seen.keys() - {"sent"}
 
 

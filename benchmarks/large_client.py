@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("--steps", action=argparse.BooleanOptionalAction, default=True, help="compare the steps, too")
     options = parser.parse_args()
     from atoll.tensors import safetensors_file
-    from atoll.training.local.parameters import parameters_of
+    from atoll.training.model.parameters import parameters_of
 
     bars: list[Bar] = []
     ours: dict[str, dict[str, float]] = {}

@@ -89,7 +89,7 @@ class Processes:
             process.send_signal(signal.SIGABRT)  # Python's fault handler writes the stacks into its log
             process.wait()
             raise NotMeasured(f"{name} did not end within {seconds:g} s:\n{self.last_words(name, 150)}") from None
-        if process.returncode == -signal.SIGALRM:  # it has written its stacks itself (`atoll.cli.stopping`)
+        if process.returncode == -signal.SIGALRM:  # it has written its stacks itself (`atoll.cli.command`)
             raise NotMeasured(f"{name} could not end in time:\n{self.last_words(name, 150)}")
 
     def kill(self, name: str) -> None:

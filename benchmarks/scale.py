@@ -4,7 +4,7 @@
 
 Part 1: each client is registered through the membership machine into the journal on disk, then rounds with a cohort of
 1,000 and no training; after round 10 the process is killed (SIGKILL) and another one recovers the run from its last
-snapshot and the entries since, a tenth of the clients comes back, and it goes on to round 20. Seconds count from the
+snapshot and the entries since, a tenth of the clients comes back, and it continues to round 20. Seconds count from the
 start of the first process to the end of the second, their imports included; `cpu_s` is what both had of a processor.
 
 Part 2: seeded histories with the standard faults, each judged by every check, on all processors. An event is one that a

@@ -20,7 +20,7 @@ from atoll.simulations.federation.federation import Federation
 from atoll.simulations.federation.run import opened
 from atoll.task.local import Local
 from atoll.task.task import Task
-from atoll.training.local.parameters import state_of
+from atoll.training.model.parameters import state_of
 from benchmarks.learners import BATCH_SIZE, LR, RoundRequests, accuracy, clients_of, model_of, say
 from benchmarks.tight_loops import SETTINGS, Lean, LeanProcesses
 

@@ -74,8 +74,8 @@ NOTICE_MAX = 1000
 """Characters of a coordinator's notice that are logged."""
 
 POLICY_POLL_S = 0.5
-"""Seconds between two looks at the policy: its change, an approval or the end of the hours takes effect after at most
-this time."""
+"""Seconds between two checks of the policy file; a change, an approval or the end of the hours takes effect within this
+time."""
 
 
 class Agent:
@@ -88,7 +88,7 @@ class Agent:
         tasks: names of the tasks that it allows.
         runner: trains and evaluates.
         state: the agent's directory, locked.
-        gate: the site's own policy.
+        gate: the site's policy.
         membership: the coordinator's address, and how to dial it.
         verifier: checks the coordinator's messages; None: the connection is `--insecure`, and nothing is signed.
     """
@@ -111,7 +111,7 @@ class Agent:
         self._timer: asyncio.TimerHandle | None = None
         self._num_examples = 0
         self._has_run_ended = False
-        self._has_declined = False  # the policy may allow later what it declined
+        self._has_declined = False  # the policy may later allow what it declined
         self._process, self._folder_id = secrets.token_hex(8), state.folder_id
         self._stores = Stores.open(state, spool_max_bytes=config.spool_max_bytes)
         self.session = Session(self._session_rules(), self._rng, self._stores.spool.entries())
@@ -132,7 +132,7 @@ class Agent:
 
     @property
     def recovered(self) -> str:
-        """The finished updates that wait in the spool, counted; empty: there is none."""
+        """Number of finished updates in the spool, as text; empty if there are none."""
         number = len(self._stores.spool.entries())
         return count_of(number, "finished update") if number else ""
 
@@ -308,7 +308,7 @@ class Agent:
             self._run_ended(event.run_id, message.run_ended.state)
 
     def _note(self, message: pb.ServerMessage) -> None:
-        """Log a notice, and record the checkpoint that an invitation has."""
+        """Log a notice, and record the audit checkpoint that an invitation carries."""
         if message.HasField("notice"):
             logger.warning("the coordinator says: %s", printable(message.notice.text[:NOTICE_MAX]))
         if message.HasField("invite"):
@@ -321,10 +321,10 @@ class Agent:
             self._stores.residuals.forget(run_id)
 
     def _refuse(self, event: Event | None, refused: Refused) -> None:
-        """Log a message that the verifier refuses, and report to the coordinator a job that it asked for.
+        """Log a message that the verifier refuses, and report the job that it asked for to the coordinator as failed.
 
-        One of another time is not reported: the agent connects anew, which compares the clocks. If they agree, the
-        coordinator asks again; if not, it does not connect this site until they do, and no round fails by it.
+        A message whose time stamp is off is not reported: the agent reconnects, which compares the clocks. If they
+        agree, the coordinator asks again; if not, the coordinator refuses this site until they do, and no round fails.
         """
         extra = {"run": run_of(event)}
         logger.warning("refused: %s: %s: %s", type(event).__name__, refused.reason, refused.detail, extra=extra)
@@ -361,7 +361,7 @@ class Agent:
     # ------------------------------------------------------------ the policy
 
     def _objection(self, request: Request) -> Decision | None:
-        """Return the policy's objection to a request, if it has one; a round whose update is spooled begins no job."""
+        """Return the policy's objection to a request, or None; a round whose update is spooled starts no job."""
         if request.key in self.session.outgoing or (decision := self._gate.ask(request)).is_allowed:
             return None
         return decision
@@ -378,7 +378,7 @@ class Agent:
             raise NotAdmitted(forbidden.reason, forbidden.detail)
 
     def _accept_rollbacks(self) -> None:
-        """Forget what was seen of the runs whose rollback the operator accepts, and let the coordinator ask again."""
+        """Forget the seen rounds of runs with an accepted rollback, and let the coordinator ask again."""
         for run_id in self._gate.accepted_rollbacks():
             if self._verifier is not None:
                 self._verifier.memory.forget(RunId(run_id))
@@ -388,7 +388,7 @@ class Agent:
             self._has_declined = True
 
     def _policy_changed(self) -> None:
-        """Ask the policy again about all jobs and uploads; tell the coordinator that declined work may be offered."""
+        """Check all jobs and uploads against the changed policy, and ask for declined work again."""
         job = self.session.job
         requests = [waiting.request for waiting in self.session.waiting.values()]
         for request in requests if job is None or job.is_released else [*requests, job.request]:
@@ -416,7 +416,7 @@ class Agent:
             case Upload(key, digest):
                 self._uploads.begin(key, digest)
             case Discard(key, digest, accepted, is_answered):
-                if not is_answered:  # an answer has a line already
+                if not is_answered:  # an answered update has been logged already
                     text, about = "the update of round %d of %s is no longer wanted: it is deleted", _about(key)
                     logger.info(text, key[2], key[1], extra=about)
                 self._stores.residuals.settle(digest, accepted=accepted)
@@ -461,5 +461,5 @@ class Agent:
 
 
 def _about(key: Key) -> dict[str, object]:
-    """Return the fields of a line about a round."""
+    """Return the log fields of a round."""
     return {"run": key[1], "round": key[2]}

@@ -43,7 +43,7 @@ class AgentConfig(BaseModel):
 
     task: dict[str, Plain] = {}
     """The site's own values for its tasks' `settings`, such as `file = "patients.csv"`: they never leave this machine.
-    A relative path in them is the task's own affair. Each task takes the names that it declares; a name that none of
+    The task itself resolves a relative path in them. Each task takes the names that it declares; a name that none of
     them declares is refused."""
 
     python: Folder | None = None
@@ -59,9 +59,9 @@ class AgentConfig(BaseModel):
     """Stratum of this client, for stratified sampling."""
 
     reread: Literal["run", "job", "never"] = "run"
-    """Reading of the task's data by the training process: "run": anew at the first job of a run, and at the next one
-    after its end if it is resumed; within a run they stay as they were read. "job": at every job, so that a row which
-    the site adds or withdraws counts from the next job on; "never": once in the life of the process."""
+    """Reading of the task's data by the training process: "run": at the first job of a run, and again when a finished
+    run is resumed; all other jobs of the run use the rows read first. "job": at every job, so that a row which the site
+    adds or withdraws counts from the next job on; "never": once in the life of the process."""
 
     threads: int = Field(default=0, ge=0, le=4096)
     """Threads of the training process; 0: the number that torch chooses."""
@@ -70,21 +70,21 @@ class AgentConfig(BaseModel):
     """Device of the training; "auto": a GPU if there is one."""
 
     load_timeout: Seconds = 120.0
-    """Seconds in which the training process must have started and loaded the task, its imports included."""
+    """Seconds within which the training process must have started and loaded the task, its imports included."""
 
     lease: Seconds = 30.0
     """Seconds that the training process may outlive its deadline before the agent kills it. Loss of the connection
     alone never ends a training."""
 
     crew: CrewConfig = CrewConfig()
-    """The mesh of ranks that trains here in place of one process (docs/large-clients.md)."""
+    """Mesh of ranks that trains here in place of one process (docs/large-clients.md)."""
 
     reconnect_min: Seconds = 0.2
     """Seconds before the first attempt to reconnect; they double with each further attempt, with jitter."""
 
     reconnect_max: Seconds = 15.0
-    """Longest wait between two attempts to reconnect [s]. While another agent has this site's name, the first wait,
-    which grows to 120 s."""
+    """Longest wait between two attempts to reconnect [s]. While another agent uses this site's name, it is the first
+    wait, which then grows to 120 s."""
 
     upload_limit: int = Field(default=0, ge=0, le=2**40)
     """Rate of all uploads together [bytes/s]; 0: no limit."""
@@ -93,7 +93,7 @@ class AgentConfig(BaseModel):
     """Disk space that the spool may use [bytes]; an update that does not fit is given up as `disk_full`."""
 
     notify: NotifyConfig = NotifyConfig()
-    """A person whom the agent tells."""
+    """Operator whom the agent notifies."""
 
     exit_when_done: bool = False
     """End the agent when its runs have ended and the spool is empty, instead of waiting for the next run."""

@@ -19,7 +19,7 @@ FIELDS = ("nproc", "nodes", "num_ranks", "folder", "rendezvous", "python")
 
 
 class CrewConfig(BaseModel):
-    """The ranks of one site, which train one model together; absent: one process, as usual."""
+    """Ranks of one site, which together train one model; absent: one process, as usual."""
 
     model_config = STRICT
 
@@ -29,7 +29,7 @@ class CrewConfig(BaseModel):
     no crew. Short form: `--mesh`."""
 
     nproc: int = Field(default=0, ge=0, le=1024)
-    """Ranks on each machine; 0: those of the mesh, divided by `nodes`. Short form: `--nproc`."""
+    """Ranks on each machine; 0: the ranks of the mesh, divided by `nodes`. Short form: `--nproc`."""
 
     nodes: int = Field(default=1, ge=1, le=4096)
     """Machines. More than one share `folder`."""
@@ -51,13 +51,13 @@ class CrewConfig(BaseModel):
 
     checkpoint_every: str = "300 s"
     """Time between two checkpoints within a round, from which restarted ranks continue: a number with a unit, s, min, h
-    or steps, as in "5 min" or "50 steps". "0": they begin the round again."""
+    or steps, as in "5 min" or "50 steps". "0": they restart the round."""
 
     max_restarts: int = Field(default=3, ge=0, le=1000)
-    """Times in one job that the ranks start again after one of them was lost; then the job fails."""
+    """Restarts of the ranks in one job after a rank was lost; with one loss more the job fails."""
 
     collective_timeout: Seconds = 120.0
-    """Seconds that a rank waits for the others; a hung rank is noticed then, and all ranks start again."""
+    """Seconds that a rank waits for the others; a rank is then considered hung, and all ranks start again."""
 
     plan: dict[str, Plain] = {}
     """Other settings of the plan, as `atoll train` takes them in plan.*: precision, zero, recompute and so on."""
@@ -83,12 +83,12 @@ class CrewConfig(BaseModel):
 
     @property
     def is_auto(self) -> bool:
-        """The answer whether the planner chooses the mesh."""
+        """Whether the planner chooses the mesh."""
         return self.mesh == AUTO
 
     @property
     def parallel(self) -> Plan:
-        """The plan of the ranks, unless the planner chooses it."""
+        """Plan of the ranks; None if the planner chooses it."""
         return given_plan(self.mesh, self.plan)
 
     @model_validator(mode="after")

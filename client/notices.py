@@ -1,4 +1,4 @@
-"""The agent's look at what its operator has to know: coordinator, approvals, disk, certificate, clock, own log."""
+"""The conditions that an agent reports to its operator: coordinator, approvals, disk, certificate, clock, log."""
 
 import shutil
 import time
@@ -19,10 +19,10 @@ from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import RunId, RunState
 
 JUMP_S = 60.0
-"""Least jump of this machine's clock that is told [s]."""
+"""Smallest jump of this machine's clock that is reported [s]."""
 
 SLOW_S = 10.0
-"""Interval between two looks at the disk [s]."""
+"""Interval between two checks of the disk [s]."""
 
 _ENDS: Mapping[str, tuple[Condition, str]] = {
     RunState.FAILED: (Condition.RUN_FAILED, "its operator sees the cause with `atoll run show {}`, and may resume it"),
@@ -35,14 +35,14 @@ _ENDS: Mapping[str, tuple[Condition, str]] = {
 
 
 class AgentWatch:
-    """The look of one agent, see `Notices`.
+    """Conditions of one agent, see `Notices`.
 
     Args:
         config: the agent's settings.
         state: its directory.
         gate: the site's policy.
         connection: to the coordinator.
-        keeper: of its credential; None: it has none.
+        keeper: renews its credential; None: it has none.
         address: of the coordinator.
     """
 
@@ -61,7 +61,7 @@ class AgentWatch:
         self.notices = Notices(config.notify, state.path, Teller("agent", config.site), self.look)
 
     def run_ended(self, run_id: RunId, state: str) -> None:
-        """Take note of the end of a run; the coordinator may report it again."""
+        """Record the end of a run; the coordinator may report it again."""
         self._gate.awaiting.pop(run_id, None)
         if (end := _ENDS.get(state)) is not None:
             condition, then = end
@@ -69,7 +69,7 @@ class AgentWatch:
             self.notices.post(Notice(condition, run_id, sentence, run=run_id, is_logged=True))
 
     async def look(self, book: Book, now: float) -> list[Notice]:
-        """Return the conditions that last; post a jump of the clock."""
+        """Return the current conditions; post a jump of the clock."""
         before, self._offset = self._offset, _offset()
         if abs(by := self._offset - before) >= JUMP_S:
             self.notices.post(_jumped(by, now))
@@ -87,8 +87,8 @@ class AgentWatch:
             return
         since = book.since(f"{Condition.AWAY} {address}", now)
         why = f" ({connection.why})" if connection.why else ""
-        rest = "the agent goes on trying, and finished updates wait in its spool"
-        sentence = f"the coordinator at {address} is away since {instant(since)}{why}: look at the network, or ask its "
+        rest = "the agent keeps trying, and finished updates wait in its spool"
+        sentence = f"the coordinator at {address} is away since {instant(since)}{why}: check the network, or ask its "
         sentence += f"operator; {rest}"
         yield Notice(Condition.AWAY, address, sentence, hold=self._config.away, is_once=True)
         if connection.is_refused_for_clock:
@@ -125,9 +125,9 @@ class AgentWatch:
 def _jumped(by: float, now: float) -> Notice:
     side = "forward" if by > 0 else "back"
     what = f"this machine's clock was set {side} by {span(by)}, from {instant(now - by)} to {instant(now)}"
-    return Notice(Condition.CLOCK, "jump", f"{what}: look at NTP (`timedatectl`)")
+    return Notice(Condition.CLOCK, "jump", f"{what}: check NTP (`timedatectl`)")
 
 
 def _offset() -> float:
-    """Return the clock less a count that no setting of it changes [s]."""
+    """Return the wall clock minus the monotonic clock, which setting the clock does not change [s]."""
     return time.time() - time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -1,8 +1,6 @@
-"""The agent's process: enrolment, state directory, worker and signals around one `Agent`; the names of its tasks."""
+"""The agent's process: enrolment, state directory, worker and signals around one `Agent`; task names."""
 
-import logging
 import os
-import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -28,8 +26,6 @@ from atoll.task.apps import is_app
 from atoll.task.task import TaskNotFound, task_name
 from atoll.training.worker.process import Environment, Worker
 
-logger = logging.getLogger(__name__)
-
 
 async def run_agent(
     config: AgentConfig,
@@ -46,8 +42,8 @@ async def run_agent(
         tasks: references of the tasks that it allows, by the names that coordinators use (`tasks_by_name`).
         runner: trains and evaluates; None: a worker process for each task.
         handle_signals: shut down cleanly at the signals that end a process; in the main thread only.
-        authorities: returns the certificates of the trusted authorities, PEM, for each new connection. None: those of
-            the membership; without one the agent is `--insecure` and verifies nothing.
+        authorities: returns the certificates of the trusted authorities, PEM, for each new connection. None: the
+            certificates of the membership; without a membership the agent is `--insecure` and verifies nothing.
 
     Raises:
         ConfigError: the state directory is in use, the policy is not valid, the environment names a proxy that cannot
@@ -78,13 +74,8 @@ async def run_agent(
         verifier = Verifier(config.site, authorities, Memory(state.seen)) if authorities is not None else None
         agent = Agent(config, tasks, runner, state, gate, membership, verifier)
         life.tell(agent.recovered)
-
-        def end(number: signal.Signals) -> None:
-            logger.info("stopped by %s: the agent ends, and finished updates wait in its spool", number.name)
-            agent.stop()
-
         if handle_signals:
-            let_go = call_at_end(end)
+            let_go = call_at_end(agent.stop, "stopped by %s: the agent ends, and finished updates wait in its spool")
         service_manager.tell(service_manager.READY, f"{config.site}, dialling {membership.address}")
         return await agent.run()
     finally:
@@ -97,10 +88,10 @@ async def run_agent(
 
 
 def _workers(config: AgentConfig, tasks: Mapping[str, str], state: StateDirectory) -> Mapping[str, Worker | Crew]:
-    """Return the worker of each task: a crew, if there is a mesh, else one process.
+    """Return the worker of each task: the ranks of a mesh if one is set, else one process.
 
     Raises:
-        ConfigError: a mesh, and a task that trains with code of its own.
+        ConfigError: a mesh is set for a task that trains with custom code.
     """
     given: dict[str, Any] = {"site": config.site, "state": state, "settings": config.task, "device": config.device}
     if config.crew.mesh:
@@ -113,7 +104,7 @@ def _workers(config: AgentConfig, tasks: Mapping[str, str], state: StateDirector
 
 
 def tasks_by_name(references: Iterable[str]) -> dict[str, str]:
-    """Return the references by the names of their tasks, which a coordinator's invitations use.
+    """Return the references by their task names, which a coordinator's invitations use.
 
     Raises:
         ConfigError: a reference is not valid, or two have the same name.

@@ -1,1 +1,1 @@
-"""The training side: the task, its local training, the worker process, and the distributed training engine."""
+"""A mesh of ranks: the training engine, the centralized trainer, the mesh client and the planner."""

@@ -90,7 +90,7 @@ def read_world(environ: Mapping[str, str] = os.environ) -> World:
 
 
 def ranks_here(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the number of ranks on this machine, as the launcher tells it; None: it does not."""
+    """Return the number of ranks on this machine, as the launcher reports it; None: it does not."""
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
         if name in environ:
             return int(environ[name])
@@ -105,7 +105,7 @@ def is_slurm(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def meeting_place(world: World, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Return the address and the port where the ranks meet: MASTER_ADDR and MASTER_PORT, or those of a Slurm step.
+    """Return the address and the port where the ranks meet: MASTER_ADDR and MASTER_PORT, or a Slurm step's.
 
     A step's ranks meet on its first node, at a port of `SLURM_PORTS` that follows from the numbers of job and step.
 
@@ -152,14 +152,14 @@ def process_group(
 ) -> Iterator[None]:
     """Provide the default process group for the block: NCCL on GPUs (with gloo beside it for the CPU), gloo elsewhere.
 
-    An existing group is used, and stays. Groups that are made in the block, such as those of a mesh's axes, have the
+    An existing group is used, and stays. Groups that are made in the block, such as a mesh's axes, have the
     same timeout: torch gives them 10 or 30 minutes, whatever that of the default group.
 
     Args:
         world: this process's rank.
         device: `cpu` or `cuda`.
-        store: a torch store for the rendezvous; left out: the one at `meeting_place`, or for a rank alone one of its
-            own.
+        store: a torch store for the rendezvous; left out: the one at `meeting_place`, or for a rank alone a new
+            one.
         timeout_s: longest wait of a collective [s].
 
     Raises:

@@ -1,7 +1,7 @@
-"""The documentation of a class's fields: the strings under them, read from the source at the first question.
+"""The documentation of a class's fields: the strings under them, read from the source on first use.
 
-pydantic reads them, too, with `use_attribute_docstrings`, but whenever a class is made: a tenth of a second of each
-command, for texts that `atoll settings` alone prints.
+pydantic's `use_attribute_docstrings` reads them, too, but whenever a class is made: a tenth of a second of each
+command, for strings that only `atoll settings` prints.
 """
 
 import ast

@@ -1,14 +1,14 @@
-"""The build of this program: a digest of the sources that run, which tells an upgraded site from others."""
+"""The build of this program: a digest of the running sources, which distinguishes an upgraded site from others."""
 
 import hashlib
 import os
 from functools import cache
 from pathlib import Path
 
-from atoll import __version__
+from atoll.ground.version import __version__
 
 LETTERS = 10
-"""Hexadecimal digits of a build."""
+"""Hexadecimal digits of a build's digest."""
 
 
 @cache
@@ -18,7 +18,7 @@ def software() -> str:
 
 
 def build_of(package: Path) -> str:
-    """Return the digest of a package's sources, the same for a wheel, an installation and a checkout of one content.
+    """Return the digest of a package's sources, equal for a wheel, an installation and a checkout with equal content.
 
     Args:
         package: the folder of the package; its rooms may be links.

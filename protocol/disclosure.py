@@ -7,12 +7,12 @@ from atoll.ground.printable import count_of
 
 
 class MetricsLeave(StrEnum):
-    """The form in which the sums of a site's metrics leave it."""
+    """Form in which the sums of a site's metrics leave it."""
 
     PER_SITE = "per_site"
     """Kept and shown for this site alone."""
     MERGED = "merged"
-    """Shown as a part of the sums of several sites alone."""
+    """Shown only as a part of the sums of several sites."""
     NONE = "none"
     """Kept at the site."""
 
@@ -22,7 +22,7 @@ SITES_MAX = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Disclosure:
-    """The terms on which a site's metrics leave it. An older agent states none: `MERGED`, with any number of sites."""
+    """Terms on which a site's metrics leave it. An older agent states no terms: `MERGED`, with any number of sites."""
 
     metrics: MetricsLeave = MetricsLeave.MERGED
     min_sites: int = 0
@@ -41,4 +41,4 @@ class Disclosure:
 
 
 ANY_SUM = Disclosure()
-"""The terms of a site that states none."""
+"""Terms of a site that states no terms."""

@@ -1,16 +1,16 @@
-"""The wait of a process whose name has another process with the place. Pure."""
+"""The wait of a process while another process uses its name. Pure."""
 
 import random
 
 from atoll.ground.backoff import delay
 
 LONGEST_S = 120.0
-"""The longest wait, unless the first one is longer [s]. When the other process ends, this one has the place after at
-most this time."""
+"""Longest wait, unless the first one is longer [s]. When the other process ends, this one can connect after at most
+this time."""
 
 
 class Displaced:
-    """The waits of one process, which grow until it has held the place for longer than the longest of them.
+    """Waits of one process, which grow until it has been connected for longer than the longest wait.
 
     Args:
         first: the first wait [s], before the jitter.
@@ -20,19 +20,19 @@ class Displaced:
     def __init__(self, first: float, rng: random.Random) -> None:
         self._first, self._longest, self._rng = first, max(first, LONGEST_S), rng
         self.count = 0
-        """The times in a row that it was displaced or refused."""
+        """Times in a row that it was displaced or refused."""
 
     def held_for(self, seconds: float) -> None:
-        """Note how long a stream lasted that held the place."""
+        """Record how long a stream under this name lasted."""
         if seconds > self._longest:
             self.count = 0
 
     def next_wait(self) -> float:
-        """Return the wait after one more time [s]."""
+        """Return the wait after one more displacement [s]."""
         self.count += 1
         return delay(self.count - 1, self._first, self._longest, self._rng)
 
     @property
     def is_news(self) -> bool:
-        """Relevance of the last time for the log: the first, the second, the fourth, ... in a row."""
+        """Whether to log the last displacement: the first, the second, the fourth, ... in a row."""
         return self.count & (self.count - 1) == 0

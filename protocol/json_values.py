@@ -10,12 +10,12 @@ from atoll.task.json_text import without_nan
 
 
 def plain(value: Any) -> Any:
-    """Return a value in JSON's own types; infinities and NaN become null, with a field that says why (`json_text`)."""
+    """Convert a value to JSON's types; infinities and NaN become null, with a field that says why (`json_text`)."""
     return without_nan(_plain(value))
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a table and of the tables in it by their dotted names; an empty table in it is a value."""
+    """Return the values of a table and its subtables by their dotted names; an empty subtable is a value."""
     found: dict[str, Any] = {}
     for name, value in table.items():
         is_table = isinstance(value, Mapping) and value

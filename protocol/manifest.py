@@ -9,7 +9,7 @@ ManifestError.
                "tensors":[{"dtype","model_dtype","name","sha256":[...],"shape"}, ...]}
     update    {"format","kind":"update","run_id","round_id","client_id","base_version","base_digest","num_examples",
                "work","pieces":[{"dtype","lengths","offsets","sha256","tensor"}, ...],
-               "normalizer","effective_steps"}    both of FedNova, each only when it is not 1
+               "normalizer","effective_steps"}    both for FedNova, each only if it is not 1
 
 An update of several parts has "parts":[{"num_bytes","plain_bytes","sha256"}, ...] instead of "pieces": see
 `part_manifest`.
@@ -17,10 +17,10 @@ An update of several parts has "parts":[{"num_bytes","plain_bytes","sha256"}, ..
 `tensors/pieces` cuts a version's tensors into pieces, each with a SHA-256; an update's client chooses its
 pieces itself.
 
-An encoded piece of an update has two more keys, "codec" and "num_bytes"; its SHA-256 is that of the encoded bytes.
+An encoded piece of an update has two more keys, "codec" and "num_bytes"; its SHA-256 is taken over the encoded bytes.
 
-The claims of an update (its round, examples, work) are judged by the state machine of the round, which can say
-precisely what it refuses; here they only have to be numbers.
+Here the claims of an update (its round, examples, work) are only checked to be numbers. The state machine of the round
+judges them, because it can say precisely what it refuses.
 """
 
 import hashlib
@@ -71,33 +71,33 @@ PARTS_MAX = 1024
 
 DIMS_MAX = 8
 BYTES_MAX = 2**50
-"""Largest size of all pieces together, and of every size and offset [bytes]: far below the range of int64."""
+"""Largest total size of all pieces, and of every size and offset [bytes]: far below the range of int64."""
 
 NAME_MAX = 1024
 ID_MAX = 256
 RESERVED_NAMES = frozenset({"__metadata__"})
-"""Keys of a safetensors header that name no tensor."""
+"""Keys of a safetensors header that do not name a tensor."""
 
 UPDATE_DTYPES = frozenset(ITEM_BYTES)
 VERSION_DTYPES = UPDATE_DTYPES - FLOATS | {"F32"}
 """Dtypes of a version: its floats are float32 masters, whatever dtype the model computes in."""
 
 MODEL_DTYPES = {"F32": FLOATS | {"F64"}, "U8": frozenset({"U8", "BOOL"})}
-"""Dtypes of the model by the dtype that stores them; every other dtype is stored as it is."""
+"""Dtypes of the model by the dtype that stores them; every other dtype is stored unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionManifest:
-    """The manifest of a version of the global model, or of one of its slots: tensors in canonical order, in pieces."""
+    """Manifest of a version of the global model, or of one of its slots: tensors in canonical order, in pieces."""
 
     layout: Layout
-    """Tensors as stored; every update has these names, shapes and dtypes, in a run whose model grows its own rows."""
+    """Tensors as stored. Updates have these names, shapes and dtypes, except in a run whose model grows by rows."""
     pieces: tuple[Piece, ...]
     """Pieces that `cut_layout` makes, with their digests."""
     piece_bytes: int
     """Largest size of a piece [bytes]."""
     model_dtypes: tuple[str, ...] = ()
-    """Dtypes that the model itself computes in, in the order of `layout`. Default: as stored."""
+    """Dtypes in which the model computes, in the order of `layout`. Default: as stored."""
     num_bytes: int = field(init=False, repr=False, compare=False)
     """Size of the tensors [bytes]."""
 
@@ -115,8 +115,9 @@ class VersionManifest:
 
         Args:
             pieces: with their digests.
-            model_dtypes: dtypes that the model computes in; default: as stored.
-            piece_bytes: largest size of a piece [bytes], which a slot has from its model; default: from the layout.
+            model_dtypes: dtypes in which the model computes; default: as stored.
+            piece_bytes: largest size of a piece [bytes], which a slot inherits from its model; default: from the
+                layout.
         """
         pieces = tuple(pieces)
         layout = layout_of_pieces(pieces)
@@ -147,19 +148,19 @@ class VersionManifest:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of an update, as the update's manifest lists it."""
+    """Part of an update, as the update's manifest lists it."""
 
     num_bytes: int
-    """Size of its pieces as they are sent [bytes]."""
+    """Size of its pieces as sent [bytes]."""
     plain_bytes: int
     """Their size without a codec [bytes]."""
     sha256: str
-    """SHA-256 of the part's own manifest (`part_manifest.PartManifest`)."""
+    """SHA-256 of the part's manifest (`part_manifest.PartManifest`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateManifest:
-    """The manifest of an update: its client, round, base version, number of examples, work, and pieces or parts."""
+    """Manifest of an update: its client, round, base version, number of examples, work, and pieces or parts."""
 
     run_id: RunId
     round_id: RoundId
@@ -176,7 +177,7 @@ class UpdateManifest:
     parts: tuple[Part, ...] = ()
     """The parts, in order; then `pieces` is empty. Default: the update is sent as a whole."""
     num_bytes: int = field(init=False, repr=False, compare=False)
-    """Size of the pieces as they are sent [bytes]; computed once, for every chunk of an upload needs it."""
+    """Size of the pieces as sent [bytes]; cached, because every chunk of an upload needs it."""
 
     def __post_init__(self) -> None:
         assert not (self.pieces and self.parts)
@@ -189,7 +190,7 @@ class UpdateManifest:
 
     @property
     def codecs(self) -> frozenset[str]:
-        """Names of the codecs of its pieces; empty for a plain update, and for one of parts, which have them."""
+        """Names of the codecs of its pieces; empty for a plain update, and for one in parts, which list theirs."""
         return frozenset(piece.codec for piece in self.pieces if piece.codec)
 
     @property
@@ -217,7 +218,7 @@ class UpdateManifest:
 
 
 def encoded_pieces(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
-    """Return the pieces of an update or of a part as the manifest has them."""
+    """Return the pieces of an update or of a part as the manifest represents them."""
     return [
         {
             **({"codec": piece.codec, "num_bytes": piece.encoded_bytes} if piece.codec else {}),
@@ -240,7 +241,7 @@ def parse_version(data: bytes) -> VersionManifest:
     """Read a version's manifest.
 
     Raises:
-        ManifestError: the bytes are not its canonical ones.
+        ManifestError: the bytes are not canonical.
     """
     fields = fields_of(read_object(data, num_bytes_max=MANIFEST_BYTES_MAX), "manifest", keys=_VERSION_KEYS)
     constant(fields["format"], "format", expected=FORMAT)
@@ -261,10 +262,10 @@ def parse_version(data: bytes) -> VersionManifest:
 
 
 def parse_update(data: bytes) -> UpdateManifest:
-    """Read an update's manifest; its claims are checked to be numbers, and not judged.
+    """Read an update's manifest; check its claims only to be numbers.
 
     Raises:
-        ManifestError: the bytes are not its canonical ones.
+        ManifestError: the bytes are not canonical.
     """
     document = read_object(data, num_bytes_max=MANIFEST_BYTES_MAX)
     given = _STEPS_KEYS & document.keys()
@@ -289,7 +290,7 @@ def parse_update(data: bytes) -> UpdateManifest:
 
 
 def read_pieces(value: object) -> tuple[Piece, ...]:
-    """Read the pieces of an update or of a part; raises as `parse_update`."""
+    """Read the pieces of an update or of a part; raises the errors of `parse_update`."""
     items = items_of(value, "pieces", num_max=PIECES_MAX)
     pieces = tuple(_piece(item, f"pieces[{index}]") for index, item in enumerate(items))
     _check_together(pieces, "pieces")
@@ -307,7 +308,7 @@ def _parts(value: object) -> tuple[Part, ...]:
         parts.append(Part(num_bytes, plain_bytes, sha256_hex(fields["sha256"], f"{path}.sha256")))
     if not parts:
         refuse("parts", len(parts), f"1 to {PARTS_MAX}")
-    if len({part.sha256 for part in parts}) < len(parts):  # each manifest has its part's index
+    if len({part.sha256 for part in parts}) < len(parts):  # each manifest contains its part's index
         raise ManifestError("parts: one manifest is listed twice; allowed: each once")
     if (total := sum(max(part.num_bytes, part.plain_bytes) for part in parts)) > BYTES_MAX:
         raise ManifestError(f"parts: {count_of(total, 'byte')} together; allowed: at most {BYTES_MAX}")
@@ -359,10 +360,10 @@ def _piece(value: object, path: str) -> Piece:
 
 
 def _encoded(piece: Piece, fields: dict[str, Any], path: str) -> Piece:
-    """Return the piece with its codec, for which values must be float32, the name canonical and the size exact.
+    """Return the piece with its codec; values must be float32, the name canonical and the size exact.
 
-    The size under an installed package's codec is what the manifest says, at most that of plain values: the judge of
-    the update has the codec, and a reader of the manifest need not.
+    For a codec from an installed package, the manifest's size is taken as is, up to the size of plain values: the
+    coordinator that judges the update has the codec, a reader of the manifest may not.
     """
     if piece.dtype != "F32":
         refuse(f"{path}.dtype", piece.dtype, "'F32' of an encoded piece")
@@ -392,7 +393,7 @@ def _sizes(value: object, path: str) -> tuple[int, ...]:
 
 
 def _check_together(pieces: tuple[Piece, ...], path: str) -> None:
-    """Check sizes, one dtype and number of dimensions per tensor, no piece twice, and the canonical order."""
+    """Check sizes, one dtype and number of dimensions per tensor, the canonical order, and that no piece repeats."""
     total = 0
     kinds: dict[str, tuple[str, int]] = {}
     boxes: set[tuple[str, tuple[int, ...]]] = set()
@@ -415,7 +416,7 @@ def _check_together(pieces: tuple[Piece, ...], path: str) -> None:
 
 
 def _size(dtype: str, lengths: tuple[int, ...]) -> int:
-    """Return the bytes of a box, in which a zero does not hide a product that no array library accepts."""
+    """Return the bytes of a box; zeros do not hide a product of other sides that no array library accepts."""
     return ITEM_BYTES[dtype] * prod(lengths if 0 not in lengths else (max(length, 1) for length in lengths))
 
 
@@ -425,12 +426,12 @@ FAULTS_MAX = 20
 def check_against(
     layout: Layout, manifest: VersionManifest | UpdateManifest, *, may_omit: bool = False, grows: bool = False
 ) -> list[str]:
-    """Return the faults of a manifest against the expected names, shapes and dtypes; empty: it has none.
+    """Return the faults of a manifest against the expected names, shapes and dtypes, or none.
 
     Args:
         layout: expected tensors, `VersionManifest.layout` of the base version.
         manifest: its pieces must cover every tensor exactly once.
-        may_omit: whether whole tensors may be left out.
+        may_omit: whether whole tensors may be missing.
         grows: whether the pieces are rows to append to each tensor, of any number.
 
     Returns:

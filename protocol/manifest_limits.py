@@ -1,6 +1,6 @@
-"""The check, before a run begins, that a model and every update of it fit into manifests.
+"""The check, before a run begins, that manifests of a model and its updates stay within the limits.
 
-A manifest has an entry for each tensor (of a large one: for each piece), so a model of many small tensors meets the
+A manifest has an entry for each tensor (of a large one: for each piece), so a model of many small tensors exceeds the
 limit of a message although it has few bytes.
 """
 
@@ -24,19 +24,19 @@ from atoll.tensors.codecs.names import parse_codec
 
 WAY_OUT = (
     "keep several small tensors as one (a parameter of shape (layers, ...) whose rows the layers use), give them "
-    "shorter names, or let what need not travel stay out of the model (persistent=False, local.keep)"
+    "shorter names, or exclude what need not be sent (persistent=False, local.keep)"
 )
 
 
 def check_model_travels(manifest: VersionManifest, codec: str = "") -> None:
-    """Check that the manifests of a model's versions and updates are within the limits of the wire.
+    """Check that the manifests of a model's versions and updates fit into messages.
 
     Args:
         manifest: of a version of the model.
-        codec: the codec of the updates; empty: none.
+        codec: the codec of the updates; empty: plain.
 
     Raises:
-        ManifestError: a manifest would have too many bytes or pieces, or a tensor's name or shape cannot be in one.
+        ManifestError: a manifest would have too many bytes or pieces, or cannot contain a tensor's name or shape.
     """
     num_pieces, num_tensors = len(manifest.pieces), len(manifest.layout)
     has = f"the model has {count_of(num_tensors, 'tensor')} in {count_of(num_pieces, 'piece')}"
@@ -55,7 +55,7 @@ def check_model_travels(manifest: VersionManifest, codec: str = "") -> None:
     try:
         parse_version(manifest.encode())
     except ManifestError as error:
-        raise ManifestError(f"the model cannot travel: {error}") from error
+        raise ManifestError(f"the model cannot be sent: {error}") from error
 
 
 def _largest_update(version: VersionManifest, codec: str) -> UpdateManifest:

@@ -3,7 +3,7 @@
     part      {"format","kind":"part","index","pieces":[...]}
 
 The update's manifest, the root, lists the SHA-256 of each part's manifest: so the root's digest, which is the update's
-identity, commits to every piece. Each part is sent on a stream of its own. `parse_part` takes untrusted bytes, as
+identity, commits to every piece. Each part is sent on a separate stream. `parse_part` takes untrusted bytes, as
 `manifest.parse_update` does.
 """
 
@@ -29,19 +29,19 @@ from atoll.tensors.coverage import check_cover, check_inside
 from atoll.tensors.layout import Layout, Piece
 
 PART_BYTES_MAX = MANIFEST_BYTES_MAX - 192 * 1024
-"""Largest manifest of a part [bytes]; it travels in one message with the root, which of 1,024 parts takes 150 kB."""
+"""Largest manifest of a part [bytes]; it is sent in one message with the root, which takes 150 kB for 1,024 parts."""
 
 _KEYS = frozenset({"format", "kind", "index", "pieces"})
 
 
 @dataclass(frozen=True, slots=True)
 class PartManifest:
-    """The manifest of a part: its place among the parts, and its pieces in canonical order."""
+    """Manifest of a part: its index among the parts, and its pieces in canonical order."""
 
     index: int
     pieces: tuple[Piece, ...]
     num_bytes: int = field(init=False, repr=False, compare=False)
-    """Size of the pieces as they are sent [bytes]."""
+    """Size of the pieces as sent [bytes]."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_bytes", sum(piece.num_bytes for piece in self.pieces))
@@ -75,7 +75,7 @@ def parse_part(data: bytes) -> PartManifest:
     """Read a part's manifest.
 
     Raises:
-        ManifestError: the bytes are not its canonical ones.
+        ManifestError: the bytes are not canonical.
     """
     fields = fields_of(read_object(data, num_bytes_max=PART_BYTES_MAX), "part", keys=_KEYS)
     constant(fields["format"], "format", expected=FORMAT)
@@ -90,14 +90,14 @@ def part_of(root: UpdateManifest, data: bytes) -> PartManifest | None:
     """Read the part that an upload announces beside its root; None: the update has no parts and names none.
 
     Raises:
-        ManifestError: the part is not canonical, or not the one that the root lists.
+        ManifestError: the part is not canonical, or the root does not list it.
     """
     if not root.parts:
         if data:
-            raise ManifestError("part: given; allowed: none, for the manifest lists no parts")
+            raise ManifestError("part: given; allowed: none, because the manifest lists no parts")
         return None
     if not data:
-        raise ManifestError("part: none; allowed: one of those that the manifest lists, each on its own stream")
+        raise ManifestError("part: none; allowed: one of the parts that the manifest lists, each on its own stream")
     part = parse_part(data)
     listed = root.parts[part.index] if part.index < len(root.parts) else None
     if listed != Part(part.num_bytes, part.plain_bytes, digest_of(data)):
@@ -106,17 +106,17 @@ def part_of(root: UpdateManifest, data: bytes) -> PartManifest | None:
 
 
 def check_part(layout: Layout, part: PartManifest) -> list[str]:
-    """Return the faults that a part has without the others; see `manifest.check_against`."""
+    """Return the faults of a part by itself; see `manifest.check_against`."""
     return first_of(check_inside(layout, part.pieces))
 
 
 def check_parts(layout: Layout, parts: Iterable[PartManifest], *, may_omit: bool = False) -> list[str]:
-    """Return the faults of all parts together: each element of every tensor must be in one of them, once.
+    """Return the faults of all parts together: each element of every tensor must be in exactly one of them.
 
     Args:
         layout: expected tensors, `VersionManifest.layout` of the base version.
-        parts: all parts of the update, read one after the other: no two need to be in memory.
-        may_omit: whether whole tensors may be left out, though not all of them.
+        parts: all parts of the update, read one after the other: only one at a time is in memory.
+        may_omit: whether whole tensors may be missing, though not all of them.
     """
     pieces: Iterator[Piece] = (piece for part in parts for piece in part.pieces)
     if may_omit:

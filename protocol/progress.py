@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 OnBytes = Callable[[int, int], None]
-"""(bytes since the last call, bytes in all)."""
+"""Function of (bytes since the last call, bytes in total)."""
 
 
 def not_told(more: int, total: int) -> None:
-    """Tell nothing of a copy's progress."""
+    """Report no progress."""

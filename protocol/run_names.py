@@ -6,7 +6,7 @@ from atoll.ground.printable import instead_of
 
 
 class RunNotNamed(LookupError):
-    """A text that names no run, or several; the message names the known ones."""
+    """Error: a string names no run, or several; the message names the known ones."""
 
 
 def newest_named(named: str, runs: Iterable[tuple[str, str]]) -> str:
@@ -17,16 +17,16 @@ def newest_named(named: str, runs: Iterable[tuple[str, str]]) -> str:
         runs: the id and the name of each run, the newest last.
 
     Raises:
-        RunNotNamed: there is none.
+        RunNotNamed: no run has this id or name.
     """
     return _all_named(named, list(runs))[-1]
 
 
 def only_named(named: str, runs: Iterable[tuple[str, str]]) -> str:
-    """Return the id of the run with this id, or else of the only one with this name, for what cannot be undone.
+    """Return the id of the run with this id, or else of the only one with this name, for irreversible operations.
 
     Raises:
-        RunNotNamed: there is none, or there are several.
+        RunNotNamed: no run has this id or name, or several have the name.
     """
     found = _all_named(named, list(runs))
     if len(found) > 1:

@@ -7,7 +7,7 @@ _PARAMETER = re.compile(r"([?&])(?:ssl)?password=[^&\s\"']*(&?)", re.IGNORECASE)
 
 
 def without_password(text: str) -> str:
-    """Return a text without the passwords of its URLs: `https://user:secret@host/` becomes `https://user@host/`.
+    """Remove the passwords from the URLs in a string: `https://user:secret@host/` becomes `https://user@host/`.
 
     Removes everything between the user's name and the last @, in malformed URLs, too.
     """

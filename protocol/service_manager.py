@@ -7,14 +7,14 @@ READY, STOPPING = "READY=1", "STOPPING=1"
 
 
 def tell(state: str, status: str = "") -> None:
-    """Tell the service manager the state of this process, and one line for `systemctl status`; without one, do nothing.
+    """Report the state of this process, and one line for `systemctl status`, to the service manager if there is one.
 
-    The protocol is that of sd_notify(3): a datagram to the socket that NOTIFY_SOCKET names.
+    The protocol is sd_notify(3): a datagram to the socket that NOTIFY_SOCKET names.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
-    import socket  # here: a command that computes nothing imports little
+    import socket  # imported here: a command that computes nothing imports little
 
     place = "\0" + address[1:] if address.startswith("@") else address
     text = f"{state}\nSTATUS={status}" if status else state

@@ -41,12 +41,12 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 def _that_travels(value: int) -> int:
     if not -(2**63) <= value < 2**63:
-        raise ValueError("a whole number beyond 64 bits cannot travel; allowed: a smaller one, or a finite float")
+        raise ValueError("a whole number beyond 64 bits cannot be sent; allowed: a smaller one, or a finite float")
     return value
 
 
 Plain = bool | Annotated[int, AfterValidator(_that_travels)] | Finite | str
-"""A value that a message may carry; it cannot contain code."""
+"""Value that a message may carry; it cannot contain code."""
 
 Folder = Annotated[Path, Field(strict=False)]
 """Type of a setting that is a path, written as a string, relative to the current directory."""
@@ -66,7 +66,7 @@ _BOUNDS = (
 
 class _Short(reprlib.Repr):
     def repr_int(self, value: int, level: int) -> str:
-        """Return the bits of a huge integer: Python writes at most 4,300 digits, and TOML's hexadecimal allows more."""
+        """Describe a huge integer by its bits: Python prints at most 4,300 digits, TOML's hexadecimal allows more."""
         many = value.bit_length() > 10_000
         return f"an integer of {value.bit_length()} bits" if many else super().repr_int(value, level)
 
@@ -75,12 +75,12 @@ _SHORT = _Short()
 
 
 def short(value: object) -> str:
-    """Return a value of any size, shortened for a person who reads it in a fault."""
+    """Return a value of any size, shortened for a reader of a fault."""
     return _SHORT.repr(value)
 
 
 class ConfigError(ValueError):
-    """All mistakes of the operator, a line each in `faults`."""
+    """Error: all mistakes of the operator, one line each in `faults`."""
 
     def __init__(self, faults: str | Sequence[str]) -> None:
         self.faults = (faults,) if isinstance(faults, str) else tuple(faults)
@@ -88,7 +88,7 @@ class ConfigError(ValueError):
 
 
 def or_faults(build: Callable[[], Built], faults: list[str]) -> Built | None:
-    """Return what `build` makes; on ConfigError None, after adding its faults to the list."""
+    """Return the result of `build`, or None after adding the faults of its ConfigError to the list."""
     try:
         return build()
     except ConfigError as error:
@@ -108,8 +108,8 @@ def load(
     Args:
         model_type: the model of the settings.
         path: the file.
-        overrides: these win over the file.
-        context: a note to the validators of the model.
+        overrides: they take precedence over the file.
+        context: passed to the validators of the model.
 
     Raises:
         ConfigError: the file cannot be read, or anything in it or in the overrides is not allowed.
@@ -138,9 +138,9 @@ def load_text(
     Args:
         model_type: the model of the settings.
         text: the file's text.
-        overrides: `key=value`, which win over the text.
-        name: stands for the file in the faults.
-        context: a note to the validators of the model.
+        overrides: `key=value`, which take precedence over the text.
+        name: name of the file in the faults.
+        context: passed to the validators of the model.
 
     Raises:
         ConfigError: anything in it or in the overrides is not allowed.
@@ -186,11 +186,11 @@ def _line(source: str, what: str) -> str:
 
 
 ShortTables = Mapping[str, tuple[str, str]]
-"""Texts that may be written as a table: the key of the text in it, and the field of its other keys."""
+"""Strings that may be written as a table: the key of the string in it, and the field for its other keys."""
 
 
 def _in_full(document: dict[str, Any], short_tables: ShortTables) -> None:
-    """Turn the tables of a document that stand for a text into the text and the field of their other keys."""
+    """Expand the tables of a document that stand for a string into the string and the field of their other keys."""
     for name, (key, others) in short_tables.items():
         table = document.get(name)
         if isinstance(table, dict):
@@ -224,21 +224,21 @@ def _apply(override: str, document: dict[str, Any], short_tables: ShortTables) -
         if not isinstance(table, dict):
             raise ValueError(f"{'.'.join(key)}: {part} is not a table")
     is_table = len(key) == 1 and isinstance(value, dict) and isinstance(table.get(key[0]), dict)
-    table[key[-1]] = {**table[key[-1]], **value} if is_table else value  # a table keeps the file's other settings
+    table[key[-1]] = {**table[key[-1]], **value} if is_table else value  # keeps the file's other settings
     reference, others = short_tables.get(key[0], ("", ""))
     return (others, *key[1:]) if others and len(key) > 1 and key[1] != reference else key
 
 
 def is_bare(name: object) -> bool:
-    """Return whether a name is a key of TOML without quotes."""
+    """Return whether a name can be a TOML key without quotes."""
     return isinstance(name, str) and _BARE_KEY.fullmatch(name) is not None
 
 
 def value_of(key: str, text: str) -> Any:
-    """Return the value of an override: a TOML value; a text that is none, and does not begin like one, is a string.
+    """Return the value of an override: a TOML value, or, if it does not begin like one, a string.
 
     Raises:
-        ValueError: it is neither; the message names the key.
+        ValueError: it is not valid TOML; the message names the key.
     """
     try:
         table = tomllib.loads(f"value = {text}")
@@ -266,7 +266,7 @@ def _key(detail: ErrorDetails, document: Any) -> tuple[str, ...]:
 
 
 HIDDEN = "hidden"
-"""Type of the error (`PydanticCustomError`) of a value that may be a secret, and is not repeated."""
+"""Type of the error (`PydanticCustomError`) about a value that may be a secret and is not repeated."""
 
 
 def _faults(
@@ -280,7 +280,7 @@ def _faults(
     for part in key:
         document = document[part]
     messages = [detail["msg"].removeprefix("Value error, ") for detail in details if detail["type"] == "value_error"]
-    if messages and isinstance(document, dict):  # the table's fields contradict each other
+    if messages and isinstance(document, dict):  # the fields of the table contradict each other
         return [_line(dotted, fault) for message in messages for fault in message.split("; ")]
     if hidden := [detail["msg"] for detail in details if detail["type"] == HIDDEN]:
         return [f"{dotted}: {message}" for message in hidden]
@@ -315,7 +315,7 @@ def _declared(field: FieldInfo) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A documented key; `default` is TOML, and empty when there is none or `is_required`."""
+    """Documented key; `default` is TOML, and empty if there is none or `is_required`."""
 
     key: str
     type: str
@@ -356,14 +356,14 @@ def type_text(annotation: Any) -> str:
     if origin in (Union, UnionType):
         return " | ".join(text for argument in arguments if (text := _branch_text(argument)))
     if origin is Callable:
-        return ""  # no file can have one
+        return ""  # no file can contain one
     if origin in (list, tuple):
         return f"list of ({type_text(arguments[0])})"
     return _TYPE_WORDS.get(annotation, "table")
 
 
 def _branch_text(annotation: Any) -> str:
-    """Return one branch of a union in words; a table in it has no section of its own, so its keys are listed here."""
+    """Return one branch of a union in words; a table in it has no separate section, so its keys are listed here."""
     if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return type_text(annotation)
     fields = (f"{name}: {type_text(_declared(field))}" for name, field in annotation.model_fields.items())
@@ -380,28 +380,28 @@ def _bounds(part: Any) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """Return a text in TOML's notation, on one line; JSON's differs beyond 16 bits."""
+    """Return a string in TOML's notation, on one line; JSON's notation differs beyond 16 bits."""
     return tomli_w.dumps({"t": text}).removeprefix("t = ").rstrip("\n")
 
 
 WHOLE = "whole"
-"""Context of a serializer (`field_serializer`) that hides what may be secret from others than the owner."""
+"""Context of a serializer (`field_serializer`) that hides what may be secret from everyone except the owner."""
 
 
 def effective(model: BaseModel, *, whole: bool = False) -> str:
-    """Return the settings as a TOML file that loads to an equal model, except for what is secret, which it hides.
+    """Return the settings as a TOML file that loads to an equal model, except for secrets, which are hidden.
 
     Passwords in URLs are omitted.
 
     Args:
         model: the settings.
-        whole: include what else is secret: the file is for its owner alone.
+        whole: include all other secrets: only the file's owner may read it.
     """
     return tomli_w.dumps(_writable(model.model_dump(context={WHOLE: whole})))
 
 
 def _writable(value: Any) -> Any:
-    """Return a value in TOML's types: without None, with paths as text and URLs without their passwords."""
+    """Return a value in TOML's types: without None, with paths as strings and URLs without their passwords."""
     match value:
         case dict():
             return {name: _writable(item) for name, item in value.items() if item is not None}

@@ -1,4 +1,4 @@
-"""The statistics of a site's data as they travel: canonical JSON, read strictly.
+"""The serialized statistics of a site's data: canonical JSON, read strictly.
 
 {"parts": [["train", "labels", "", {"kind": "histogram", "cells": {"0": 41, "1": 59}, "withheld": 0}], ...],
  "withheld": [["test", "features", "age", "fewer than 10 values"], ...]}
@@ -51,7 +51,7 @@ _KEYS = {
 
 
 def encode(statistics: SiteStatistics) -> bytes:
-    """Return the bytes of an answer."""
+    """Return the serialized answer."""
     return json.dumps(statistics.plain(), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -59,13 +59,14 @@ def decode(data: bytes) -> SiteStatistics:
     """Read an answer.
 
     Raises:
-        ManifestError: the bytes are no answer, or too many; the text has the path, the value and what is allowed.
+        ManifestError: the bytes are not an answer, or too many; the text has the path, the value and the allowed
+            values.
     """
     return from_plain(read_object(data, num_bytes_max=BYTES_MAX))
 
 
 def from_plain(document: object) -> SiteStatistics:
-    """Read an answer in JSON types; errors as in `decode`."""
+    """Read an answer from JSON types; errors as in `decode`."""
     fields = fields_of(document, "statistics", keys=frozenset({"parts", "withheld"}))
     num_max = len(SPLITS) * len(GROUPS) * NAMES_MAX
     parts: dict[Place, Part] = {}

@@ -1,4 +1,4 @@
-"""The ways of blocking work off the event loop: a pool, a thread of its own, a daemon thread for user code."""
+"""The ways to run blocking work off the event loop: a pool, a separate thread, a daemon thread for user code."""
 
 import asyncio
 import threading
@@ -12,19 +12,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 INLINE_BYTES = 128 * 1024
-"""The size up to which reading, hashing, writing or parsing is quicker than handing it to a thread."""
+"""Size up to which reading, hashing, writing or parsing is faster than handing it to a thread [bytes]."""
 
 
 async def on_thread(executor: Executor | None, function: Callable[..., T], *args: object) -> T:
-    """Run a function on a thread of `executor`; None: of the loop's own pool.
+    """Run a function on a thread of `executor`; None: of the event loop's pool.
 
-    A cancelled task, too, returns only after the function has: no work on a file continues behind its owner's back.
+    Even a cancelled task returns only after the function has, so no work on a file continues unnoticed.
     """
     return await _on(executor, function, *args, stop=lambda: None)
 
 
 def begin_on_thread(executor: Executor | None, function: Callable[..., T], *args: object) -> "asyncio.Future[T]":
-    """Begin a function on a thread, as `on_thread`, and return its future; a cancelled task does not wait for its end.
+    """Start a function on a thread, as `on_thread` does, and return its future; a cancelled task does not wait for it.
 
     Raises:
         RuntimeError: the executor is shut down.
@@ -33,7 +33,7 @@ def begin_on_thread(executor: Executor | None, function: Callable[..., T], *args
 
 
 async def on_own_thread(function: Callable[..., T], *args: object, stop: Callable[[], object]) -> T:
-    """Run a function on a new thread that no other work waits for, such as one that reads from a network.
+    """Run a function on a new thread that no other work waits for, for example to read from a network.
 
     Args:
         function: as for `on_thread`.
@@ -48,7 +48,7 @@ async def on_own_thread(function: Callable[..., T], *args: object, stop: Callabl
 
 
 async def off_loop(num_bytes: int, function: Callable[..., T], *args: object) -> T:
-    """Run a function at once when it concerns at most `INLINE_BYTES`, on a thread otherwise."""
+    """Run a function inline if it concerns at most `INLINE_BYTES`, else on a thread."""
     return function(*args) if num_bytes <= INLINE_BYTES else await on_thread(None, function, *args)
 
 
@@ -66,7 +66,7 @@ def on_daemon_thread(function: Callable[[], T]) -> "asyncio.Future[T]":
             outcome = partial(future.set_result, function())
         except Exception as error:
             outcome = partial(future.set_exception, error)
-        with suppress(RuntimeError):  # the loop has ended meanwhile
+        with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle, outcome)
 
     threading.Thread(target=work, name="user code", daemon=True).start()
@@ -75,7 +75,7 @@ def on_daemon_thread(function: Callable[[], T]) -> "asyncio.Future[T]":
 
 async def _on(executor: Executor | None, function: Callable[..., T], *args: object, stop: Callable[[], object]) -> T:
     future = begin_on_thread(executor, function, *args)
-    future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # retrieved even if no one waits
+    future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # in case nothing awaits it
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:

@@ -1,7 +1,7 @@
-"""The decorator of value types: dataclasses that mypy checks to be frozen, at no cost at run time.
+"""The decorator of value types: dataclasses that mypy checks to be frozen, at no run-time cost.
 
-A frozen dataclass calls `object.__setattr__` for each field of each new instance, which is a twelfth of a simulated
-round: events and effects are made by the million.
+A frozen dataclass calls `object.__setattr__` for each field of each new instance. That takes a twelfth of a simulated
+round, which makes millions of events and effects.
 """
 
 from dataclasses import dataclass, field
@@ -12,5 +12,5 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def value(cls: type[T]) -> type[T]:
-    """Make a class like `dataclass(frozen=True, slots=True)`, equal and hashed by its fields, frozen for mypy alone."""
+    """Make a class like `dataclass(frozen=True, slots=True)`, equal and hashed by its fields, frozen only for mypy."""
     return dataclass(slots=True, unsafe_hash=True)(cls)

@@ -1,8 +1,8 @@
 """Discriminated unions of settings: kinds by name, each with its own options, in one flat table of a TOML file.
 
 The table's model declares all options, each optional and documented; the union says which of them each kind has and
-which it must have. So a table stays flat (`rule = "trimmed_mean"`, `malicious = 2`), and the settings of a kind are a
-value of its own class.
+which it must have. So a table stays flat (`rule = "trimmed_mean"`, `malicious = 2`), and each kind has a class for its
+settings.
 """
 
 from collections.abc import Mapping, Set
@@ -12,16 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 VARIANT = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-"""Validators are built at their first use: a command that shows a run picks no variant."""
+"""Validators are built on first use: a command that shows a run needs none."""
 
 
 class Variant(BaseModel):
-    """One kind with its options; a field without a default is required."""
+    """Kind with its options; a field without a default is required."""
 
     model_config = VARIANT
 
     def options(self, *tags: str) -> dict[str, Any]:
-        """Return the options that were given, without the tags that name the kind."""
+        """Return the given options, without the tags that name the kind."""
         return self.model_dump(exclude=set(tags), exclude_none=True)
 
 
@@ -29,7 +29,7 @@ Kind = TypeVar("Kind", bound=Variant)
 
 
 class Choice(Generic[Kind]):
-    """The choice of one variant by its name.
+    """Choice of one variant by its name.
 
     Args:
         union: of the variants; each has a `Literal` field `tag` with its names.
@@ -47,19 +47,19 @@ class Choice(Generic[Kind]):
         }
 
     def options_of(self, name: str) -> frozenset[str]:
-        """Return the names of a kind's options; none for a name that is no variant, such as a user's own object."""
+        """Return the names of a kind's options; empty for a name that is not a variant, such as a custom object."""
         variant = self.variants.get(name)
         return frozenset() if variant is None else frozenset(variant.model_fields) - {self._tag}
 
     def pick(
         self, name: str, given: Mapping[str, Any], *, also: Set[str] = frozenset(), label: str = ""
     ) -> Kind | None:
-        """Return the variant of a name with the given options; None for a name that is no variant.
+        """Return the variant of a name with the given options; None for a name that is not a variant.
 
         Args:
             name: of the kind.
-            given: the options that the table has; an option that is None or missing is not given.
-            also: options that are allowed beside those of the kind, and that are not the variant's.
+            given: the options in the table; None counts as not given.
+            also: options that are allowed beside the kind's, but do not belong to the variant.
             label: the name of the kind in an error; empty: `name`.
 
         Raises:
@@ -70,7 +70,7 @@ class Choice(Generic[Kind]):
         faults = []
         if wrong := sorted(options.keys() - allowed):
             known = ", ".join(sorted(allowed)) or "none"
-            faults.append(f"{', '.join(wrong)} is no option of {label} (allowed: {known})")
+            faults.append(f"{', '.join(wrong)} is not an option of {label} (allowed: {known})")
         own = {key: value for key, value in options.items() if key in self.options_of(name)}
         picked: Kind | None = None
         try:

@@ -1,7 +1,7 @@
 """The vocabulary of both sides: types of identities, states and reasons. Pure.
 
 Every reason is sent to a client or written into a round's record, so each is actionable. `docs/protocol.md` explains
-each one, as a test checks.
+each one, and a test checks this.
 """
 
 from enum import StrEnum
@@ -18,7 +18,7 @@ Digest = NewType("Digest", str)
 
 
 class Phase(StrEnum):
-    """The phase of a round; the last two are final."""
+    """Phase of a round; the last two are final."""
 
     SELECTING = "selecting"
     COLLECTING = "collecting"
@@ -28,7 +28,7 @@ class Phase(StrEnum):
 
 
 class RunState(StrEnum):
-    """The state of a run; the last three are terminal. `atoll run resume` reopens it, if finished for more rounds."""
+    """State of a run; the last three are terminal. `atoll run resume` reopens it, if finished, for more rounds."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -39,11 +39,11 @@ class RunState(StrEnum):
 
 
 TERMINAL = frozenset({RunState.FINISHED, RunState.STOPPED, RunState.FAILED})
-"""The states of a run that has ended."""
+"""States of a run that has ended."""
 
 
 class Fate(StrEnum):
-    """The fate of one invitation."""
+    """Fate of one invitation."""
 
     WAITING = "waiting"
     REPORTED = "reported"
@@ -57,7 +57,7 @@ class Fate(StrEnum):
 
 
 class RejectReason(StrEnum):
-    """The reason why an update was not accepted."""
+    """Reason why an update was not accepted."""
 
     WRONG_ROUND = "wrong_round"
     NOT_INVITED = "not_invited"
@@ -79,7 +79,7 @@ class RejectReason(StrEnum):
 
 
 class FailureReason(StrEnum):
-    """The reason, given by the client, why it gives up its part in a round."""
+    """Reason, given by the client, why it gives up on a round."""
 
     TASK_NOT_ALLOWED = "task_not_allowed"
     POLICY_REFUSED = "policy_refused"
@@ -102,7 +102,7 @@ class FailureReason(StrEnum):
 
 
 DECLINES = (FailureReason.POLICY_REFUSED, FailureReason.AWAITS_APPROVAL, FailureReason.ROLLBACK)
-"""Reasons that hold for the next invitation, too: the client is not invited until it sends Ready or joins again."""
+"""Reasons that also hold for the next invitation: the client is not invited until it sends Ready or joins again."""
 
 TROUBLES = (
     FailureReason.TASK_NOT_ALLOWED,
@@ -121,11 +121,12 @@ TROUBLES = (
 
 
 AWAY = (FailureReason.DISK_FULL, FailureReason.SHUTTING_DOWN, FailureReason.CLOCK_SKEW, FailureReason.ROLLBACK)
-"""Reasons of a site that time or a person brings back: a round that lacks only such sites has not failed by itself."""
+"""Reasons of a site that will return in time or after human action: a round that lacks only such sites has not failed
+by itself."""
 
 
 class LossReason(StrEnum):
-    """The reason why the coordinator gives up a client, which may come back."""
+    """Reason why the coordinator gives up on a client, which may come back."""
 
     LEASE_EXPIRED = "lease_expired"
     LEFT = "left"
@@ -133,7 +134,7 @@ class LossReason(StrEnum):
 
 
 class CloseReason(StrEnum):
-    """The reason why a round stopped collecting and aggregates."""
+    """Reason why a round stopped collecting and aggregates."""
 
     ENOUGH = "enough"
     ALL_ANSWERED = "all_answered"
@@ -144,7 +145,7 @@ class CloseReason(StrEnum):
 
 
 class AbandonReason(StrEnum):
-    """The reason why a round ended without a new model."""
+    """Reason why a round ended without a new model."""
 
     TOO_FEW_CLIENTS = "too_few_clients"
     QUORUM_OUT_OF_REACH = "quorum_out_of_reach"
@@ -160,7 +161,7 @@ class AbandonReason(StrEnum):
 
 
 class ReleaseReason(StrEnum):
-    """The reason why a client may stop training."""
+    """Reason why a client may stop training."""
 
     ROUND_CLOSED = "round_closed"
     ROUND_ABANDONED = "round_abandoned"

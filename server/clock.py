@@ -1,10 +1,10 @@
 """The coordinator's two clocks, and their comparison. The monotone clock counts, the true one dates.
 
-    monotone    deadlines, leases, the journal's order: it never runs backward, and no jump of the other one moves it
+    monotone    deadlines, leases, the journal's order: never runs backward, not moved by a jump of the other clock
     true        the system's clock: signatures, certificates, the audit log; it can be wrong, and can be set
 
-No third clock says which of the two is right. But a machine also counts the seconds since it was booted, and no setting
-of its clock changes that count: within one boot, a true clock that does not agree with it has been set.
+No third clock tells which of the two is right. But a machine also counts the seconds since it was booted, and setting
+its clock does not change that count: within one boot, a true clock that disagrees with it has been set.
 """
 
 import time
@@ -17,25 +17,25 @@ from atoll.ground.printable import span
 from atoll.protocol.identity.clock_hint import SKEW_S, instant
 
 SET_BACK_MAX_S = 2 * SKEW_S
-"""Largest step back of the true clock that signatures do not follow [s]: their instants count on from the last one
-until the clock has caught up. A site takes messages within `SKEW_S` of its clock. One that took the last instant would
-take a shorter step, if signatures followed it, for a replay; after a longer one it refuses both. So signatures follow a
-longer step at once: the sites' clocks were not those of before, or are set, too. Sites forget instants that no right
-clock can have shown (`client/session/rollback_rules.py`)."""
+"""Largest step back of the true clock that signatures do not follow [s]: their instants continue from the last one
+until the clock has caught up. A site accepts messages within `SKEW_S` of its clock. If signatures followed a shorter
+step, a site that has seen the last instant would take new messages for replays; after a longer step it refuses both, so
+signatures follow at once: the sites' clocks must differ from before, or be set, too. Sites forget instants that no
+right clock can have shown (`client/session/rollback_rules.py`)."""
 START_MAX_S = 120.0
-"""Largest difference between the true clock and what it should show at a start [s]."""
+"""Largest difference between the true clock and its expected value at a start [s]."""
 JUMP_S = 5.0
-"""Least jump of the true clock of a running process that is told [s]; NTP turns a clock more gently than that."""
+"""Smallest jump of the true clock of a running process that is reported [s]; NTP slews a clock more gently."""
 APART_S = 60.0
-"""Least difference between the two clocks that is told [s]."""
+"""Smallest difference between the two clocks that is reported [s]."""
 DOWN_MAX_S = 30 * 86400.0
-"""Longest downtime across a boot of the machine that is taken for one [s]; a longer one may be a wrong year."""
+"""Longest downtime across a boot that is believed [s]; a longer one may be a wrong year."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class MonotoneClock:
-    """A clock of seconds since the epoch that never runs backward, also across a restart.
+    """Clock of seconds since the epoch that never runs backward, not even across a restart.
 
     It is the system's clock at the start of the process, advanced by the monotonic clock: a jump of the system's clock
     moves no deadline.
@@ -68,14 +68,14 @@ class MonotoneClock:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One look at the true clock, and at the count that no setting changes."""
+    """Reading of the true clock and of the count that setting it does not change."""
 
     true: float
     """The system's clock [s since the epoch]."""
     uptime: float = 0.0
-    """Seconds since the boot, with those of a machine that sleeps [s]."""
+    """Seconds since the boot, including time asleep [s]."""
     boot: str = ""
-    """Random id of the boot; empty: not known, and no two readings are of one boot."""
+    """Random id of the boot; empty: not known, and no two readings share a boot."""
 
     @classmethod
     def take(cls) -> "Reading":
@@ -95,7 +95,7 @@ def next_instant(last_us: int, now_us: int) -> int:
 
 
 def jump_between(before: Reading, now: Reading) -> float | None:
-    """Return by how much the true clock was set between two readings of one boot [s]; None: the boots differ."""
+    """Return by how much the true clock was set between two readings within one boot [s]; None: the boots differ."""
     return _jump(before, now) if before.boot and before.boot == now.boot else None
 
 
@@ -104,14 +104,14 @@ def _jump(before: Reading, now: Reading) -> float:
 
 
 def fault_at_start(last: Reading, now: Reading) -> str:
-    """Return the reason for which a start by this clock is refused, or "".
+    """Return the reason to refuse a start with this clock, or "".
 
-    Within one boot the clock must agree with the machine's count. After another boot a later time is a downtime, of
-    `DOWN_MAX_S` at most where the boot is known. One before the last true time contradicts that, whatever the boot.
+    Within one boot the clock must agree with the machine's count. After another boot a later time counts as downtime,
+    of `DOWN_MAX_S` at most if the boot is known. A time before the last true time is always a fault.
 
     Args:
-        last: the last reading of the process before.
-        now: the present reading.
+        last: the last reading of the previous process.
+        now: the current reading.
     """
     jump = jump_between(last, now)
     by = now.true - last.true
@@ -136,7 +136,7 @@ ACCEPT = "if it is right now, start once with --accept-clock"
 
 
 class ClockComparison:
-    """The comparison of the true clock with the machine's count and with the monotone clock, from a start on.
+    """Comparison of the true clock with the machine's count and with the monotone clock, from a start on.
 
     Args:
         reading: at the start.
@@ -147,7 +147,7 @@ class ClockComparison:
 
     def jump(self, now: Reading) -> float:
         """Return by how much the true clock was set since the last jump or the start [s]; 0: by less than `JUMP_S`."""
-        jump = _jump(self._base, now)  # one process lives within one boot, also where the boot has no name
+        jump = _jump(self._base, now)  # one process lives within one boot, even if the boot has no id
         if abs(jump) < JUMP_S:
             return 0.0
         self._base = now
@@ -155,7 +155,7 @@ class ClockComparison:
 
 
 def jumped(by: float, now: float) -> str:
-    """Return the sentence about a jump of the true clock by `by` seconds to `now` [s since the epoch]."""
+    """Return the message about a jump of the true clock by `by` seconds to `now` [s since the epoch]."""
     side = "forward" if by > 0 else "back"
     return (
         f"this machine's clock was set {side} by {span(by)}: from {instant(now - by)} to {instant(now)}; signatures "
@@ -164,7 +164,7 @@ def jumped(by: float, now: float) -> str:
 
 
 def apart(monotone: float, true: float) -> str:
-    """Return the sentence about a monotone clock that is apart from the true one [s since the epoch], or ""."""
+    """Return the message about a monotone clock that differs from the true one [s since the epoch], or ""."""
     by = monotone - true
     if abs(by) < APART_S:
         return ""

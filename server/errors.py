@@ -8,11 +8,11 @@ from atoll.protocol.vocabulary import Digest
 
 
 class OperatorError(RuntimeError):
-    """A request of the operator that cannot be met; the message names what is allowed."""
+    """Error: a request of the operator cannot be met; the message names what is allowed."""
 
 
 class UnknownRun(OperatorError):
-    """A run id or name that this coordinator does not know."""
+    """Error: this coordinator does not know a run id or name."""
 
     @classmethod
     def among(cls, run_id: str, known: Iterable[str]) -> "UnknownRun":
@@ -21,15 +21,15 @@ class UnknownRun(OperatorError):
 
 
 class DatabaseFull(DiskFull):
-    """A database server without room, on its own disk."""
+    """Error: a database server has no space left on its disk."""
 
 
 class StoreCorrupted(OSError):
-    """Data on disk that differ from what was written; the message says what, where, and the way out."""
+    """Error: data on disk differ from what was written; the message says what, where, and the remedy."""
 
 
 class UpdateDamaged(StoreCorrupted):
-    """An accepted update whose file is missing or damaged; the others of its round are not."""
+    """Error: the file of an accepted update is missing or damaged; other updates of its round are intact."""
 
     def __init__(self, digest: Digest, what: str) -> None:
         super().__init__(what)
@@ -37,12 +37,12 @@ class UpdateDamaged(StoreCorrupted):
 
 
 class StateUnusable(OSError):
-    """A path or a database that a coordinator cannot use as its state."""
+    """Error: a coordinator cannot use a path or a database as its state."""
 
 
 class StateInUse(OSError):
-    """A state directory or database that another coordinator holds."""
+    """Error: another coordinator holds the state directory or database."""
 
 
 class DatabaseAway(StateUnusable):
-    """A database server that does not answer, or not now."""
+    """Error: a database server does not respond, or not now."""

@@ -30,14 +30,14 @@ from atoll.server.transport.limits import Callers, calls_max, connections_max
 from atoll.server.transport.shutdown import stop_servers
 
 CLOCKS = "clocks"
-"""The name by which the health service is asked whether the clocks agree."""
+"""Name under which the health service reports whether the clocks agree."""
 ADMIN_CALLS_MAX = 100
-"""Most open calls at the operator's port."""
+"""Largest number of open calls at the operator's port."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The gRPC servers of the ports and their addresses."""
+    """gRPC servers of the ports and their addresses."""
 
     clients: grpc.aio.Server
     admins: grpc.aio.Server
@@ -84,7 +84,7 @@ class Ports:
         return cls(clients, admins, address, admin_address, enrolment)
 
     async def start(self) -> None:
-        """Begin to answer calls, the operator's port first."""
+        """Start answering calls, the operator's port first."""
         await self.admins.start()
         await self.clients.start()
         if self.enrolment is not None:
@@ -101,7 +101,7 @@ class Ports:
 def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Server:
     limits = CallLimits(Callers(coordinator.config.calls_per_client), Connections().end)
     audit = CallAudit(coordinator.audit)  # one for each server, like the guard: it caches the handlers of its server
-    interceptors = [audit, limits, guard]  # in this order: the audit also records what the others refuse
+    interceptors = [audit, limits, guard]  # in this order: the audit also records the others' refusals
     options = server_options(connections_max=connections_max(coordinator.config.max_connections))
     return grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=calls)
 

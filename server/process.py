@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 from atoll.protocol.notices.life import Life
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.signals import call_at_end
+from atoll.protocol.signals import ExitCode, call_at_end
 from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
 from atoll.protocol.wire.allocator import keep_freed_memory, share_heaps
 from atoll.server.config.process import CoordinatorConfig
@@ -34,19 +33,17 @@ from atoll.server.ranks.local_ranks import SpawnedRanks
 logger = logging.getLogger(__name__)
 
 FAREWELL_S = 2.0
-"""Seconds that clients have to learn of the end of the runs and to leave, before the server closes."""
-
-EXIT_OK, EXIT_RUN_FAILED, EXIT_OPERATOR, EXIT_BUG = 0, 1, 2, 70
+"""Seconds for clients to learn of the end of the runs and to leave, before the server closes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The faults that the operator accepts for one start."""
+    """Faults that the operator accepts for one start."""
 
     clock: bool = False
-    """The machine's clock does not agree with the journal's last true time."""
+    """Whether the machine's clock may disagree with the journal's last true time."""
     losses: bool = False
-    """Files are missing or damaged on which the journal relies."""
+    """Whether files on which the journal relies may be missing or damaged."""
 
 
 async def host(
@@ -71,14 +68,14 @@ async def host(
         run: a run to start or to continue; None: only the runs in the state directory.
         again: start a new run although the last one of this name had the same settings.
         stay: keep serving after the last run has ended.
-        notify: the way by which a person is told, and the limits.
+        notify: how the operator is notified, and the thresholds.
         accepts: what the operator accepts for this start.
         on_ready: called once the ports answer.
         on_end: called when the shutdown begins.
 
     Returns:
-        The exit code: 0; 1 when a run failed or was stopped, in this process or (`run`) in an earlier one; 70 after a
-        bug of ours, from which a restart recovers by replay of the journal.
+        The exit code: 0; 1 when a run failed or was stopped, in this process or (`run`) in an earlier one; 70 after an
+        internal error, from which a restart recovers by replaying the journal.
 
     Raises:
         OperatorError, ConfigError: the operator's mistakes.
@@ -90,25 +87,26 @@ async def host(
     collect_seldom()
     collect_regularly()
     check_free_min(config.state, config.disk_free_min)
-    is_new = not config.database and not config.state.exists()  # a database refers to its directory: never remove that
+    is_new = not config.database and not config.state.exists()  # a database refers to its directory: never remove it
     with (
         StateDirectory.open(config.state, database=config.database) as state,
         _gone_if_refused(state.path, may_go=is_new) as stays,
         closing(Life(state.path)) as life,
     ):
-        accepted = check_clock(state, accept=accepts.clock)  # certificates are made by this clock
+        accepted = check_clock(state, accept=accepts.clock)  # certificates are made with this clock
         async with gate_of(config, state) as gate:
             coordinator = Coordinator(config, state, gate.dialer, gate.is_revoked)
             coordinator.signer = publisher(gate, state)
             coordinator.clocks.accepted(accepted)
             coordinator.notices = _watch(coordinator, gate, notify).notices
             ports = await Ports.open(coordinator, gate)
-            stop, ranks = _stop_on_signals(), None
+            stop, ranks = asyncio.Event(), None
+            call_at_end(stop.set, "stopped by %s: the coordinator ends")
             try:
                 begun = _start(coordinator, ports, gate, run, again=again, accept_losses=accepts.losses, on_open=stays)
                 starting = asyncio.ensure_future(begun)
                 if await _is_stopped(stop, starting):
-                    return EXIT_OK
+                    return ExitCode.OK
                 asked, ranks = starting.result()
                 life.tell(coordinator.recovered)
                 state.announce(ports.address, ports.admin_address, os.getpid(), insecure=config.insecure)
@@ -142,7 +140,7 @@ async def _start(
     """Load all runs and their tasks, open the ports, and start the aggregation ranks that the settings ask for.
 
     Returns:
-        The id of `run`, and the ranks, if there are any.
+        The id of `run`, and the ranks, if any.
     """
     config = coordinator.config
     await coordinator.start(accept_losses=accept_losses)
@@ -166,7 +164,7 @@ async def _start(
 
 
 async def _is_stopped(stop: asyncio.Event, starting: "asyncio.Future[Any]") -> bool:
-    """Wait until the coordinator has started, or a signal comes, which cancels the start.
+    """Wait until the coordinator has started, or until a signal arrives, which cancels the start.
 
     Raises:
         OperatorError, ConfigError, OSError: the coordinator cannot start.
@@ -186,7 +184,7 @@ async def _is_stopped(stop: asyncio.Event, starting: "asyncio.Future[Any]") -> b
 
 @contextmanager
 def _gone_if_refused(state: Path, *, may_go: bool) -> Iterator[Callable[[], None]]:
-    """Remove a new state directory, while it is locked, when the operator's mistake leaves nothing to host in it.
+    """Remove a new, locked state directory if the operator's mistake leaves nothing to host in it.
 
     Args:
         state: the directory.
@@ -209,7 +207,7 @@ def _gone_if_refused(state: Path, *, may_go: bool) -> Iterator[Callable[[], None
 
 
 async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bool) -> RunId:
-    """Return the id of the requested run: an open one, one that has ended already, or a new one."""
+    """Return the id of the requested run: an open one, an already ended one, or a new one."""
     namesakes = [run for run in coordinator.runs.values() if run.config.name == config.name]
     for run in namesakes:
         if coordinator.state_of(run.run_id) not in TERMINAL:
@@ -235,17 +233,6 @@ async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bo
     return run_id
 
 
-def _stop_on_signals() -> asyncio.Event:
-    stop = asyncio.Event()
-
-    def end(number: signal.Signals) -> None:
-        logger.info("stopped by %s: the coordinator ends", number.name)
-        stop.set()
-
-    call_at_end(end)
-    return stop
-
-
 async def _until_over(coordinator: Coordinator, stop: asyncio.Event, asked: RunId | None, *, stay: bool) -> int:
     while (code := await _ended_from_outside(coordinator, stop, stay=stay)) is None:
         await _farewell(coordinator)
@@ -255,10 +242,10 @@ async def _until_over(coordinator: Coordinator, stop: asyncio.Event, asked: RunI
 
 
 async def _ended_from_outside(coordinator: Coordinator, stop: asyncio.Event, *, stay: bool) -> int | None:
-    """Wait for a bug of ours, a signal or, unless `stay`, the end of every run.
+    """Wait for an internal error, a signal or, unless `stay`, the end of every run.
 
     Returns:
-        The exit code; None when every run has ended.
+        The exit code; None if every run has ended.
     """
     waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait()), asyncio.shield(coordinator.crashed)]
     if not stay:
@@ -269,14 +256,14 @@ async def _ended_from_outside(coordinator: Coordinator, stop: asyncio.Event, *, 
         for wait in waits:
             wait.cancel()
     if coordinator.crashed.done():
-        return EXIT_BUG
-    return EXIT_OK if stop.is_set() else None
+        return ExitCode.BUG
+    return ExitCode.OK if stop.is_set() else None
 
 
 def _code_of_runs(coordinator: Coordinator, asked: RunId | None) -> int:
     concerned = [run_id for run_id, run in coordinator.runs.items() if run.ended.is_set() or run_id == asked]
     states = {coordinator.state_of(run_id) for run_id in concerned}
-    return EXIT_RUN_FAILED if states & {RunState.FAILED, RunState.STOPPED} else EXIT_OK
+    return ExitCode.FAILED if states & {RunState.FAILED, RunState.STOPPED} else ExitCode.OK
 
 
 async def _all_ended(coordinator: Coordinator) -> None:

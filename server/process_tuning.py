@@ -19,7 +19,7 @@ def allow_open_files() -> None:
 
 
 def collect_seldom() -> None:
-    """Collect cycles less often than after the default of 700 new containers.
+    """Collect cycles less often than with the default of 700 new containers.
 
     A million members are millions of objects that live as long as the run. With the default, repeated collections of
     all of them took half of the time of their arrival. Objects without cycles are freed at once in any case.
@@ -28,11 +28,11 @@ def collect_seldom() -> None:
 
 
 def collect_regularly(interval_s: float = INTERVAL_S) -> None:
-    """Collect the two younger generations now and every `interval_s` seconds, as long as the running loop runs.
+    """Collect garbage of the two younger generations now and every `interval_s` [s], while the running loop runs.
 
-    Each call of gRPC leaves a cycle behind that keeps memory of its C library, and each statement of SQLAlchemy one of
-    its own: 0.7 MB for an upload of 200 MB. With the thresholds of `collect_seldom` they would wait for hundreds of
-    uploads. The oldest generation, such as a run's members, is not visited.
+    Each gRPC call leaves a cycle behind that keeps memory of its C library, and so does each SQLAlchemy statement: 0.7
+    MB for an upload of 200 MB. With the thresholds of `collect_seldom` they would wait for hundreds of uploads. The
+    oldest generation, such as a run's members, is not visited.
     """
     gc.collect(1)
     asyncio.get_running_loop().call_later(interval_s, collect_regularly, interval_s)

@@ -98,10 +98,6 @@ class Contextual:
     def __init__(self, function: Callable[..., Any], otherwise: Context) -> None:
         self.function, self._otherwise = function, otherwise
 
-    def around(self, function: Callable[..., Any]) -> "Contextual":
-        """Return another function with the context of this one."""
-        return Contextual(function, self._otherwise)
-
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Return the function's result in the present context."""
         return self.function(*args, **named, context=_current.get() or self._otherwise)

@@ -37,8 +37,8 @@ start.install()  # with these variables
 gc.disable()  # until all tests are collected: a million objects that stay
 
 # No example fails because the machine is busy. On a build machine a property is tried on the same examples each time;
-# elsewhere every run looks further.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# elsewhere every run looks further, so that fifty do where nothing else is said.
+settings.register_profile("suite", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("build", settings.get_profile("suite"), derandomize=True)
 settings.load_profile("build" if os.environ.get("CI") else "suite")
 
@@ -90,12 +90,20 @@ def memory_is_returned() -> Iterator[None]:
         trim(0)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def ranks_end_with_the_tests() -> Iterator[None]:
+    """End the ranks that tests share (`tests/parallel/ranks.py`)."""
+    yield
+    if "tests.parallel.ranks" in sys.modules:
+        sys.modules["tests.parallel.ranks"].SHARED.end()
+
+
 @pytest.fixture(autouse=True)
 def no_log_to_a_closed_stream() -> Iterator[None]:
     """A command that a test calls in this process logs to the stream of that test, which is closed when it ends."""
-    _forget_closed_streams()
+    _forget_logs()
     yield
-    _forget_closed_streams()
+    _forget_logs()
 
 
 @pytest.fixture(autouse=True)
@@ -114,12 +122,11 @@ def no_process_group_left() -> Iterator[None]:
         pytest.fail("this test left a process group behind")
 
 
-def _forget_closed_streams() -> None:
+def _forget_logs() -> None:
     for handler in list(logging.root.handlers):
-        if getattr(getattr(handler, "stream", None), "closed", False):
+        is_closed = getattr(getattr(handler, "stream", None), "closed", False)
+        if is_closed or type(handler).__module__ == "atoll.cli.log":
             logging.root.removeHandler(handler)
-    if "atoll.cli.printing" in sys.modules:
-        sys.modules["atoll.cli.printing"].log_notes(None)
 
 
 @pytest.fixture

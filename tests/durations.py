@@ -1,6 +1,6 @@
 """The order of the test files: the longest first, so that the processes of `make test` end at the same time.
 
-    python -m pytest -p tests.durations -n 2 --dist loadfile --no-loadscope-reorder    # as `make test`
+    python -m pytest -p tests.durations -p tests.workers --workers 2    # as `make test`
 
 `durations.json` has the seconds of each file that takes at least one; `make durations` refreshes it. A file that is not
 there comes last.
@@ -53,17 +53,16 @@ class Durations:
     def __init__(self, stores: bool) -> None:
         self._stores = stores
         self._of_files: defaultdict[str, float] = defaultdict(float)
-        self._of_processes: defaultdict[str, float] = defaultdict(float)
+        self._of_processes: defaultdict[int, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add the duration of a test, its setup or its teardown."""
         self._of_files[file_of(report.nodeid)] += report.duration
-        node = getattr(report, "node", None)  # of pytest-xdist
-        self._of_processes[node.gateway.id if node else "one process"] += report.duration
+        self._of_processes[getattr(report, "worker", 0)] += report.duration
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print how evenly the processes shared the work."""
-        shares = [f"{name} {seconds:.0f} s" for name, seconds in sorted(self._of_processes.items())]
+        shares = [f"{seconds:.0f} s" for _, seconds in sorted(self._of_processes.items())]
         terminalreporter.write_line(f"tests ran for: {', '.join(shares)}")
 
     def pytest_sessionfinish(self) -> None:

@@ -6,7 +6,7 @@
 A test acts when it starts a process, opens a port or sleeps. It then has the marker `real`: by the table `REAL` of
 folders and files, none of which `make test-fast` imports, or by `@pytest.mark.real` in a file that has others.
 
-A property is tried on `NUM_EXAMPLES` at most; `make test` tries it on the number that it names, or a hundred.
+A property is tried on `NUM_EXAMPLES` at most; `make test` tries it on the number that it names, or on fifty.
 """
 
 import asyncio

@@ -112,7 +112,7 @@ PLANTED = (
         "a round commits one update below its quorum",
     ),
     Mutant(
-        "hopeless round goes on",
+        "hopeless round continues",
         ROUNDS,
         "            return self._below_quorum(AbandonReason.QUORUM_OUT_OF_REACH, now)\n        if policy.linger",
         "            return ()\n        if policy.linger",
@@ -591,8 +591,8 @@ PLANTED = (
     Mutant(
         "the queue outlives the stream",
         SESSION,
-        "                self.waiting.clear()  # what is still",
-        "                pass  # what is still",
+        "                self.waiting.clear()  # the coordinator asks",
+        "                pass  # the coordinator asks",
         "a client begins a job that was withdrawn while it was disconnected",
     ),
     Mutant(
@@ -638,7 +638,7 @@ PLANTED = (
         "each draw requests a full number of clients although some train",
     ),
     Mutant(
-        "overdue buffer goes on asking",
+        "overdue buffer keeps asking",
         BUFFER,
         "        if self._is_overdue or self._is_drawing:\n",
         "        if self._is_drawing:\n",
@@ -647,7 +647,7 @@ PLANTED = (
     Mutant(
         "the sampler ends a closed buffer",
         BUFFER,
-        "        self._is_drawing = False  # the answer to a draw that is under way is ignored\n",
+        "        self._is_drawing = False  # the answer to a pending draw is ignored\n",
         "",
         "a sampler that fails after the buffer was full abandons it while it is folded",
     ),
@@ -710,7 +710,7 @@ PLANTED = (
     Mutant(
         "what was in an abandoned buffer is lost",
         LEDGER,
-        "            self.waiting = [*updates, *self.waiting]  # those that came during its fold came later\n",
+        "            self.waiting = [*updates, *self.waiting]  # updates that arrived during its fold are later\n",
         "",
         "accepted updates vanish with an abandoned buffer",
     ),
@@ -854,8 +854,8 @@ PLANTED = (
     Mutant(
         "trained for twice",
         SESSION,
-        "            if waiting.request.key in self.outgoing:\n                continue  # asked for again while",
-        "            if False:\n                continue  # asked for again while",
+        "            if waiting.request.key in self.outgoing:\n                continue  # it was requested again",
+        "            if False:\n                continue  # it was requested again",
         "an invitation that arrives a second time while its job ends makes a second update",
     ),
     Mutant(
@@ -922,7 +922,7 @@ PLANTED = (
         "the best version moves to a later one of the same value",
     ),
     Mutant(
-        "patience goes on after a stop",
+        "patience continues after a stop",
         RUN,
         'ledger.failures, ledger.progress, ledger.early_stop = 0, None, ""',
         "ledger.failures = 0",

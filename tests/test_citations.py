@@ -1,7 +1,7 @@
 """Citations: every source that code, tests and pages name exists, in the repository or as a published paper.
 
 `docs/architecture.md` is cited as "architecture, invariant 4" or "architecture, purity"; its tables of rooms and floors
-are those of `tests/house/floors.py`. Links and anchors of the pages are checked in `tests/test_docs.py`.
+are those of the contracts in `pyproject.toml`. Links and anchors of the pages are checked in `tests/test_docs.py`.
 """
 
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.floors import FLOORS, MAY_IMPORT
+from tests.house.contracts import floors, may_import
 from tests.house.tree import AROUND, ROOMS, TESTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -156,20 +156,19 @@ def test_the_nine_invariants_are_numbered_and_each_is_checked_by_files_that_exis
         assert PATH.findall(line.rsplit("|", 2)[1]), line
 
 
-def test_the_table_of_rooms_is_that_of_the_floors() -> None:
-    shown = {room: set(re.findall(r"`(\w+)`", allowed)) for room, _, allowed in rows(ARCHITECTURE, "rooms")}
-    assert shown == {f"`{room}`": allowed - {room} for room, allowed in MAY_IMPORT.items()}
+def test_the_tables_of_rooms_and_floors_are_those_of_the_contracts() -> None:
+    shown = {room.strip("`"): set(re.findall(r"`(\w+)`", allowed)) for room, _, allowed in rows(ARCHITECTURE, "rooms")}
+    assert shown == {room: may_import(room) for room in ROOMS}
+    for room, levels in rows(ARCHITECTURE, "floors"):
+        folders = [[name for name in floor if is_folder(room.strip("`"), name)] for floor in floors(room.strip("`"))]
+        assert [re.findall(r"`([^`]+)`", floor) for floor in levels.split(" < ")] == [f for f in folders if f] or [
+            []
+        ], room
 
 
-def test_the_table_of_folders_is_that_of_the_floors() -> None:
-    shown = {
-        room.strip("`"): [found for floor in floors.split(" < ") if (found := re.findall(r"`([^`]+)`", floor))]
-        for room, floors in rows(ARCHITECTURE, "floors")
-    }
-    for room, floors in FLOORS.items():
-        folders = [[place for place in floor if not place.endswith(".py")] for floor in floors]
-        assert shown.pop(room) == [floor for floor in folders if floor], room
-    assert shown == {}
+def is_folder(room: str, name: str) -> bool:
+    """Whether a name of a contract is a folder in a room, and no room itself."""
+    return (ROOT / room / name).is_dir() and not (ROOT / room / name).is_symlink()
 
 
 def test_the_index_has_every_page() -> None:

@@ -12,17 +12,13 @@ import pytest
 
 from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.rules.coordinate import TrimmedMean
-from atoll.cli.command import EXIT_PIPE
-from atoll.cli.experiments.simulate import INTERRUPTED
 from atoll.cli.sections import Section, described
-from atoll.cli.stopping import EXIT_LATE
 from atoll.client.session import events as client_events
 from atoll.ground.process import crash_points
-from atoll.operations.faults import EXIT_AWAY
 from atoll.parallel.mesh_client import crash_points as rank_crash_points
 from atoll.protocol import vocabulary
 from atoll.protocol.settings import load_text
-from atoll.server import process
+from atoll.protocol.signals import ExitCode
 from atoll.server.audit.actions import Action
 from atoll.server.config.extensions import CUSTOM_RULE
 from atoll.server.config.run import RunFile
@@ -166,9 +162,7 @@ def test_every_command_and_option_has_a_help(command: object) -> None:
 
 
 def test_every_exit_code_is_explained() -> None:
-    served = [process.EXIT_OK, process.EXIT_RUN_FAILED, process.EXIT_OPERATOR, process.EXIT_BUG]
-    codes = [*served, EXIT_AWAY, INTERRUPTED, EXIT_PIPE, EXIT_LATE]
-    assert re.findall(r"^\| (\d+) \|", PAGES["running.md"], re.MULTILINE) == [str(code) for code in codes]
+    assert re.findall(r"^\| (\d+) \|", PAGES["running.md"], re.MULTILINE) == [str(code) for code in ExitCode]
 
 
 def links(text: str) -> list[str]:

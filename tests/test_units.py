@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.operations.faults import EXIT_AWAY, EXIT_FAILED, EXIT_OPERATOR
+from atoll.protocol.signals import ExitCode
 from tests.cli.invoking import TINY, said
 from tests.waiting import BOUND_S
 
@@ -65,9 +65,9 @@ def test_a_unit_is_hardened_and_its_command_knows_every_option(unit):
 def test_a_unit_starts_again_until_disk_database_or_data_are_back(unit):
     found = settings(unit)
     never_again = found["RestartPreventExitStatus"].split()
-    repeating = {EXIT_FAILED, EXIT_OPERATOR} if unit.stem == "atoll-coordinator" else {EXIT_OPERATOR}
+    repeating = {ExitCode.FAILED, ExitCode.OPERATOR} if unit.stem == "atoll-coordinator" else {ExitCode.OPERATOR}
     assert {str(code) for code in repeating} == set(never_again)
-    assert str(EXIT_AWAY) not in never_again
+    assert str(ExitCode.AWAY) not in never_again
     assert found["StartLimitIntervalSec"] == "0", "systemd gives up after so many starts otherwise"
 
 

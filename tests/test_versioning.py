@@ -8,7 +8,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-import atoll
 from atoll.client.disk.spool import MAGIC
 from atoll.client.policy import history
 from atoll.parallel.checkpoint import store
@@ -55,11 +54,6 @@ def test_a_join_code_of_another_version_is_refused_in_the_page_s_words(monkeypat
         JoinCode.parse(code)
     version, effect = ROWS["join code"]
     assert (version, effect) == ("first byte: 1", f"`{refused.value}`.")
-
-
-def test_the_public_names_are_those_of_the_package() -> None:
-    [names] = re.findall(r"`atoll\.__all__`\s\(([^)]+)\)", PAGE)
-    assert re.findall(r"`(\w+)`", names) == atoll.__all__
 
 
 # ---------------------------------------------------------------- a field that a later Atoll sends

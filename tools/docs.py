@@ -11,14 +11,19 @@ A part stands between two comments, and everything outside of them is written by
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SECTIONS = ("run", "coordinator", "aggregator", "agent", "policy", "local", "train", "plan", "simulation")
 PAGES = ("api.md", "authorisation.md", "commands.md", "configuration.md", "faults.md", "protocol.md")
+
+MANY = 5
+"""Commands from which on an option is explained once for all."""
 
 _PART = re.compile(r"(<!-- begin generated: ([^>]+?) -->\n).*?(<!-- end generated -->)", re.DOTALL)
 
@@ -59,9 +64,12 @@ def _settings(section: str) -> Callable[[], str]:
     def generate() -> str:
         from atoll.cli.sections import Section, described
 
+        settings = described(Section(section))
+        if section == "agent":  # the table `notify` is explained once, with the coordinator's
+            known = described(Section.COORDINATOR)
+            settings = [s for s in settings if s not in known]
         rows = [
-            (f"`{s.key}`", _code(s.type), "required" if s.is_required else _code(s.default), s.doc)
-            for s in described(Section(section))
+            (f"`{s.key}`", _code(s.type), "required" if s.is_required else _code(s.default), s.doc) for s in settings
         ]
         return _table(("key", "type", "default", "meaning"), rows)
 
@@ -117,6 +125,18 @@ def _commands(name: str) -> str:
     return "\n\n".join(_command(path, command) for path, command in found)
 
 
+@cache
+def _shared() -> dict[str, str]:
+    """Return the meaning of each option that many commands have, by its spelling; of several the most frequent."""
+    found = Counter((_spelled(p), _meaning(p)) for _, command in commands() for p in command.params if p.name != "help")
+    shared = [key for key, number in reversed(found.most_common()) if number >= MANY and key[0].startswith("--")]
+    return dict(shared)
+
+
+def _options() -> str:
+    return _table(("option", "meaning"), [(f"`{spelling}`", meaning) for spelling, meaning in _shared().items()])
+
+
 def _leaves(path: str, command: Any) -> Iterator[tuple[str, Any]]:
     if not hasattr(command, "commands"):
         yield path, command
@@ -127,12 +147,20 @@ def _leaves(path: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 def _command(path: str, command: Any) -> str:
     rows = [
-        (f"`{_spelled(parameter)}`", _default(parameter), " ".join((getattr(parameter, "help", None) or "").split()))
+        (
+            f"`{_spelled(parameter)}`",
+            _default(parameter),
+            "" if _shared().get(_spelled(parameter)) == _meaning(parameter) else _meaning(parameter),
+        )
         for parameter in command.params
         if parameter.name != "help"
     ]
     text = "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(command.help).split("\n\n"))
     return f"### `{path}`\n\n{text}\n\n{_table(('argument', 'default', 'meaning'), rows)}"
+
+
+def _meaning(parameter: Any) -> str:
+    return " ".join((getattr(parameter, "help", None) or "").split())
 
 
 def _spelled(parameter: Any) -> str:
@@ -171,6 +199,7 @@ _GENERATORS: dict[str, Callable[[], str]] = {
     "steps": _steps("atoll.ground.process.crash_points"),
     "rank steps": _steps("atoll.parallel.mesh_client.crash_points"),
     "rules": _rules,
+    "options": _options,
     "server events": _words("atoll.server.rounds.events", "Event"),
     "server effects": _words("atoll.server.rounds.events", "Effect"),
     "client events": _words("atoll.client.session.events", "Event"),

@@ -4,13 +4,14 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.command import Commands
+from atoll.cli.command import if_stopped
 from atoll.cli.experiments.compare import compare
 from atoll.cli.experiments.population import population
 from atoll.cli.experiments.simulate import simulate
 from atoll.cli.experiments.sweep import sweep
 from atoll.cli.exports.export import export
 from atoll.cli.flower import commands as flower
+from atoll.cli.group import Commands
 from atoll.cli.log import quiet_grpc
 from atoll.cli.members import audit, authority, clients, site
 from atoll.cli.members.join import join
@@ -23,7 +24,6 @@ from atoll.cli.serving.aggregator import aggregator
 from atoll.cli.serving.coordinator import coordinator
 from atoll.cli.serving.notify import notify
 from atoll.cli.settings import settings
-from atoll.cli.stopping import if_stopped
 from atoll.cli.training.plan import plan
 from atoll.cli.training.train import train
 

@@ -1,6 +1,6 @@
 """The values that a shell completes: runs, members and settings, read at once, without torch and without a connection.
 
-A completion is a favour: what cannot be read at once, as a database elsewhere or a damaged one, completes nothing.
+What cannot be read at once, such as a remote or a damaged database, completes nothing.
 """
 
 import sqlite3
@@ -57,7 +57,7 @@ SECTIONS = {
 
 
 def _rows(context: typer.Context, query: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query of a state directory's own database; none if it has none, or is not readable."""
+    """Yield the rows of a query of a state directory's database; none if it is missing or unreadable."""
     path = Path(context.params.get("state") or "atoll-state") / "state.db"
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)) as database:

@@ -8,7 +8,6 @@ import stat
 import time
 from contextlib import suppress
 
-from atoll.cli.printing import log_notes
 from atoll.protocol.log_fields import fields_of
 
 VARIABLE = "ATOLL_LOG"
@@ -34,7 +33,7 @@ class _Text(logging.Formatter):
         self._source = f"{source}: " if source else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line; the traceback of an exception follows on lines of its own."""
+        """Return the line; the traceback of an exception follows on separate lines."""
         line = super().format(record)
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
         zone = time.strftime("%z", time.localtime(record.created))
@@ -66,8 +65,8 @@ class _Json(logging.Formatter):
         return json.dumps(said, ensure_ascii=False)
 
 
-class _Stream(logging.StreamHandler):  # type: ignore[type-arg]
-    """Handler of standard error, whose file is begun anew at its path after a rotation has moved or removed it."""
+class Stream(logging.StreamHandler):  # type: ignore[type-arg]
+    """Handler of standard error, whose file is opened again at its path after a rotation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,16 +104,20 @@ def configure(process: str, site: str = "", form: str = "text") -> None:
         site: the name of an agent's site; it follows the time in every line, as several agents may share a terminal.
         form: `text`, lines for a person, or `json`.
     """
-    handler = _Stream()
+    handler = Stream()
     handler.setFormatter(_Json(process, site) if form == "json" else _Text(site))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("atoll").setLevel(logging.INFO)
-    log_notes(logging.getLogger("atoll").info)
     os.environ[VARIABLE] = form
 
 
+def has_log() -> bool:
+    """Return whether this process has a log."""
+    return any(isinstance(handler, Stream) for handler in logging.root.handlers)
+
+
 def quiet_grpc() -> None:
-    """Keep gRPC's core from writing lines of its own to standard error.
+    """Keep gRPC's core from writing to standard error.
 
     It writes one for each call that a server refuses, so that strangers could fill the disk, and one for each handshake
     that fails, which Atoll's log has already. gRPC reads the variable GRPC_VERBOSITY when it is first imported; a value

@@ -1,23 +1,16 @@
-"""The program `atoll`: the handling of signals before anything slow is imported, and the exit code of a bug."""
+"""The program `atoll`."""
 
-from atoll.cli import stopping
+import sys
+
+from atoll.cli.command import Command
 from atoll.ground.process.loading import keep_modules, loading
 
 
 def run() -> None:
-    """Run the command line. An unexpected exception is a bug: traceback, exit code 70, recovery by replay."""
+    """Run the command line, and end this process with its exit code."""
     keep_modules()
-    with stopping.one_line():
-        try:
-            with loading():
-                from atoll.cli.commands import app
+    with Command(sys.argv[1:]) as command:
+        with loading():
+            from atoll.cli.commands import app
 
-            app()
-        except Exception:
-            stopping.check()
-            import traceback
-
-            from atoll.cli.command import EXIT_BUG
-
-            traceback.print_exc()
-            raise SystemExit(EXIT_BUG) from None
+        app(obj=command)

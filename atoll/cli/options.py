@@ -16,12 +16,28 @@ from atoll.operations.faults import CommandError
 from atoll.operations.requests import DROP_EMPTY, SET
 
 State = Annotated[Path, typer.Option("--state", metavar="DIR", help="The coordinator's state directory.")]
+StateOfRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        help="The coordinator's state directory; by default `coordinator.state` of the TOML, or atoll-state.",
+    ),
+]
 Database = Annotated[
     str,
     typer.Option(
         "--database",
         metavar="URL",
         help="Read the records from this PostgreSQL database; the state directory may then be on another machine.",
+    ),
+]
+Coordinator = Annotated[
+    str | None,
+    typer.Option(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="Address of the coordinator; by default the one from enrolment; short for coordinator.",
     ),
 ]
 Set = Annotated[
@@ -63,7 +79,7 @@ RunArgument = Annotated[
 
 
 def json_only_with(check: bool, json: bool) -> None:
-    """Refuse --json without --check, in a command whose own output is a log.
+    """Refuse --json without --check, in a command whose output is a log.
 
     Raises:
         CommandError: --json without --check.
@@ -75,7 +91,7 @@ def json_only_with(check: bool, json: bool) -> None:
 def between(least: float, most: float = math.inf) -> Callable[[float | None], float | None]:
     """Return a check that a number, where one is given, lies between two bounds.
 
-    Its message has the value, which the message of typer's own `min` and `max` lacks.
+    Its message has the value, which typer's `min` and `max` omit.
     """
     allowed = f"at least {_exact(least)}" + (f", at most {_exact(most)}" if most < math.inf else "")
 

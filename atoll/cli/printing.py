@@ -3,12 +3,13 @@
 import json
 import logging
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import typer
 
+from atoll.cli.log import has_log
 from atoll.protocol.json_values import plain
 
 
@@ -18,29 +19,19 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print one line to standard error, which a pipe does not receive."""
-    if _log is not None:
-        _log(text)
+    """Print one line to standard error, as a line of this process's log if it has one."""
+    if has_log():
+        logging.getLogger("atoll").info("%s", text)
     else:
         typer.echo(text, err=True)
 
 
 def complain(fault: str) -> None:
     """Print an operator's mistake to standard error, as a line of this process's log if it has one."""
-    if _log is not None:
+    if has_log():
         logging.getLogger("atoll").error("%s", fault)
     else:
         typer.echo(f"atoll: {fault}", err=True)
-
-
-_log: Callable[[str], None] | None = None
-"""The function that writes a line of this process's log, of which its notes are part; None: it has no log."""
-
-
-def log_notes(write: Callable[[str], None] | None) -> None:
-    """Let the notes of all threads be lines of this process's log from now on; None: it has no log."""
-    global _log
-    _log = write
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
@@ -60,7 +51,7 @@ def as_json(value: object) -> None:
 
 
 def as_json_line(value: object) -> None:
-    """Print a value as JSON on one line, at once, for a script that reads while the command goes on."""
+    """Print a value as JSON on one line, at once, for a script that reads while the command runs."""
     typer.echo(json.dumps(plain(value), ensure_ascii=False))
 
 

@@ -61,7 +61,7 @@ def _described_fields(section: Section) -> "Iterator[Setting]":
     docs, hints = attribute_docs(kinds[section]), get_type_hints(kinds[section])
     for field in dataclasses.fields(kinds[section]):
         if field.default is dataclasses.MISSING:
-            continue  # the mesh has an option of its own, --mesh
+            continue  # the option --mesh sets the mesh
         may_be_none = type(None) in getattr(hints[field.name], "__args__", ())
         yield Setting(
             key=f"{section}.{field.name}",

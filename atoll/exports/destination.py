@@ -18,7 +18,7 @@ class ExportRefused(ConfigError):
 
 
 class DestinationAway(OSError):
-    """A destination that fails at present, such as a server that does not answer: the same export goes on later."""
+    """A destination that fails at present, such as a server that does not answer: the same export resumes later."""
 
 
 class Destination(Protocol):

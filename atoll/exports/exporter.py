@@ -85,7 +85,7 @@ def follow(
 
 
 class LiveSource(Source, Protocol):
-    """A run that goes on in this process."""
+    """A run in progress in this process."""
 
     def row_of(self, document: Mapping[str, Any]) -> Row | None:
         """Return the row of what the run has just logged; None: it has no numbers."""
@@ -167,6 +167,6 @@ class LiveExport:
                 destination.close()
                 why = " ".join(str(error).split()) or type(error).__name__
                 self._tell(
-                    f"the export to {destination.place} has ended: {why}; the run goes on, and `atoll export` writes "
+                    f"the export to {destination.place} has ended: {why}; the run continues, and `atoll export` writes "
                     "what is missing"
                 )

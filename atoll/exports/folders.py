@@ -19,13 +19,13 @@ SITES_MAX = 100
 """The largest number of sites whose values are exported without being asked for."""
 
 MAY_DIFFER = ("rounds", "simulation.", "train.epochs", "train.steps")
-"""The settings that a resumed run may change without being another one."""
+"""The settings that a resumed run may change without becoming another run."""
 
 NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def identity(name: str, *parts: Any) -> str:
-    """Return the identity of a run: its name, and a digest of everything that tells it from others of the name."""
+    """Return the identity of a run: its name, and a digest of what distinguishes it from others of the name."""
     text = json.dumps(parts, sort_keys=True, default=str, ensure_ascii=False)
     return f"{safe(name)[:60]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 

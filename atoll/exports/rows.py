@@ -48,7 +48,7 @@ class Row:
     at: float
     """The instant of the measurement [s since the epoch]."""
     values: Mapping[str, float]
-    """Finite numbers by name; of rows of one step, each has names of its own."""
+    """Finite numbers by name; rows of one step have distinct names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class State:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the run has ended; an interrupted one goes on."""
+        """Return whether the run has ended; an interrupted one continues."""
         return self.state in ("finished", "failed", "stopped", "early")
 
     @property

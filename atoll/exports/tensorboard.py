@@ -1,4 +1,4 @@
-"""The export as TensorBoard's event file: scalars, with settings and state as texts, and settings as hparams.
+"""The export as TensorBoard's event file: scalars, with settings and state as text, and settings as hparams.
 
 The package `tensorboard` (the extra of the same name) has the format; nothing of torch is imported.
 """
@@ -32,7 +32,7 @@ class TensorBoard:
     """The destination `tensorboard`.
 
     Args:
-        folder: the log directory, in which each run has a folder of its own.
+        folder: the log directory, in which each run has a folder.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """The export as an offline run of Weights & Biases, which `wandb sync` uploads when its owner wants that.
 
-The package `wandb` (the extra of the same name) has the messages. Its own writer would start a service and keep rows in
+The package `wandb` (the extra of the same name) has the messages. Its writer would start a service and keep rows in
 memory, so that a killed export loses some and a resumed one begins a second file: this one appends to one file.
 """
 
@@ -53,7 +53,7 @@ class WeightsAndBiases:
         self._file, self.place = RecordFile(path, read_records, framed, HEADER), str(path.parent)
         records = [pb.Record.FromString(record) for record in self._file.records]
         if records and records[-1].WhichOneof("record_type") == "exit":
-            self._file.remove_last()  # the run may have gone on
+            self._file.remove_last()  # the run may have continued
             records.pop()
         self._num_records, self._begun_at = len(records), about.created_at
         for record in records:

@@ -1,4 +1,4 @@
-"""The file of an offline run of Weights & Biases: the log format of LevelDB, with a header of its own.
+"""The file of an offline run of Weights & Biases: the log format of LevelDB, with a separate header.
 
     header  ":W&B", 0xbee1 (u16), 0 (u8)
     block   32,768 bytes; a record that does not fit is split, and fewer than seven bytes at the end stay empty

@@ -62,10 +62,10 @@ def check_between(what: str, value: object, least: float, most: float) -> None:
 
 
 def check_text(what: str, value: object) -> None:
-    """Check a text.
+    """Check a string.
 
     Raises:
-        AtollError: it is none, or has half of a surrogate pair, which UTF-8 has not.
+        AtollError: it is none, or has a lone surrogate, which UTF-8 cannot encode.
     """
     if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
         raise AtollError(f"{what}: got {value!r}; allowed: a text")

@@ -81,7 +81,7 @@ def compare(a: Any, /, *more: Any, **options: Any) -> "Comparison":
             `target`, a value of the metric to reach. For runs: their `names`, by default the ids of deployed ones. For
             a task: `rounds`, `clients`, `set` and `progress`, as of `simulate`, where `train.*` and `plan.*` in `set`
             are of the centralized training, `local.*` of both, and `train.epochs` is by default the federation's
-            passes over the data; and `out`, a folder in which interrupted trainings go on.
+            passes over the data; and `out`, a folder in which interrupted trainings resume.
 
     Raises:
         AtollError: settings, task or metric have faults, with all of them before anything runs; or a run fails.
@@ -106,7 +106,7 @@ def compare(a: Any, /, *more: Any, **options: Any) -> "Comparison":
 
 
 def _opened(what: Any) -> Any:
-    """Return the run in a folder; anything else as it is."""
+    """Return the run in a folder; anything else unchanged."""
     if not isinstance(what, str | Path) or not Path(what).is_dir():
         return what
     return Training(what) if (Path(what) / LOG).exists() else SimulatedRun(what)

@@ -147,7 +147,7 @@ class Federation:
         return self._answer(lambda: read_view(view, self._state, self._database, run=run, number=number))
 
     def _answer(self, call: Callable[[], Answer]) -> Answer:
-        """Return the answer of a call, on a thread of its own: this one may run a loop of asyncio."""
+        """Return the answer of a call, on another thread: this one may run an asyncio loop."""
 
         def answer() -> Answer:
             with asking(self._named):
@@ -165,7 +165,7 @@ class Federation:
 
 
 class DeployedRun:
-    """A run of a coordinator; `Federation.run` returns one. Each property is read anew."""
+    """A run of a coordinator; `Federation.run` returns one. Each property is read again at each use."""
 
     def __init__(self, federation: Federation, run_id: str) -> None:
         self._federation, self.run_id = federation, run_id
@@ -203,7 +203,7 @@ class DeployedRun:
 
     @property
     def versions(self) -> Table:
-        """The versions, a row each, with metrics by `metrics.clients.accuracy` and alike."""
+        """The versions, a row each, with metrics by `metrics.clients.accuracy` and the like."""
         return Table([flat(row) for row in self._view("versions")["rows"]])
 
     @property
@@ -272,7 +272,7 @@ class DeployedRun:
         """Yield the events of the run as they come, until it has ended; a coordinator that dies is waited for.
 
         Args:
-            after: the entry after which to go on, an earlier `Event.seq`; 0: from the beginning; None: from the
+            after: the entry after which to continue, an earlier `Event.seq`; 0: from the beginning; None: from the
                 beginning of the open round.
 
         Raises:
@@ -281,7 +281,7 @@ class DeployedRun:
         return events(lambda ending: self._items(after, ending))
 
     def afollow(self, *, after: int | None = None) -> AsyncGenerator[Event]:
-        """Yield the events as `follow` does, for `async for`: a loop of asyncio goes on meanwhile."""
+        """Yield the events as `follow` does, for `async for`: the asyncio loop keeps running."""
         return async_events(lambda ending: self._items(after, ending))
 
     def _items(self, after: int | None, ending: "Ending") -> Generator[dict[str, Any]]:

@@ -41,7 +41,7 @@ def number_of(version: object) -> int:
 def one_error(*expected: type[Exception]) -> Iterator[None]:
     """Turn an expected error of the commands, also one of a file, into an `AtollError`.
 
-    Its traceback has no frames of ours but those of the call: a failure of the task's own code has the user's exception
+    Its traceback has no frames of ours but the call's: a failure of the task's code has the user's exception
     as its cause, with the frames from the user's code on.
 
     Args:

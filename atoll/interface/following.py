@@ -41,7 +41,7 @@ class Event:
 
     @property
     def seq(self) -> int | None:
-        """The number of the last entry of the journal that it includes: `follow(after=seq)` goes on there."""
+        """The number of the last entry of the journal that it includes: `follow(after=seq)` continues there."""
         return self.document.get("seq")
 
     @property
@@ -97,7 +97,7 @@ class _Followed:
         return self._thread.submit(next, self._items, None)
 
     def close(self) -> None:
-        """End the following: the thread leaves its wait, closes what it reads from, and ends."""
+        """Stop following: the thread leaves its wait, closes its source, and ends."""
         self._ending.ask()
         self._thread.submit(self._items.close)
         self._thread.shutdown(wait=False)
@@ -118,7 +118,7 @@ def events(open_items: Open) -> Generator[Event]:
 
 
 async def async_events(open_items: Open) -> AsyncGenerator[Event]:
-    """Yield the events until the run has ended; the loop goes on meanwhile; errors as `events`."""
+    """Yield the events until the run has ended; the loop keeps running; errors as `events`."""
     followed = _Followed(open_items)
     try:
         while True:

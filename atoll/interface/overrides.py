@@ -29,7 +29,7 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
     """Return settings of a training by their dotted keys as `key=value`, with words and without quotes.
 
     Raises:
-        ConfigError: they are no table, or a value is no number, text, true, false or None; with all faults.
+        ConfigError: they are no table, or a value is no number, string, true, false or None; with all faults.
     """
     settings = plain_table(settings)
     faults = [
@@ -65,7 +65,7 @@ def plain_table(settings: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _dotted(key: Any, value: Any) -> list[tuple[Any, Any]]:
-    """Return a table of settings, such as `"round"`, as its settings by dotted keys; any other value as it is."""
+    """Return a table of settings, such as `"round"`, as its settings by dotted keys; any other value unchanged."""
     is_table = isinstance(value, Mapping) and len(value) > 0 and all(is_bare(name) for name in value)
     if not is_table or "." in str(key):
         return [(key, value)]
@@ -73,7 +73,7 @@ def _dotted(key: Any, value: Any) -> list[tuple[Any, Any]]:
 
 
 def plain_of(value: Any) -> Any:
-    """Return a value with numbers and arrays of numpy, paths and tuples in it as numbers, lists and texts."""
+    """Return a value with numbers and arrays of numpy, paths and tuples in it as numbers, lists and strings."""
     if isinstance(value, Mapping):
         return {key: plain_of(each) for key, each in value.items()}
     if isinstance(value, list | tuple | range):

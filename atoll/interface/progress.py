@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 Show = Callable[[int, int | None], None]
-"""(done, total) -> None; a total of None leaves it as it is."""
+"""(done, total) -> None; a total of None keeps the last one."""
 
 EVERY_S = 0.1
 """Least seconds between two pictures of a bar in a notebook."""

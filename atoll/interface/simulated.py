@@ -44,15 +44,15 @@ def simulate(
 
     Args:
         task: the task, its reference, or a run's TOML.
-        rounds: the rounds of the run; None: those of the settings.
-        clients: simulated clients, with an iid split of the data unless `population.kind` is set; None: the task's own.
+        rounds: the rounds of the run; None: the settings'.
+        clients: simulated clients, with an iid split of the data unless `population.kind` is set; None: the sites.
         set: settings by their keys, such as `{"round.cohort_size": 20}`.
-        out: the folder of the run, in which an interrupted one goes on; None: a temporary one, which lasts as long as
+        out: the folder of the run, in which an interrupted one resumes; None: a temporary one, which lasts as long as
             the returned object.
         progress: show a progress bar, on a terminal or in a notebook.
 
     Raises:
-        AtollError: settings or task have faults, with all of them before anything runs; or the task's own code fails.
+        AtollError: settings or task have faults, with all of them before anything runs; or the task's code fails.
     """
     from atoll.operations.simulate import run_simulation
 
@@ -104,7 +104,7 @@ class SimulatedRun:
 
     Args:
         folder: the folder of the run, also one that `atoll simulate --out` has written.
-        notes: what the simulation told, such as the engine that it chose.
+        notes: what the simulation reported, such as the engine that it chose.
         is_temporary: the folder is deleted with this object.
         task: the task, with which a comparison counts passes over the data; None: unknown.
         owner: the object with which the folder is deleted; None: there is none.
@@ -153,7 +153,7 @@ class SimulatedRun:
 
     @property
     def rounds(self) -> Table:
-        """The rounds, a row each: fates in numbers, bytes, seconds, and metrics by `server.accuracy` and alike."""
+        """The rounds, a row each: fates in numbers, bytes, seconds, and metrics by `server.accuracy` and the like."""
         lines = [{name: value for name, value in line.items() if name not in BY_CLIENT} for line in self.report.rounds]
         return Table([flat(line) for line in lines])
 

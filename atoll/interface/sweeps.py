@@ -50,10 +50,10 @@ def sweep(
         task: the task, or its reference, of a mapping that names none. A task object is trained in this process, a cell
             after the other, unless `jobs` asks for several.
         set: settings of all cells.
-        jobs: runs at a time, each in a process of its own; None: `sweep.jobs`, which is 1.
+        jobs: runs at a time, each in a separate process; None: `sweep.jobs`, which is 1.
         metric: the metric of the table, such as "server/accuracy"; None: `sweep.metric`, or the first that is no loss.
         target: the value of the metric to reach; None: `sweep.target`.
-        out: the folder of the sweep, in which an interrupted one goes on and finished cells are not repeated; None: a
+        out: the folder of the sweep, in which an interrupted one resumes and finished cells are not repeated; None: a
             temporary one, which lasts as long as the returned object.
         progress: show a progress bar, on a terminal or in a notebook.
 
@@ -129,7 +129,7 @@ def _grid(
     of_call = None if isinstance(task, str) else named(task)
     document = plain_of(document | {"task": task if of_call is None else of_call.reference})
     if faults := [f"{key}: got {value!r}" for key, value in _columns(document) if not is_plain(value)]:
-        raise AtollError(*(f"grid: {fault}; allowed: numbers, texts, true, false, lists of them" for fault in faults))
+        raise AtollError(*(f"grid: {fault}; allowed: numbers, strings, true, false, lists of them" for fault in faults))
     return parse_grid(tomli_w.dumps(document).encode(), Path("grid"), overrides), of_call
 
 
@@ -258,7 +258,7 @@ class Sweep(Sequence[SimulatedRun]):
         """Return a figure of matplotlib with a metric over the rounds, a curve for each row of the table.
 
         Args:
-            metric: `accuracy`, or with its group `server/accuracy`; None: that of the table.
+            metric: `accuracy`, or with its group `server/accuracy`; None: the table's.
 
         Raises:
             AtollError: matplotlib is not installed, or no run has measured it.

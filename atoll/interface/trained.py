@@ -43,11 +43,11 @@ def train(
 
     Args:
         task: the task, or its reference.
-        epochs: passes over the pooled data; None: those of the settings.
+        epochs: passes over the pooled data; None: the settings'.
         steps: optimizer steps; None: those of the epochs.
-        mesh: the mesh, such as "dp=2": its ranks are processes of their own, for a task in a file; None: this process.
+        mesh: the mesh, such as "dp=2": its ranks are separate processes, for a task in a file; None: this process.
         set: settings of `local`, `train`, `plan` and `task` by their keys, such as `{"train.batch_size": 64}`.
-        out: the folder of the training, in which an interrupted one goes on from its newest checkpoint; None: a
+        out: the folder of the training, in which an interrupted one resumes from its newest checkpoint; None: a
             temporary one, which lasts as long as the returned object.
         device: "auto", "cpu" or "cuda".
         progress: show a progress bar, on a terminal or in a notebook.
@@ -89,7 +89,7 @@ def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overri
 
 
 def train_with(job: "Job", request: TrainRequest, bar: Show) -> None:
-    """Train in this process, whose signals and random generators stay its own, or on ranks in processes."""
+    """Train in this process, whose signals and random generators stay unchanged, or on ranks in processes."""
     from atoll.operations.training.launch import launch
     from atoll.operations.training.process import train_here
 

@@ -36,7 +36,7 @@ class Source:
 def export_adapter(source: Source, folder: Path) -> Exported:
     """Write the files of a version's adapter, which `PeftModel.from_pretrained` loads.
 
-    An adapter's frozen tensors are built anew by the run's task, from its seed; it needs no base for that.
+    An adapter's frozen tensors are built again by the run's task, from its seed; it needs no base for that.
 
     Raises:
         CommandError: the version has no adapter, or more than one; the files cannot be written; or as `export`.
@@ -75,7 +75,7 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 def export_whole(source: Source, out: Path) -> Exported:
-    """Write all tensors of the task's model, each in its own dtype: those that did not travel are the task's.
+    """Write all tensors of the task's model, each in its dtype; tensors that did not travel are the task's.
 
     Raises:
         CommandError: the task cannot build its model here; or as `export`.

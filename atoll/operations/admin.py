@@ -193,7 +193,7 @@ def elsewhere() -> tuple[Dialer, Place]:
     dialer = through_proxy(MutualDialer(keeper), os.environ)
     if _is_due(keeper):
         with (
-            waiting_for(f"a renewed certificate from {place.admin_address}", "the command goes on without one"),
+            waiting_for(f"a renewed certificate from {place.admin_address}", "the command continues without one"),
             suppress(NotRenewed),
             alone_with(keeper.folder) as is_alone,
         ):  # it is still valid: a later command tries again

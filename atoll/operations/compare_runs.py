@@ -62,7 +62,7 @@ def _cells(groups: Sequence[Sequence[RunReport]]) -> list[tuple[Cell, RunReport,
 
 
 def _read(folders: Sequence[Path]) -> list[RunReport]:
-    """Read the runs, each with a name of its own.
+    """Read the runs, each with a distinct name.
 
     Raises:
         CommandError: a folder has no run, or is named twice; with all faults.
@@ -84,7 +84,7 @@ def _read(folders: Sequence[Path]) -> list[RunReport]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the cells of a sweep's folder; of another one the folder itself."""
+    """Return the cells of a sweep's folder; another folder is returned itself."""
     cells = sorted(path.parent for path in folder.glob(f"*/{ROUNDS}"))
     return [folder] if (folder / ROUNDS).exists() or not cells else cells
 

@@ -1,4 +1,4 @@
-"""The export of a run as it goes on: `--export` of `atoll simulate` and `atoll train`."""
+"""The export of a run in progress: `--export` of `atoll simulate` and `atoll train`."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -6,17 +6,13 @@ import sqlite3
 from collections.abc import Sequence
 
 from atoll.ground.folders import in_words
-
-EXIT_FAILED, EXIT_OPERATOR, EXIT_AWAY = 1, 2, 75
-"""Exit codes. 1: a run failed. 2: an operator's mistake. 75: a disk is full, or a disk, the database or a site's
-data are away: try again (EX_TEMPFAIL of sysexits.h).
-"""
+from atoll.protocol.signals import ExitCode
 
 
 class CommandError(Exception):
     """An operator's mistakes, one line each, with the value, what is allowed and the way out."""
 
-    code = EXIT_OPERATOR
+    code: int = ExitCode.OPERATOR
 
     def __init__(self, *faults: str, code: int | None = None) -> None:
         super().__init__("\n".join(faults))
@@ -28,15 +24,24 @@ class CommandError(Exception):
 class RunFailed(CommandError):
     """The failure of a run whose settings and task are sound: one of its processes was killed."""
 
-    code = EXIT_FAILED
+    code = ExitCode.FAILED
 
 
 class RunCrashed(RunFailed):
     """The failure of a run by a bug, or the loss of another rank; the faults are the lines of a traceback."""
 
 
+class Interrupted(CommandError):
+    """The end of an operation by a signal, after it has saved its work."""
+
+    code = ExitCode.STOPPED
+
+    def __init__(self) -> None:
+        super().__init__("interrupted; the same command resumes it")
+
+
 class TaskFailed(CommandError):
-    """The failure of the task's own code, its model, data, loss or metric, wherever it ran."""
+    """The failure of the task's code, its model, data, loss or metric, wherever it ran."""
 
 
 _FRAME = re.compile(r'  File "(.+)", line (\d+)')
@@ -82,18 +87,21 @@ def temporary_cause(error: BaseException) -> BaseException | None:
 
 def code_of(error: Exception) -> int:
     """Return the exit code of an error; with 75 a service manager starts the command again."""
-    if isinstance(error, CommandError) and error.code != EXIT_OPERATOR:
+    if isinstance(error, CommandError) and error.code != ExitCode.OPERATOR:
         return error.code
-    return EXIT_OPERATOR if temporary_cause(error) is None else EXIT_AWAY
+    return ExitCode.OPERATOR if temporary_cause(error) is None else ExitCode.AWAY
 
 
 def faults_of(error: Exception) -> Sequence[str] | None:
     """Return an operator's mistakes; None: the error is a bug, which keeps its traceback."""
     from atoll.protocol.settings import ConfigError
+    from atoll.server.errors import OperatorError
     from atoll.task.errors import TaskBroken, TaskNotFound
 
     if isinstance(error, CommandError | ConfigError):
         return error.faults
+    if isinstance(error, OperatorError):
+        return without_frames(str(error))
     if isinstance(error, OSError):
         return in_words(error).splitlines()
     if isinstance(error, TaskNotFound | TaskBroken):

@@ -18,7 +18,7 @@ from atoll.server.config.run import RunFile
 
 PLAN_TIMEOUT_S = 600.0
 
-HOSTED = "without program.native (--native) the app runs hosted, as it is"
+HOSTED = "without program.native (--native) the app runs hosted, unchanged"
 
 KEEP_SITES = 1_000_000
 """Versions whose metrics of single sites stay: the `Result` of Flower has the metrics of each training."""
@@ -68,7 +68,7 @@ def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = N
     Args:
         reference: of the app.
         options: values of its run config over the defaults.
-        nodes: the number of clients; None: that of the project's federations.
+        nodes: the number of clients; None: the number of the project's federations.
 
     Raises:
         CommandError: its description is wrong, a value is, or its code raises before the strategy starts.
@@ -108,8 +108,8 @@ def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None 
     Args:
         reference: of the app.
         options: values of its run config over the defaults.
-        nodes: the number of clients, for which a run of messages waits before its first look; None: that of the
-            project's federations.
+        nodes: the number of clients, for which a run of messages waits before its first look; None: the number
+            of the project's federations.
         is_native: run `main()` up to the start of its strategy, and take the settings of that.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A run or a round as it goes on, for `--follow`: from a state directory, or from a coordinator on another machine."""
+"""A run or a round in progress, for `--follow`: from a state directory, or from a coordinator on another machine."""
 
 import json
 import random
@@ -24,18 +24,18 @@ TERMINAL = ("finished", "failed", "stopped")
 
 
 class Ended(Exception):
-    """The end of a following that another thread has asked for."""
+    """Raised when another thread has asked to stop following."""
 
 
 class Ending:
-    """The request of another thread to end a following, which it obeys within one look at the journal."""
+    """Request of another thread to stop following, obeyed within one look at the journal."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
         self._cancel: Callable[[], object] = lambda: None
 
     def ask(self) -> None:
-        """End the following: the call that it waits for is cancelled."""
+        """Stop following: the call that it waits for is cancelled."""
         self._asked.set()
         self._cancel()
 
@@ -88,7 +88,7 @@ def items(
 
 
 def _from_elsewhere(run: str, after: int | None, ending: Ending) -> Iterator[Document]:
-    """Yield the items of a run at the joined coordinator; a broken call goes on after the last entry.
+    """Yield the items of a run at the joined coordinator; a broken call resumes after the last entry.
 
     Raises:
         CommandError: the coordinator refuses.

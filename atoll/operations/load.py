@@ -60,7 +60,7 @@ def load_run(
         overrides: `key=value`; a path in an override is relative to the current directory, one in a TOML to its folder.
         kind: the model of the TOML, with the tables that it may have.
         is_elsewhere: whether the run is for a coordinator on another machine, which has the files that it names.
-        nodes: the number of clients of a Flower app; None: that of the project's federations.
+        nodes: the number of clients of a Flower app; None: the number of the project's federations.
 
     Raises:
         ConfigError: all mistakes in the settings.
@@ -105,9 +105,9 @@ def load_app(
 
     Args:
         reference: of the app.
-        overrides: `key=value`; those of the table `task` change the run config.
+        overrides: `key=value`; overrides of the table `task` change the run config.
         kind: the model of the settings.
-        nodes: the number of clients; None: that of the project's federations.
+        nodes: the number of clients; None: the number of the project's federations.
 
     Raises:
         ConfigError: mistakes in the overrides.
@@ -235,7 +235,7 @@ def _are_equal(name: str, text: str, other: str) -> bool:
     try:
         return bool(value_of(name, text) == value_of(name, other))
     except ValueError:
-        return True  # that it is no value is told when the settings are read
+        return True  # reading the settings reports that it is no value
 
 
 def _has_only_the_host(path: Path) -> bool:
@@ -351,7 +351,7 @@ def load_user_task(reference: str, *, nodes: int | None = None) -> "Task | Array
 
     Args:
         reference: of the task.
-        nodes: the number of clients of a Flower app; None: that of the project's federations, or 10.
+        nodes: the number of clients of a Flower app; None: the number of the project's federations, or 10.
 
     Raises:
         CommandError: what the task's code raised, or that the reference names no task.

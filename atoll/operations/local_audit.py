@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from atoll.server.audit.actions import Action
 
 BEGUN, FAILED = "begun", "failed"
-"""The outcomes before an action, and after one that did not come to its end."""
+"""Outcomes: started, unfinished."""
 
 
 def os_user() -> str:
@@ -85,13 +85,13 @@ def record_local_action(
 
 
 def record_at_site(state: Path, action: str, run: str, outcome: str) -> None:
-    """Append a person's word about a run to a site's log of decisions, with the operating system's user as actor.
+    """Append a person's decision about a run to a site's log of decisions, with the operating system's user as actor.
 
     Args:
         state: the agent's state directory; its agent may run.
         action: `site.approved`, `site.rejected` or `site.forgotten`.
         run: the run's id.
-        outcome: the terms that the word is about.
+        outcome: the terms of the decision.
     """
     from atoll.client.policy.decisions import NAME
     from atoll.protocol.audit.chain import Event, instant

@@ -1,4 +1,4 @@
-"""The reporter of an operation: notes and waits, of which its caller learns while it works."""
+"""The reporter of an operation: notes and waits, of which its caller learns while it works, and interruptions."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +21,8 @@ class Reporter:
     """Takes one line for a person."""
     waiting: Callable[[str, str], AbstractContextManager[Wait]] = lambda what, limit: nullcontext(Wait())
     """Surrounds a block that waits for something: (its name, the end of the wait in words) -> a context manager."""
+    interrupting: Callable[[Callable[[], object]], AbstractContextManager[None]] = lambda interrupt: nullcontext()
+    """Surrounds a block that saves its work if asked: (the function that asks it to end) -> a context manager."""
 
 
 SILENT = Reporter()
@@ -50,3 +52,12 @@ def waiting_for(what: str, limit: str) -> AbstractContextManager[Wait]:
         limit: the end of the wait, in words: `up to 30 s`, or what ends it.
     """
     return _reporter.get().waiting(what, limit)
+
+
+def interruptible(interrupt: Callable[[], object]) -> AbstractContextManager[None]:
+    """Let the caller interrupt the block, which then saves its work; in the main thread.
+
+    Args:
+        interrupt: asks the block to end.
+    """
+    return _reporter.get().interrupting(interrupt)

@@ -38,7 +38,7 @@ DropEmpty = Annotated[bool, DROP_EMPTY]
 Exports = Annotated[
     Sequence[str],
     Param(
-        "Also export the run as it goes on: tensorboard, mlflow, wandb or jsonl, and its folder or address; by "
+        "Also export the run while it runs: tensorboard, mlflow, wandb or jsonl, and its folder or address; by "
         "default a folder of the tool's name in the run's. Repeatable. `atoll export` does the same later.",
         "TOOL[:PLACE]",
         "--export",
@@ -102,13 +102,13 @@ class SimulateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareRequest:
-    """A task to train federated and centralized, or runs to compare as they are."""
+    """A task to train federated and centralized, or finished runs to compare."""
 
     what: Annotated[
         Sequence[str],
         Param(
             "A task, or the TOML of a simulated run, as for `atoll simulate`; or the folders of simulated runs or "
-            "of sweeps, which are compared as they are.",
+            "of sweeps, which are compared without training.",
             "TASK | RUN.toml | DIR...",
             ARGUMENT,
         ),
@@ -239,7 +239,7 @@ class PlanRequest:
     count: Annotated[
         str | None,
         Param(
-            "Accounting of memory: that of this engine, or a convention of the literature; by default engine.",
+            "Accounting of memory: this engine's, or a convention of the literature; by default engine.",
             "engine|lecture|zero-paper",
         ),
     ] = None

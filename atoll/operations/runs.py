@@ -15,7 +15,7 @@ def start_run(what: str, state: Path | None, overrides: Sequence[str]) -> "RunRe
 
     Args:
         what: the run's TOML, or a task.
-        state: the coordinator's state directory; None: that of the TOML, or the default.
+        state: the coordinator's state directory; None: the TOML's, or the default.
         overrides: settings of the run, `key=value`.
 
     Raises:

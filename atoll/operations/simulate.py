@@ -2,29 +2,23 @@
 
 import tomllib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from atoll.ground.text_files import text_of
 from atoll.operations.faults import CommandError
 from atoll.operations.load import all_faults, load_run, load_user_task, note_unused_settings, overriding, state_of
-from atoll.operations.reporter import note
+from atoll.operations.reporter import interruptible, note
 from atoll.operations.requests import SimulateRequest
 from atoll.operations.starts import file_of_start
 from atoll.operations.task_failures import task_failures_in_one_line
 from atoll.server.config.model import run_and_version
 from atoll.simulations.federation.config import OF_A_COORDINATOR, SimulationFile
-from atoll.simulations.federation.federation import Federation
 from atoll.simulations.federation.report import Json
 from atoll.simulations.federation.run import opened
 from atoll.simulations.federation.setting import setting_of
 from atoll.task.apps import is_app, with_app
 from atoll.task.array_task import ArrayTask
 from atoll.task.task import Task
-
-if TYPE_CHECKING:
-    from atoll.simulations.messages.federation import MessageFederation
 
 NO_COORDINATOR = "a simulation has no coordinator's process"
 
@@ -72,7 +66,6 @@ def run_simulation(
     report: Callable[[Json], None],
     *,
     is_fresh: bool = False,
-    handling: Callable[[Federation], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> Json:
     """Run or resume a simulation in its folder, and return its result.
 
@@ -82,7 +75,6 @@ def run_simulation(
         folder: the folder of the run.
         report: a callback for each round's line.
         is_fresh: refuse a folder that has a run.
-        handling: what surrounds the run, such as the handling of signals.
 
     Raises:
         ConfigError: all faults of the settings, the task or the folder, before anything runs.
@@ -91,19 +83,12 @@ def run_simulation(
     with (
         task_failures_in_one_line(),
         opened(file, task, folder, on_round=report, is_fresh=is_fresh, tell=note) as federation,
-        handling(federation),
+        interruptible(federation.interrupt),
     ):
         return federation.run()
 
 
-def run_messages(
-    file: SimulationFile,
-    task: Task | ArrayTask,
-    folder: Path,
-    *,
-    is_fresh: bool = False,
-    handling: Callable[["MessageFederation"], AbstractContextManager[None]],
-) -> Json:
+def run_messages(file: SimulationFile, task: Task | ArrayTask, folder: Path, *, is_fresh: bool = False) -> Json:
     """Simulate a run of messages in its folder, note each exchange, and return the result.
 
     Args:
@@ -111,7 +96,6 @@ def run_messages(
         task: the task that they name.
         folder: the folder of the run.
         is_fresh: refuse a folder that has an interrupted run.
-        handling: what surrounds the run, such as the handling of signals.
 
     Raises:
         ConfigError: all faults of the settings, the task or the folder, before anything runs.
@@ -124,7 +108,7 @@ def run_messages(
         opened_messages(
             file, task, folder, on_exchange=lambda line: note(line["sentence"]), is_fresh=is_fresh, tell=note
         ) as federation,
-        handling(federation),
+        interruptible(federation.interrupt),
     ):
         return federation.run()
 

@@ -22,7 +22,7 @@ def file_of_start(start: str, *, setting: str, state: Path = STATE) -> str:
     """Return the file of a start: one that it names, or a version of a run, which is exported into this folder.
 
     The run is one of the state directory, or of the joined coordinator. The same version is the
-    same file, `atoll-start-RUN-VERSION.safetensors`, so an interrupted run goes on with the same command.
+    same file, `atoll-start-RUN-VERSION.safetensors`, so the same command resumes an interrupted run.
 
     Args:
         start: a path, or `run:NAME[@VERSION]`.

@@ -36,7 +36,7 @@ from atoll.task.array_task import ArrayTask
 from atoll.task.task import Task
 
 NOTES_MAX = 5
-"""Most different notes on the populations of the cells that are told."""
+"""Most different notes on the cells' populations that are shown."""
 
 
 @dataclass(frozen=True, slots=True)

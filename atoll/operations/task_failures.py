@@ -12,7 +12,7 @@ from atoll.protocol.signals import Stopped
 
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+)')
 _FRAME_ANYWHERE = re.compile(r'^  File "([^"]*)", line \d+, in (?!__torch_(?:function|dispatch)__$)', re.MULTILINE)
-"""A frame, except one that passes an operation of torch on, where Atoll watches a model or counts its work."""
+"""A frame, except one that passes an operation of torch on, where Atoll observes a model or counts its operations."""
 _SIGNATURE = re.compile(r"\w\(\) (takes|missing|got an unexpected|got multiple)")
 _OF_A_MODEL = ("/torch/nn/", "/torch/autograd/")
 """Parts of the file names of torch's modules and losses, of which alone a task may consist, and of their gradients."""
@@ -64,7 +64,7 @@ def task_failures_in_one_line() -> Iterator[None]:
 def failure_of_the_task(error: Exception | SystemExit) -> str | None:
     """Return an error of the user's code in one line, with its place; None: another's error, or a signal's.
 
-    An OSError outside of the user's file is the machine's: its own text says more.
+    An OSError outside of the user's file is the machine's: its text says more.
     """
     if isinstance(error, CommandError | Stopped) or not _is_of_the_task(error):
         return None
@@ -74,7 +74,7 @@ def failure_of_the_task(error: Exception | SystemExit) -> str | None:
 def _is_of_the_task(error: Exception | SystemExit) -> bool:
     """Return whether the error comes from the user's code, from a module of torch, or from a call of the user's code.
 
-    A DataLoader's worker sends its traceback as text, so frames are read from the text. An error that Atoll's own code
+    A DataLoader's worker sends its traceback as text, so frames are read from the text. An error that Atoll's code
     raises is none, except for a function of the user's that does not take the arguments of the call.
     """
     files = _FRAME_ANYWHERE.findall("".join(traceback.format_exception(error)))
@@ -86,7 +86,7 @@ def _is_of_the_task(error: Exception | SystemExit) -> bool:
 
 
 _OWN_ERROR = re.compile(r"^atoll\.[\w.]+: ")
-"""The class of an error of Atoll's own before its message, which says all."""
+"""The class of an Atoll error before its message, which says all."""
 
 
 _CHAINED = (

@@ -12,20 +12,21 @@ from pathlib import Path
 
 from atoll.ground.folders import finds_no_room
 from atoll.ground.printable import printable_size
-from atoll.operations.faults import EXIT_AWAY, CommandError, temporary_cause
+from atoll.operations.faults import CommandError, temporary_cause
+from atoll.protocol.signals import ExitCode
 from atoll.server.errors import DatabaseFull
 
 START_BYTES = 1_000_000
 """Room that a start needs at least in its state directory [bytes]: a new coordinator's took 148 kB, an agent's 32 kB.
 Journal and write-ahead log grow from there, and each model comes on top."""
 
-AGAIN = f"a service manager starts it again by itself (exit code {EXIT_AWAY})"
+AGAIN = f"a service manager starts it again by itself (exit code {ExitCode.AWAY})"
 
 
 class TryAgain(CommandError):
     """A failure that passes by itself, or when a person has freed space; no setting is wrong."""
 
-    code = EXIT_AWAY
+    code = ExitCode.AWAY
 
 
 @contextmanager
@@ -34,7 +35,7 @@ def writing_to(
 ) -> Iterator[None]:
     """Turn an error of a full or absent disk into one sentence about a folder, and exit code 75.
 
-    A file system that is mounted read-only is none of these: it stays so until a person remounts it (exit code 2).
+    A file system that is mounted read-only is another matter: it stays so until a person remounts it (exit code 2).
 
     Args:
         option: the setting that names the folder.

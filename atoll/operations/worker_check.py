@@ -23,7 +23,7 @@ def worker_of(
     settings: Mapping[str, Any] | None = None,
     python: Path | None = None,
 ) -> "Iterator[Worker]":
-    """Give a worker of a task, which has not begun; it ends with the block, and none of its files stays.
+    """Give a worker of a task, which has not begun; it ends with the block, without leaving files.
 
     Args:
         reference: of the task.

@@ -1,11 +1,11 @@
-"""The client state that stays at a site between rounds and is never sent: a control variate, the site's local layers.
+"""The client state, which stays at a site between rounds and is never sent: a control variate, the site's local layers.
 
-    <run>.<round>.<SHA-256>.safetensors    state after the training for that round; the digest is that of the file
+    <run>.<round>.<SHA-256>.safetensors    state after the training for that round, with the digest of the file
 
-The state after a training becomes current neither when the training ends nor when its update is accepted, but when the
-update is in a committed model: only then do client state and model come from the same rounds. So the store stages each
-state under its round, durable before its update is, and the next invitation names the round that counted. A crash at
-any point, a refused update or an abandoned round needs no undo. A file is compared with its name before it is used.
+A state becomes current when its update is part of a committed model, not earlier: only then do client state and model
+come from the same rounds. So the store stages each state under its round, durable before its update is, and the next
+invitation names the round that counted. A crash at any point, a refused update or an abandoned round needs no undo. A
+file's digest is checked before use.
 """
 
 import os
@@ -20,31 +20,31 @@ from atoll.ground.folders import sync_folder
 from atoll.protocol.vocabulary import RoundId, RunId
 
 KEEP = 8
-"""Most staged states of one run, beside the one that counted."""
+"""Largest number of staged states of one run, beside the current one."""
 
 
 class PersonalState:
-    """The client states in one folder, of all runs."""
+    """Store of the client states of all runs, in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def find(self, run_id: RunId, counted_round: RoundId) -> Path | None:
-        """Return the state after the training that counted; None when none has counted, or its file is missing.
+        """Return the current state of a run; None if no update has counted yet, or its file is missing.
 
         Raises:
-            StateDamaged: its bytes are others.
+            StateDamaged: the file does not match its digest.
         """
         found = self._files(run_id).get(counted_round, []) if counted_round else []
         if not found:
             return None
-        return check_named(max(found, key=lambda each: each.stat().st_mtime_ns))  # one was being replaced
+        return check_named(max(found, key=lambda each: each.stat().st_mtime_ns))  # an update was being replaced
 
     def stage(self, run_id: RunId, round_id: RoundId, counted_round: RoundId, data: Path) -> None:
         """Stage the state after a training by moving its file; durable on return.
 
         Deletes states that can no longer count: of rounds before the one that counted, the oldest of more than `KEEP`
-        staged ones, and those of an earlier run of the same name, which have rounds after this one.
+        staged ones, and states of an earlier run of the same name, which have later rounds than this one.
         """
         with data.open("rb") as file:
             os.fsync(file.fileno())

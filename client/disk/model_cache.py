@@ -3,10 +3,10 @@
     <digest>.safetensors   a whole version, every piece checked
     <digest>.part          an incomplete version; its length is the position at which it resumes
 
-A version grows strictly in canonical order. A piece that an older version has is copied when its turn comes, the others
-are appended as they arrive, and each is checked against its SHA-256 before the next one begins. So a restart needs only
-the file, and only bytes that are nowhere on this disk travel. Nothing here is synced: a piece that a power failure has
-damaged is found by its SHA-256 and downloaded again.
+A version is written strictly in canonical order: a piece that an older version has is copied, any other is appended as
+it arrives, and each is checked against its SHA-256 before the next. So a restart needs only the file, and only bytes
+that this disk lacks are downloaded. Nothing here is synced: a piece that a power failure has damaged is found by its
+SHA-256 and downloaded again.
 """
 
 import hashlib
@@ -33,13 +33,13 @@ from atoll.tensors.safetensors_header import header_bytes
 logger = logging.getLogger(__name__)
 
 KEEP = 2
-"""Versions that stay: the one in use, and the one that the next most likely resembles."""
+"""Number of versions to keep: the one in use, and its predecessor, which the next one most likely resembles."""
 
 BLOCK_BYTES = 2**20
 
 
 class PieceDamaged(ValueError):
-    """A piece whose bytes do not have its SHA-256; the file was cut off before it, and it must be fetched again."""
+    """Error: a piece does not match its SHA-256. The file was truncated before it, and it must be fetched again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class PartialVersion:
         self._file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115 - closed by `close`
         self._index = 0  # of the piece that is being filled
         self._begin = self.data_start  # its first byte in the file
-        self._filled = 0  # bytes of it in the file
+        self._filled = 0  # bytes of it already in the file
         self._sha256 = hashlib.sha256()
         self.copied_bytes = 0
 
@@ -88,32 +88,32 @@ class PartialVersion:
 
     @property
     def wanted(self) -> list[Piece]:
-        """The pieces that no older version has, in canonical order; of the first one a part may be there already."""
+        """The pieces that no older version has, in canonical order; the first one may be partly present."""
         left = self._pieces[self._index :]
         begun = left[:1] if self._filled else ()
         return [*begun, *(p for p in left[len(begun) :] if p.num_bytes and p.sha256 not in self._available)]
 
     @property
     def wants_the_rest(self) -> bool:
-        """Return whether no older version has any of the pieces from here on."""
+        """Return whether no older version has any of the remaining pieces."""
         return all(piece.sha256 not in self._available for piece in self._pieces[self._index :])
 
     @property
     def filled_bytes(self) -> int:
-        """Size of the part of the first wanted piece that is there [bytes]."""
+        """Size of the present part of the first wanted piece [bytes]."""
         return self._filled
 
     @property
     def data_bytes(self) -> int:
-        """Size of the part of the version that is there [bytes]."""
+        """Size of the present part of the version [bytes]."""
         return self._begin + self._filled - self.data_start
 
     def resume(self) -> None:
-        """Check the bytes of an earlier attempt, and copy from older versions up to the first missing byte."""
+        """Check the bytes of an earlier attempt, and copy pieces from older versions up to the first missing byte."""
         self._file.seek(0)
         if self._file.read(len(self._header)) != self._header:
             self._begin_anew()
-        with suppress(PieceDamaged):  # the file was cut off before it
+        with suppress(PieceDamaged):  # the file was truncated before it
             self._close_whole_pieces()
             while not self.is_complete and (block := self._file.read(min(BLOCK_BYTES, self._missing))):
                 self._take(block)
@@ -128,10 +128,10 @@ class PartialVersion:
             crash_points.reached("agent.downloading")
 
     def append(self, data: Buffer) -> None:
-        """Append the next bytes of the wanted pieces; on return they are with the operating system.
+        """Append the next bytes of the wanted pieces; on return the operating system has them.
 
         Raises:
-            PieceDamaged: a piece is complete and wrong. It is dropped, with the bytes behind it in `data`.
+            PieceDamaged: a complete piece is wrong. It is dropped, and so are the later bytes of `data`.
         """
         view = memoryview(data)
         while view:
@@ -144,7 +144,7 @@ class PartialVersion:
         self._file.flush()
 
     def take_over(self, parts: "Sequence[PartialVersion]") -> None:
-        """Take the bytes of complete, checked parts, one after the other, and so become complete."""
+        """Assemble the version from complete, checked parts, in their order."""
         assert all(part.is_complete for part in parts)
         self._begin_anew()
         for part in parts:
@@ -159,7 +159,7 @@ class PartialVersion:
         self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the file and leave it as it is."""
+        """Close the file without deleting it."""
         self._file.close()
 
     @property
@@ -187,7 +187,7 @@ class PartialVersion:
 
     def _begin_anew(self) -> None:
         """Truncate the file to its header."""
-        if self._file.seek(0, os.SEEK_END):  # ext4 writes all of a file to the disk at its close once it was cut to 0
+        if self._file.seek(0, os.SEEK_END):  # ext4 flushes a whole file on close if it was truncated to 0
             self._file.seek(0)
             self._file.truncate()
         self._file.write(self._header)
@@ -199,17 +199,17 @@ class PartialVersion:
         self._filled, self._sha256 = 0, hashlib.sha256()
 
     def _copy_available(self) -> None:
-        """Copy pieces for as long as an older version has the next one."""
+        """Copy pieces while an older version has the next one."""
         while not self.is_complete and not self._filled:
             sha256 = self._pieces[self._index].sha256
             if (location := self._available.get(sha256)) is None:
                 return
-            del self._available[sha256]  # a copy that proves damaged makes the piece a wanted one
+            del self._available[sha256]  # a damaged copy makes the piece a wanted one
             self._copy(location)
             self._available.setdefault(sha256, location)
 
     def _copy_available_or_drop(self) -> bool:
-        """Return whether all copies were sound; a damaged one is no longer available."""
+        """Copy the available pieces; return False if one was damaged, which is then no longer available."""
         try:
             self._copy_available()
         except PieceDamaged:
@@ -232,7 +232,7 @@ class PartialVersion:
 
 
 class ModelCache:
-    """The versions in one folder, the most recently used last."""
+    """Cache of model versions in one folder, ordered by last use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -242,7 +242,7 @@ class ModelCache:
 
     @property
     def is_scanned(self) -> bool:
-        """Return whether the files of an earlier process have been checked, for which all of them must be read."""
+        """Whether the files of an earlier process have been checked, which reads all of them."""
         return self._versions is not None
 
     def scan(self) -> None:
@@ -258,11 +258,11 @@ class ModelCache:
         self._parts = {Digest(path.stem) for path in self._folder.glob("*.part")}
 
     def path(self, digest: Digest) -> Path:
-        """Return the path of a version once it is whole."""
+        """Return the path that a version has once it is complete."""
         return self._folder / f"{digest}.safetensors"
 
     def find(self, digest: Digest, manifest: VersionManifest) -> Path | None:
-        """Return the path of a whole version and make it the most recently used; None: it is not here."""
+        """Return the path of a complete version and mark it as the most recently used; None: it is not here."""
         assert self._versions is not None, "scan comes first"
         pieces = self._versions.get(digest)
         if pieces is None or [sha256 for sha256, _ in pieces] != [piece.sha256 for piece in manifest.pieces]:
@@ -301,7 +301,7 @@ class ModelCache:
         return {sha256: location for pieces in versions for sha256, location in pieces if location.num_bytes}
 
     def join(self, digest: Digest, manifest: VersionManifest, parts: Sequence[PartialVersion]) -> Path:
-        """Join complete parts to a whole version, and return its path."""
+        """Join complete parts into a version, and return its path."""
         whole = PartialVersion(self._part(digest), manifest.pieces, {}, layout=manifest.layout)
         whole.take_over(parts)
         path = self.finish(digest, manifest, whole)
@@ -310,7 +310,7 @@ class ModelCache:
         return path
 
     def finish(self, digest: Digest, manifest: VersionManifest, partial: PartialVersion) -> Path:
-        """Turn a complete version into a whole one, and return its path; older ones are left to `tidy`."""
+        """Turn a finished download into a cached version, and return its path; `tidy` deletes the older ones."""
         assert self._versions is not None
         assert partial.is_complete
         partial.close()
@@ -331,17 +331,17 @@ class ModelCache:
         return path
 
     def _keep(self, path: Path) -> None:
-        """Spare a file that `tidy` has not deleted yet: it is in use again."""
+        """Exempt a file from deletion: it is in use again."""
         if path in self._to_delete:
             self._to_delete.remove(path)
 
     def tidy(self) -> None:
-        """Delete the files of older versions, which takes long for large ones; no version may begin meanwhile."""
+        """Delete the files of older versions, which takes long for large ones; begin no version meanwhile."""
         while self._to_delete:
             path = self._to_delete.pop()
             try:
                 path.unlink(missing_ok=True)
-            except OSError as error:  # the next process finds it, and tries again
+            except OSError as error:  # the next process will find the file and try again
                 logger.warning("%s cannot be deleted: %s", path, error)
 
     def _part(self, digest: Digest) -> Path:
@@ -349,7 +349,7 @@ class ModelCache:
 
 
 def _hashed(path: Path) -> list[tuple[str, PieceLocation]]:
-    """Return the SHA-256 and the location of every piece in a whole version's file."""
+    """Return the SHA-256 and the location of every piece in a cached version's file."""
     layout, start = parse_header(path)
     pieces = []
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Files that have the SHA-256 of their content in their names: `NAME.SHA-256.SUFFIX`, compared before each use."""
+"""Files with the SHA-256 of their content in their names: `NAME.SHA-256.SUFFIX`, checked before each use."""
 
 from pathlib import Path
 
@@ -6,18 +6,18 @@ from atoll.ground.file_digest import sha256_of_file
 
 
 class StateDamaged(OSError):
-    """A file of the agent's state has other bytes than were written; the message names it, and the way out."""
+    """Error: a file of the agent's state has changed; the message names the file and the remedy."""
 
 
 def check_named(path: Path) -> Path:
-    """Return the path of a file whose content is that of the SHA-256 in its name.
+    """Return the path of a file after checking its content against the SHA-256 in its name.
 
     Raises:
-        StateDamaged: its bytes are others.
+        StateDamaged: they differ.
     """
     if sha256_of_file(path) != path.stem.rpartition(".")[2]:
         raise StateDamaged(
-            f"{path} is damaged, for its bytes are not those of the SHA-256 in its name: put the file of a backup "
-            "back, or delete it, and go on as without it"
+            f"{path} is damaged: its content does not match the SHA-256 in its name; put the file of a backup "
+            "back, or delete it to continue without it"
         )
     return path

@@ -1,18 +1,18 @@
-"""The residuals of error feedback, which an update leaves for the next one: current once the update is accepted.
+"""The residuals of error feedback, which an update leaves for the next one: current once their update is accepted.
 
-    NAME.RUN.TASK.DIGEST.SHA-256.staged        made with the update DIGEST, which has no answer yet
-    NAME.RUN.TASK.DIGEST.SHA-256.safetensors   current: the update DIGEST was accepted
+    NAME.RUN.TASK.DIGEST.SHA-256.staged        belongs to update DIGEST, not answered yet
+    NAME.RUN.TASK.DIGEST.SHA-256.safetensors   current: update DIGEST was accepted
 
 A staged file is durable before its update can be sent. Its header names the current files that it was made from
 (`REPLACES`). When the update is accepted, one atomic rename makes the staged file current, and the files that it
-replaces are deleted; otherwise the staged file is deleted and they stay. After a crash in between, the files alone tell
-what to do: an update in the spool is sent again and gets the same answer; a staged file whose update is not in the
-spool is deleted; so is a current file that another one replaces.
+replaces are deleted; otherwise the staged file is deleted. After a crash in between, the files alone determine the
+recovery: an update in the spool is sent again and gets the same answer; a staged file whose update is not in the spool
+is deleted; so is a current file that another file replaces.
 
-While an update has no answer, the files that it was made from are not current for another update: each residual counts
-in one update only. So there may be several current files, of updates that were open at the same time.
+While an update has no answer, no other update uses the files that it was made from: each residual counts in one update
+only. So there may be several current files, from updates that were open at the same time.
 
-The last part of a name is the digest of the file, which is compared before it is used.
+The last part of a name is the digest of the file, which is checked before use.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ AGE_MAX_S = 90 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of some files: a kind of residual, a run and its task."""
+    """Owner of residual files: a kind of residual, a run and its task."""
 
     name: str
     run_id: RunId
@@ -53,7 +53,7 @@ class Owner:
 
     @property
     def stem(self) -> str:
-        """Beginning of its files' names; hashes, so that no text from the wire leads out of the folder."""
+        """Prefix of the owner's file names; hashed, so that no string from the wire leads out of the folder."""
         return f"{self.name}.{_hashed(self.run_id)}.{_hashed(self.task)}"
 
 
@@ -61,7 +61,7 @@ class ResidualStore:
     """The residuals in one folder. `stage` and `current` may run on a thread; all other methods are quick.
 
     Args:
-        folder: holds the files; those without use are deleted.
+        folder: holds the files; unused ones are deleted.
         unanswered: digests of the updates in the spool.
     """
 
@@ -69,7 +69,7 @@ class ResidualStore:
         self._folder = folder
         oldest = time.time() - AGE_MAX_S
         for path in self._files("*"):
-            if path.stem.count(".") == _PARTS - 2:  # of an earlier program
+            if path.stem.count(".") == _PARTS - 2:  # from an earlier program
                 path.rename(path.with_name(f"{path.stem}.{sha256_of_file(path)}{path.suffix}"))
         for path in self._files("*"):
             is_staged = path.suffix == STAGED and _digest_of(path) in unanswered
@@ -80,12 +80,12 @@ class ResidualStore:
             self._drop_replaced(path)
 
     def current(self, owner: Owner) -> tuple[Path, ...]:
-        """Return the files that the next update adds: mostly one; none at first, or while an update has no answer.
+        """Return the files that the next update adds: usually one; none at first, or while an update has no answer.
 
-        All of their bytes are read.
+        Reads all of their bytes.
 
         Raises:
-            StateDamaged: a file has other bytes than were written.
+            StateDamaged: a file does not match its digest.
         """
         staged = self._files(f"{owner.stem}.*{STAGED}")
         claimed = {made_with for path in staged for made_with in _replaced_by(check_named(path))}
@@ -100,7 +100,7 @@ class ResidualStore:
         self._sync()
 
     def settle(self, digest: Digest, *, accepted: bool) -> None:
-        """Make the files that were staged with an answered update current, or delete them. Idempotent."""
+        """Make the files that were staged with an update current if it was accepted, else delete them. Idempotent."""
         for path in self._files(f"*.{digest}.*{STAGED}"):
             if not accepted:
                 path.unlink()
@@ -132,17 +132,17 @@ def _hashed(text: str) -> str:
 
 
 def _digest_of(path: Path) -> Digest:
-    """Return the digest of the update with which a file was made."""
+    """Return the digest of the update that a file was staged with."""
     return Digest(_made_with(path.name).rpartition(".")[2])
 
 
 def _made_with(name: str) -> str:
-    """Return NAME.RUN.TASK.DIGEST of a file's name."""
+    """Return the part NAME.RUN.TASK.DIGEST of a file's name."""
     return ".".join(name.split(".")[: _PARTS - 1])
 
 
 def _replaced_by(path: Path) -> Iterator[str]:
-    """Yield the beginnings of the names of the current files that a file was made from: NAME.RUN.TASK.DIGEST."""
+    """Yield the prefixes NAME.RUN.TASK.DIGEST of the current files that a file was made from."""
     try:
         names = json.loads(read_metadata(path).get(REPLACES, "[]"))
     except (TensorFileCorrupted, ValueError) as error:

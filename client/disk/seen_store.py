@@ -2,8 +2,8 @@
 
     STATE/seen    one line of JSON for each change of a run; the last one of a run counts
 
-`save` makes it durable before any outcome of an invitation leaves this client. A crash before that loses only what
-belongs to a round for which nothing has left.
+`save` makes it durable before the client sends any outcome of an invitation. A crash before that loses only rounds for
+which nothing was sent.
 """
 
 import json
@@ -21,16 +21,16 @@ from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 
 LINES_MIN, LINES_PER_RUN = 1000, 10
-"""Lines of the file, in all and for each run, beyond which it is compacted."""
+"""Lines of the file, in total and for each run, beyond which it is compacted."""
 
 _KEYS = frozenset({"run", *asdict(Seen())})
 
 
 class Memory:
-    """The file at a path and its content. `note` is quick; `save` may run on a thread.
+    """Memory of the newest rounds and versions, backed by a file. `note` is quick; `save` may run on a thread.
 
     Raises:
-        ConfigError: the file is damaged. A torn last line, which a crash leaves, is no damage.
+        ConfigError: the file is damaged. A torn last line, which a crash leaves, is not damage.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,17 +40,17 @@ class Memory:
         self._compact()
 
     def seen(self, run_id: RunId) -> Seen:
-        """Return the newest that was seen of a run."""
+        """Return the newest round and version seen of a run."""
         return self._seen.get(run_id, Seen())
 
     def note(self, run_id: RunId, seen: Seen) -> None:
-        """Remember something newer of a run, in memory."""
+        """Record something newer of a run, in memory."""
         with self._lock:
             self._seen[run_id] = seen
             self._unsaved.add(run_id)
 
     def save(self) -> None:
-        """Make everything durable that was noted.
+        """Make all records durable.
 
         Raises:
             OSError: the file cannot be written.
@@ -61,7 +61,7 @@ class Memory:
             lines = b"".join(_line(run_id, self._seen[run_id]) for run_id in sorted(self._unsaved))
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                os.ftruncate(file, self._end)  # cuts off a torn line, of this process or of an earlier one
+                os.ftruncate(file, self._end)  # truncates a torn line, of this process or of an earlier one
                 os.pwrite(file, lines, self._end)
                 os.fsync(file)
             finally:
@@ -71,7 +71,7 @@ class Memory:
             self._compact()
 
     def forget(self, run_id: RunId) -> bool:
-        """Let a run begin again from any round, as this site's operator allows; return whether it was known."""
+        """Accept any round of a run again, as this site's operator allows; return whether the run was known."""
         with self._lock:
             if self._seen.pop(run_id, None) is None:
                 return False
@@ -80,7 +80,7 @@ class Memory:
         return True
 
     def runs(self) -> dict[RunId, Seen]:
-        """Return the newest that was seen of every run."""
+        """Return the newest round and version seen of every run."""
         return dict(self._seen)
 
     def _compact(self) -> None:
@@ -95,7 +95,7 @@ class Memory:
 
 
 def runs_in(path: Path) -> list[RunId]:
-    """Return the runs in the file at a path, which a running agent may append to.
+    """Return the runs in a file, which a running agent may be appending to.
 
     Raises:
         ConfigError: the file is damaged.
@@ -108,7 +108,7 @@ def _line(run_id: RunId, seen: Seen) -> bytes:
 
 
 def _read(path: Path) -> tuple[dict[RunId, Seen], int, int]:
-    """Return the file's content by run, its number of lines, and the byte at which its last whole line ends."""
+    """Return the file's content by run, its number of lines, and the offset at which its last whole line ends."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -1,19 +1,19 @@
 """The spool of finished updates: durable before their first byte is sent, deleted when the coordinator has answered.
 
-An entry is one file, which appears under its name complete and durable, or not at all:
+An entry is one file, which appears under its name atomically, complete and durable:
 
     safetensors file of the update | JSON: manifest and measurements | its SHA-256 | its length (8 bytes) | MAGIC
 
-The bytes of the pieces follow each other from `data_start` on, in canonical order, and are sent as they lie there. The
+The bytes of the pieces follow each other from `data_start` on, in canonical order, and are sent in this order. The
 manifest alone identifies an entry (its run, its round); the file's name is for people.
 
 An update in parts is a folder: for each part its bytes and its manifest, and the rest of the entry in `root.json`,
-which is written last. A folder without it is no entry, and is removed.
+which is written last. A folder without this file is incomplete, and is removed.
 
     part.0000, part.0000.json, part.0001, ..., root.json
 
-A file whose JSON has other bytes than were written is no entry either: its round is trained again. The coordinator
-compares the bytes of the pieces.
+A file whose JSON does not match its SHA-256 is removed, too: its round is trained again. The coordinator checks the
+bytes of the pieces.
 """
 
 import errno
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 MAGIC = b"atoll/2\n"
 MAGIC_BEFORE = b"atoll/1\n"
-"""The end of an entry of an earlier program, which had no SHA-256."""
+"""End of an entry written by an earlier program, without a SHA-256."""
 
 SUFFIX, FOLDER_SUFFIX = ".update", ".parts"
 ROOT = "root.json"
@@ -52,12 +52,12 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
 class SpoolFull(OSError):
-    """No room for one more update, on the disk or within `spool_max_bytes`."""
+    """Error: no room for one more update, on the disk or within `spool_max_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryPart:
-    """A part of a finished update on disk."""
+    """Part of a finished update on disk."""
 
     path: Path
     manifest: bytes
@@ -75,9 +75,9 @@ class Costs:
     train_seconds: float = 0.0
     """Duration of the training [s]."""
     mesh: MeshUse | None = None
-    """The use of a mesh; None: it was one process."""
+    """Use of a mesh; None: one process."""
     steps: int = 0
-    """Number of steps of the optimizer; 0: not known."""
+    """Number of optimizer steps; 0: not known."""
 
 
 NO_COSTS = Costs()
@@ -85,7 +85,7 @@ NO_COSTS = Costs()
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A finished update on disk, with what its upload opens with."""
+    """Finished update on disk, with the data that opens its upload."""
 
     path: Path
     manifest: bytes
@@ -96,15 +96,15 @@ class Entry:
     statistics: Sums
     costs: Costs
     rank: int = 0
-    """The aggregation rank that it is for."""
+    """Aggregation rank that receives it."""
     spreads: bool = False
-    """Part i is for rank (rank + i) modulo the number of ranks; else all are for `rank`."""
+    """Whether part i goes to rank (rank + i) modulo the number of ranks; else all parts go to `rank`."""
     parts: tuple[EntryPart, ...] = ()
-    """The parts, in order, each sent on its own stream; empty: the update is sent as a whole."""
+    """Parts, in order, each sent on its own stream; empty: the update is sent as a whole."""
 
 
 class Spool:
-    """The entries in one folder. `add` may run on a thread; all other methods are quick."""
+    """Spool of finished updates in one folder. `add` may run on a thread; all other methods are quick."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
@@ -121,7 +121,7 @@ class Spool:
         """Check that an update of `num_bytes` fits, before any work is spent on it.
 
         Raises:
-            SpoolFull: it does not; the message has the numbers.
+            SpoolFull: it does not fit; the message has the sizes.
         """
         used = sum(entry.num_bytes for entry in list(self._entries.values()))
         if used + num_bytes > self._max_bytes:
@@ -142,17 +142,17 @@ class Spool:
         spreads: bool = False,
         parts: Sequence[PartManifest] = (),
     ) -> Entry:
-        """Turn a safetensors file of the manifest's pieces into an entry, by moving it; durable on return.
+        """Move a safetensors file of the manifest's pieces into the spool as an entry; durable on return.
 
         Args:
             data: the file; or the folder of an update in parts, with the bytes of the pieces of each one in
-                `part_name(index)`. It is gone afterwards, also when there is no room.
+                `part_name(index)`. It is removed even if there is no room.
             manifest: of the update.
             parts: the manifests of its parts, in order.
             statistics: sums of the training, merged by addition at the coordinator.
             costs: of the update.
             rank: the aggregation rank that the update is for.
-            spreads: whether its parts are for this rank and those after it, in turn.
+            spreads: whether its parts go to this rank and the following ones, in turn.
 
         Raises:
             SpoolFull: there is no room.
@@ -191,8 +191,8 @@ class Spool:
         sync_folder(self._folder)
 
     def _add_folder(self, data: Path, entry: Entry) -> None:
-        """Move the parts into a folder of the spool; the file that makes them an entry comes last."""
-        remove(entry.path)  # of an earlier attempt that found no room
+        """Move the parts into a folder of the spool; write the file that makes them an entry last."""
+        remove(entry.path)  # from an earlier attempt that ran out of space
         entry.path.mkdir()
         try:
             for index, part in enumerate(entry.parts):
@@ -215,7 +215,7 @@ class Spool:
         """Delete an entry. If a crash undoes the deletion, the update is sent again and gets the same answer."""
         entry = self._entries.pop(key, None)
         if entry is not None:
-            if entry.parts:  # a crash while they are deleted leaves no entry
+            if entry.parts:  # after a crash while they are deleted, the rest is not an entry
                 (entry.path / ROOT).unlink(missing_ok=True)
             remove(entry.path)
 
@@ -225,7 +225,7 @@ def _key(manifest: UpdateManifest) -> Key:
 
 
 def plain_name(run_id: RunId) -> str:
-    """Return the beginning of a file name for a run: its id, or a hash where the id might lead out of the folder."""
+    """Return the prefix of a run's file names: its id, or a hash if the id might lead out of the folder."""
     if _PLAIN.fullmatch(run_id) is None:
         return "run." + hashlib.sha256(run_id.encode()).hexdigest()[:32]
     return run_id
@@ -269,7 +269,7 @@ def _read_all(folder: Path) -> Iterator[tuple[Key, Entry]]:
 
 
 def _read(path: Path) -> tuple[Key, Entry]:
-    """Read an entry back; raises ValueError, KeyError, TypeError or AttributeError when `add` has not written it."""
+    """Read an entry back; raises ValueError, KeyError, TypeError or AttributeError for a foreign file."""
     if path.suffix != SUFFIX:
         raise ValueError(f"its name does not end with {SUFFIX}")
     document, begin = _document_in(path)
@@ -280,7 +280,7 @@ def _read(path: Path) -> tuple[Key, Entry]:
 
 
 def _document_in(path: Path) -> tuple[Mapping[str, Any], int]:
-    """Return the JSON at the end of a file, and the place where it begins; raises ValueError if it is not whole."""
+    """Return the JSON at the end of a file, and its offset; raises ValueError if it is incomplete."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         foot = os.pread(file.fileno(), _FOOT_BYTES, max(0, size - _FOOT_BYTES))
@@ -292,13 +292,13 @@ def _document_in(path: Path) -> tuple[Mapping[str, Any], int]:
         body = os.pread(file.fileno(), length, begin)
         written = os.pread(file.fileno(), sum_bytes, begin + length)
     if sum_bytes and hashlib.sha256(body).digest() != written:
-        raise ValueError("the SHA-256 of its manifest and measurements is another one than when they were written")
+        raise ValueError("the SHA-256 of its manifest and measurements differs from the one written")
     document: Mapping[str, Any] = json.loads(body)
     return document, begin
 
 
 def _read_folder(path: Path) -> tuple[Key, Entry]:
-    """Read an entry of several parts back; raises as `_read`."""
+    """Read an entry of several parts back; raises the errors of `_read`."""
     if not (path / ROOT).is_file():
         raise ValueError(f"it has no {ROOT}")
     entry, manifest = _entry(path, _root_of(path / ROOT))
@@ -318,7 +318,7 @@ def _read_folder(path: Path) -> tuple[Key, Entry]:
 
 
 def _root_of(path: Path) -> Mapping[str, Any]:
-    """Return the document of an update in parts; that of an earlier program is JSON alone."""
+    """Return the root document of an update in parts; an earlier program wrote it as plain JSON."""
     if (content := path.read_bytes()).endswith(b"}"):
         document: Mapping[str, Any] = json.loads(content)
         return document

@@ -10,10 +10,10 @@ noise.key     secret of the noise that this site draws (`protocol/identity/noise
 identity/     credential: the agent's key and certificate (`protocol/identity/credential`)
 seen          newest round and version of each run that the coordinator has shown (`seen_store`)
 work/         output files of the worker; emptied when an agent starts
-crew/         what an agent and its ranks share: their line's address, the checkpoint within a round (`mesh_client`)
+crew/         shared by an agent and its ranks: address of their socket, checkpoint within a round (`mesh_client`)
 policy.db     history for the site's policy: runs that have asked, rounds that have begun (`policy/history`)
 decisions/    log of the policy's decisions (`policy/decisions`)
-worker.*.log  output of the user's code, one file for each task; of a crew one more for each rank
+worker.*.log  output of the user's code, one file for each task; with a mesh, one more for each rank
 """
 
 import os
@@ -43,7 +43,7 @@ class StateDirectory:
         self.identity, self.crew = path / "identity", path / "crew"
         _refuse_server_directory(path)
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # an existing one keeps its mode
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # an existing directory keeps its mode
             for folder in (self.spool, self.models, self.work, self.residuals, self.client_state):
                 folder.mkdir(exist_ok=True)
             self._lock = lock_file(path / "lock", f"{os.getpid()}\n")
@@ -52,7 +52,7 @@ class StateDirectory:
         except Locked as error:
             owner = error.owner or "unknown"
             raise ConfigError(
-                [f"state: {path} is in use by another agent (process {owner}); each agent needs a directory of its own"]
+                [f"state: {path} is in use by another agent (process {owner}); each agent needs a separate directory"]
             ) from None
         except OSError as error:
             raise ConfigError([f"state: {path} cannot be used: {error.strerror or error}"]) from error
@@ -72,7 +72,7 @@ class StateDirectory:
 
 
 def _refuse_server_directory(path: Path) -> None:
-    """Refuse the state directory of a server before anything is made in it: the agent's folders would stay there."""
+    """Refuse the state directory of a server before creating anything in it: the agent's folders would stay there."""
     if found := [name for name in SERVER_FILES if os.path.lexists(path / name)]:
         raise ConfigError(
             [f"state: {path} is a coordinator's or an aggregation rank's, for it holds {found[0]}: name another"]

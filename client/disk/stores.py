@@ -13,7 +13,7 @@ from atoll.client.disk.state_directory import StateDirectory
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """The open stores of one state directory; `open` makes them."""
+    """Open stores of one state directory; `open` makes them."""
 
     spool: Spool
     models: ModelCache

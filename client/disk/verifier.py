@@ -1,4 +1,4 @@
-"""The check of every message of the coordinator before the agent acts on it: the shell around `rollback_rules`."""
+"""The verification of every message of the coordinator before it takes effect: the shell around `rollback_rules`."""
 
 import logging
 import time
@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 class Verifier:
-    """Checks signatures by the publisher key of the open connection, and novelty by what was seen of each run.
+    """Verifier of signatures, with the connection's publisher key, and of novelty, with the messages seen of each run.
 
     Args:
         site: this client's name.
         authorities: returns the certificates of the trusted authorities, PEM, for each new connection.
-        memory: the newest of each run that was seen.
+        memory: the newest round and version seen of each run.
         clock: returns seconds since the epoch.
     """
 
@@ -32,11 +32,11 @@ class Verifier:
         self._site, self._authorities, self._clock = site, authorities, clock
         self._key: Ed25519PublicKey | None = None
         self._key_bytes = b""
-        self._ahead = 0.0  # this clock less the coordinator's when they connected [s]
+        self._ahead = 0.0  # this clock minus the coordinator's at connection time [s]
         self.memory = memory
 
     def welcome(self, message: pb.ServerMessage) -> None:
-        """Check a connection's first message, and take its publisher key for all further ones.
+        """Verify a connection's first message, and keep its publisher key for all later ones.
 
         Raises:
             NotTrusted: the key is not this coordinator's, or the message is not signed with it for this client, now.
@@ -52,12 +52,12 @@ class Verifier:
         self._ahead = age_of(message.signature.issued_us, now)
 
     def _note(self, message: pb.ServerMessage, event: Event | None, now: float) -> None:
-        """Remember a message, or raise NotTrusted."""
+        """Record a message as seen, or raise NotTrusted."""
         if isinstance(refused := self._judged(message, event, now), Refused):
             raise NotTrusted(f"{refused.reason}: {refused.detail}")
 
     def check(self, message: pb.ServerMessage, event: Event | None) -> Refused | None:
-        """Return the reason to refuse a message whose content is `event`; None: it counts."""
+        """Return the reason to refuse a message whose content is `event`; None: it is accepted."""
         assert self._key is not None, "a Welcome comes first"
         try:
             check_signature(message, self._site, self._key)
@@ -69,7 +69,7 @@ class Verifier:
         return judged
 
     def timed(self, message: pb.ServerMessage, event: Event | None) -> Event | None:
-        """Return the event of a message with the time that is left of it now."""
+        """Return the event of a message with its remaining time as of now."""
         return timed(event, message.signature.issued_us, self._clock(), ahead=self._ahead)
 
     def _judged(self, message: pb.ServerMessage, event: Event | None, now: float) -> Refused | None:

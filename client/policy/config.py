@@ -31,7 +31,7 @@ class Hours(BaseModel):
     model_config = STRICT
 
     days: list[Day] = list(DAYS)
-    """Days on which the hours begin."""
+    """Weekdays on which the hours begin."""
 
     begin: str = "00:00"
     """Begin of the hours, HH:MM in `time_zone`."""
@@ -56,7 +56,7 @@ class Hours(BaseModel):
 
 
 class SitePolicy(BaseModel):
-    """A site's own policy: all of its rules must agree before the agent trains, evaluates or sends."""
+    """A site's policy: all of its rules must agree before the agent trains, evaluates or sends."""
 
     model_config = STRICT
 
@@ -69,21 +69,21 @@ class SitePolicy(BaseModel):
 
     approval: Literal["none", "each_run"] = "none"
     """Approval by the site's operator. With "each_run", a run waits for `atoll site approve` when it asks for the first
-    time, or with another task, algorithm, codec or training settings than those that were approved. A run that was
-    rejected with `atoll site reject` is always refused."""
+    time, and again when its task, algorithm, codec or training settings change. A run that was rejected with `atoll
+    site reject` is always refused."""
 
     metrics: Literal["per_site", "merged", "none"] = "merged"
-    """Form in which the sums of this site's metrics leave it, those of evaluations and of trainings: "per_site": the
-    coordinator may keep and show them for this site alone; "merged": only as a part of sums over several sites; "none":
-    not at all, and evaluations are refused. An approval is bound to it."""
+    """Form in which sums of this site's metrics leave it, from evaluations and trainings: "per_site": the coordinator
+    may keep and show them for this site alone; "merged": only as a part of sums over several sites; "none": no metrics
+    leave, and evaluations are refused. An approval is bound to it."""
 
     metrics_min_sites: int = Field(default=1, ge=1, le=1_000_000)
     """Least number of sites in any sum of metrics that is shown with this site's part in it; the coordinator shows no
     sum over fewer."""
 
     statistics: Literal["per_site", "merged", "none"] = "none"
-    """Form in which statistics of this site's data leave it, which an operator asks for before a training (`atoll run
-    statistics`): as `metrics`; "none": every request is refused. An approval is bound to it."""
+    """Form in which statistics of this site's data leave it, requested by `atoll run statistics` before a training:
+    same values as `metrics`; "none": every request is refused. An approval is bound to it."""
 
     statistics_min_sites: int = Field(default=1, ge=1, le=1_000_000)
     """Least number of sites in any statistic that is shown with this site's part in it."""
@@ -94,7 +94,7 @@ class SitePolicy(BaseModel):
     fewer examples."""
 
     statistics_extremes: bool = False
-    """Let the least and the greatest value of each feature leave, which are values of single examples."""
+    """Let the minimum and the maximum of each feature leave, which are values of single examples."""
 
     actions: list[Pattern] = ["train", "evaluate"]
     """Messages of a server program that may be answered here, by their kind and action, or patterns: "train",
@@ -108,8 +108,8 @@ class SitePolicy(BaseModel):
     """Largest size of an update with its manifest [bytes]. A larger model is not downloaded for training."""
 
     rounds_per_day: int = Field(default=1_000_000, ge=0, le=1_000_000)
-    """Largest number of rounds that begin in one day of `time_zone`. A round that begins again counts again, unless it
-    is the same work on the same day and no update of it has left. Evaluations do not count."""
+    """Largest number of rounds that begin in one day of `time_zone`. A restarted round counts again, unless it is the
+    same work on the same day and no update of it was sent. Evaluations do not count."""
 
     time_zone: str = "UTC"
     """Time zone of `hours` and of the days in `rounds_per_day`, an IANA name such as Europe/Berlin."""
@@ -122,12 +122,12 @@ class SitePolicy(BaseModel):
 
     @property
     def disclosure(self) -> Disclosure:
-        """The terms on which this site's metrics leave it."""
+        """Terms on which this site's metrics leave it."""
         return Disclosure(MetricsLeave(self.metrics), self.metrics_min_sites)
 
     @property
     def statistics_terms(self) -> StatisticsTerms:
-        """The terms on which statistics of this site's data leave it."""
+        """Terms on which statistics of this site's data leave it."""
         disclosure = Disclosure(MetricsLeave(self.statistics), self.statistics_min_sites)
         return StatisticsTerms(disclosure, self.statistics_min_count, self.statistics_extremes)
 
@@ -169,7 +169,7 @@ EVERYTHING: Sequence[str] = ("*",)
 
 
 def default_policy() -> SitePolicy:
-    """Return the policy without a file: the agent's own tasks, any run, time and size, all metrics and statistics."""
+    """Return the policy without a file: the agent's tasks, any run, time and size, all metrics and statistics."""
     return SitePolicy(
         tasks=list(EVERYTHING),
         runs=list(EVERYTHING),

@@ -1,12 +1,12 @@
 """The decision of a site's policy about one request. Pure: policy, request, history and the instant are arguments.
 
-The rules are asked in a fixed order; the first that objects names the decision:
+The rules are checked in a fixed order; the first one that objects determines the decision:
 
     tasks -> runs -> rejected -> approval -> actions -> metrics, statistics, metrics_only -> upload_max_bytes -> hours
     -> rounds_per_day
 
-A request without an objection is *allowed*. It is *refused* when only another policy or another decision of the
-operator could allow it, and *waiting* when time or the operator's approval will.
+A request without an objection is *allowed*. It is *refused* if only a changed policy or decision of the operator could
+allow it, and *waiting* if it will be allowed in time or by the operator's approval.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 
 COUNTED = (Kind.TRAIN, Kind.UPLOAD)
-"""The kinds that belong to a round, which `rounds_per_day` counts."""
+"""Kinds that belong to a round, which `rounds_per_day` counts."""
 
 
 class Outcome(StrEnum):
@@ -40,7 +40,7 @@ class Outcome(StrEnum):
 
 
 class Rule(StrEnum):
-    """The rule that a decision names; `NONE_OBJECTS` of an allowed request."""
+    """Rule that determined a decision; `NONE_OBJECTS` for an allowed request."""
 
     NONE_OBJECTS = "none_objects"
     TASKS = "tasks"
@@ -60,7 +60,7 @@ class Rule(StrEnum):
 
 
 class Standing(StrEnum):
-    """The operator's decision about a run."""
+    """Operator's decision about a run."""
 
     UNDECIDED = "undecided"
     APPROVED = "approved"
@@ -69,15 +69,15 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRequest:
-    """A request of a coordinator, or of an update in the spool that is ready to leave."""
+    """Request of a coordinator, or of an update in the spool that is ready to be sent."""
 
     kind: Kind
     run_id: str
     task: str
     number: int
-    """The round; for an evaluation, the version; for statistics, the number of the request."""
+    """Number of the round; of an evaluation, its version; of statistics, their request."""
     local: str | None = None
-    """Settings of the training, JSON; None: the request is an upload, whose training was asked about before."""
+    """Settings of the training, JSON; None: the request is an upload, whose training was checked before."""
     algorithm: str | None = None
     """Algorithm of a training."""
     codec: str | None = None
@@ -85,24 +85,24 @@ class PolicyRequest:
     metrics: str = "merged"
     """Form in which the site's metrics leave it (`Disclosure`), or its statistics (`StatisticsTerms`)."""
     action: str = ""
-    """Kind and action of a message of a server program; empty: the request is none."""
+    """Kind and action of a server program's message; empty: the request is not a message."""
     content: str = ""
     """SHA-256 of the training (`content_of`), or of the update's manifest."""
     num_bytes: int | None = None
-    """Size of the update [bytes]; before there is one, of the model; None: not known yet."""
+    """Size of the update [bytes], or, before it exists, of the model; None: not known yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The part of the site's history that a decision about one request needs."""
+    """Part of the site's history that a decision about one request needs."""
 
     standing: Standing = Standing.UNDECIDED
     rounds_today: int = 0
-    """Rounds that were counted on `day_of` the instant of the decision."""
+    """Number of rounds counted on the day of the decision."""
     is_counted: bool = False
-    """The request continues a round that was counted."""
+    """Whether the request continues a counted round."""
     turn: int = 0
-    """Times that the round has begun, this one included; 0 where there is no round."""
+    """Number of times that the round has begun, including this one; 0: there is no round."""
     terms: str = ""
     """Fingerprint of the terms on which the run asks; empty: it has not asked."""
 

@@ -1,4 +1,4 @@
-"""The agent's own log of its site's policy decisions, written ahead of their effects.
+"""The agent's log of its site's policy decisions, written ahead of their effects.
 
 A hash chain like the coordinator's audit log (`protocol/audit/chain`), which `atoll audit verify` reads:
 
@@ -8,7 +8,7 @@ A hash chain like the coordinator's audit log (`protocol/audit/chain`), which `a
     outcome        the rule's name, and a sentence
     digests        the task, the size of the update if it is known, and the SHA-256 of the work or the update
 
-Among the decisions are the checkpoints of the coordinator's own audit log, from its signed messages.
+The log also holds checkpoints of the coordinator's audit log, taken from its signed messages.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,14 @@ NAME = "decisions"
 """Folder of the log in the agent's state directory."""
 
 SIGN_S = 5.0
-"""Longest time that a decision waits for a checkpoint that signs it [s]."""
+"""Longest time until a checkpoint signs a decision [s]."""
 
 REMEMBERED_MAX = 1000
-"""Requests whose last decision is remembered, so that a repetition is not written again."""
+"""Number of requests whose last decision is remembered, so that a repetition is not written again."""
 
 
 class DecisionLog:
-    """Appends to the log in an agent's state directory; a line outlives the process when `write` returns.
+    """Log of decisions in an agent's state directory; a line survives a crash of the process once `write` returns.
 
     Args:
         folder: the state directory.
@@ -48,16 +48,16 @@ class DecisionLog:
 
     @property
     def damage(self) -> str:
-        """The sentence about a broken chain that this process has found; empty: it has found none."""
+        """Description of a broken chain that this process has found; empty: none."""
         return self._files.damage
 
     def write(self, request: PolicyRequest, decision: Decision, turn: int = 0) -> None:
         """Write a decision, unless it repeats the last one about the same request and turn.
 
         Args:
-            request: that was decided about.
+            request: the request.
             decision: the answer.
-            turn: times that the round has begun.
+            turn: number of times that the round has begun.
         """
         if self._answers.get((request, turn)) == decision:
             return
@@ -83,7 +83,7 @@ class DecisionLog:
         self._files.append([event])
 
     def sign(self, *, at_once: bool = False) -> None:
-        """Sign the newest decisions after `SIGN_S`, or at once; then they outlive a power failure, too."""
+        """Sign the newest decisions once `SIGN_S` is over, or at once; signed ones also survive a power failure."""
         if self._files.unsigned and (at_once or self._now() >= self._sign_by):
             self._files.append([], sign=True)
 

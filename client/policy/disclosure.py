@@ -1,7 +1,7 @@
-"""The part of a failure's reason that may leave the site. Pure.
+"""The part of a failure report that may leave the site. Pure.
 
-The text of an error can contain whatever the task's code or its data put into it: a record that cannot be parsed, a
-line of source code, a path. Unless the site allows such texts to leave, the coordinator gets only the reason.
+An error message can contain anything that the task's code or its data put into it: a record that cannot be parsed, a
+line of source code, a path. Unless the site allows such messages to leave, the coordinator gets only the reason.
 """
 
 from dataclasses import replace
@@ -21,11 +21,11 @@ OWN_WORDS = frozenset(
         FailureReason.ROLLBACK,
     }
 )
-"""Reasons whose text the agent itself writes, about the request alone: neither the task's code nor data is in it."""
+"""Reasons whose text the agent itself writes, about the request alone, without the task's code or data."""
 
 
 def disclosed_failure(report: ReportFailure, *, error_details: bool) -> ReportFailure:
-    """Return the report that the coordinator gets: without its detail, unless that may leave."""
+    """Return the report for the coordinator: without its detail, unless the site allows it to leave."""
     return report if error_details or report.reason in OWN_WORDS else replace(report, detail="")
 
 
@@ -33,7 +33,7 @@ Report = TypeVar("Report", ReportEvaluation, ReportStatistics)
 
 
 def disclosed_answer(report: Report, *, error_details: bool) -> Report:
-    """Return the answer that the coordinator gets: what was measured as it is, a failure without its detail."""
+    """Return the answer for the coordinator: results unchanged, a failure without its detail."""
     if error_details or report.reason is None or report.reason in OWN_WORDS:
         return report
     return replace(report, detail=str(report.reason))

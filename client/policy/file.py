@@ -1,7 +1,7 @@
 """The policy file, read at the start and again after each change; a file that is not valid allows nothing.
 
-A change counts when two looks in a row see the same content, so that a half-written file is never used; until then the
-policy from before holds. A file that is missing, unreadable or not valid is never replaced by a default.
+A change takes effect when two reads in a row return the same content, so that a half-written file is never used; until
+then the previous policy holds. A file that is missing, unreadable or not valid is never replaced by a default.
 """
 
 import logging
@@ -18,7 +18,7 @@ BYTES_MAX = 2**20
 
 
 class PolicyFile:
-    """The policy of one file, or the default policy.
+    """Policy from a file, or the default policy.
 
     Args:
         path: of the file; None: the default policy, which never changes.
@@ -31,7 +31,7 @@ class PolicyFile:
         self.path = path
         self._seen = self._used = _content(path)
         self.policy: SitePolicy | None = _parsed(path, self._used)
-        """The policy now; None while the file is not valid."""
+        """Current policy; None while the file is not valid."""
 
     def poll(self) -> bool:
         """Read the file again, and return whether the policy has changed."""
@@ -51,7 +51,7 @@ class PolicyFile:
 
 
 def _content(path: Path | None) -> bytes | str:
-    """Return the bytes of the file, or the sentence why it cannot be read."""
+    """Return the bytes of the file, or a sentence that says why it cannot be read."""
     if path is None:
         return b""
     try:

@@ -1,8 +1,10 @@
-"""The gate between a site and its coordinator: it asks the policy, counts rounds and logs every decision.
+"""The gate between a site and its coordinator: it applies the policy, counts rounds and logs every decision.
 
 It fails closed: a policy that is no longer valid, or a history or log that cannot be written, allows nothing.
 """
 
+import hashlib
+import json
 import logging
 import shlex
 import tempfile
@@ -11,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.client.disk.spool import Entry
-from atoll.client.policy.content import content_of
 from atoll.client.policy.decide import (
     COUNTED,
     Decision,
@@ -41,11 +42,11 @@ from atoll.training.local.algorithms import CONCATENATE
 logger = logging.getLogger(__name__)
 
 ROOM_BYTES = 64 * 1024
-"""Room [bytes] with which a disk counts as no longer full: for hundreds of decisions."""
+"""Free space [bytes] from which a disk no longer counts as full: enough for hundreds of decisions."""
 
 
 class Gate:
-    """Decides for one agent. Every method is quick; the begin of a round costs one durable write.
+    """Policy gate of one agent. Every method is quick; beginning a round costs one durable write.
 
     Args:
         policy: the policy file; None: the default policy.
@@ -63,7 +64,7 @@ class Gate:
         except OSError as error:
             raise ConfigError([f"state: {error}"]) from error
         self.awaiting: dict[str, str] = {}
-        """Runs that wait for the operator's approval, each with its sentence in the log."""
+        """Runs that wait for the operator's approval, each with its log message."""
         self._folder, self._is_full, self._seen = folder, False, self._state()
         self._told_approver: BoundedMapping[str, str] = BoundedMapping(RUNS_MAX)
 
@@ -76,7 +77,7 @@ class Gate:
             logger.error("the log of the decisions cannot be signed: %s", error)
 
     def note_checkpoint(self, checkpoint: str) -> None:
-        """Log a checkpoint of the coordinator's audit log: evidence at the site, if that log is cut off later."""
+        """Log a checkpoint of the coordinator's audit log: evidence at the site in case that log is truncated later."""
         try:
             self._log.note_checkpoint(checkpoint)
         except (OSError, ValueError) as error:
@@ -84,26 +85,26 @@ class Gate:
 
     @property
     def damage(self) -> str:
-        """The sentence about a broken chain of the site's own log; empty: none was found."""
+        """Description of a broken chain in the site's log; empty: none."""
         return self._log.damage
 
     @property
     def error_details(self) -> bool:
-        """Return whether the text of errors may leave the site; never while the policy is not valid."""
+        """Return whether error messages may leave the site; never while the policy is not valid."""
         return self._file.policy is not None and self._file.policy.error_details
 
     @property
     def disclosure(self) -> Disclosure:
-        """Return the terms on which metrics leave the site; none leave while the policy is not valid."""
+        """Return the terms on which metrics leave the site; no metrics leave while the policy is not valid."""
         return Disclosure(MetricsLeave.NONE) if self._file.policy is None else self._file.policy.disclosure
 
     @property
     def statistics_terms(self) -> StatisticsTerms:
-        """Return the terms on which statistics leave the site; none leave while the policy is not valid."""
+        """Return the terms on which statistics leave the site; no statistics leave while the policy is not valid."""
         return StatisticsTerms() if self._file.policy is None else self._file.policy.statistics_terms
 
     def poll(self) -> bool:
-        """Return whether decisions may have changed: by another policy, an approval, the hours, a new day, or room."""
+        """Return whether decisions may have changed: by policy, approval, hours, a new day or free space."""
         try:
             self._log.sign()
         except OSError as error:
@@ -133,7 +134,7 @@ class Gate:
         return (change, *(() if policy is None else (is_open(policy, now), day_of(policy, now))))
 
     def accepted_rollbacks(self) -> list[str]:
-        """Return the runs of which the operator accepts a rollback, until `rollback_taken`."""
+        """Return the runs whose rollback the operator accepts, until `rollback_taken`."""
         try:
             return self._history.accepted_rollbacks()
         except HistoryUnusable as error:
@@ -141,11 +142,11 @@ class Gate:
             return []
 
     def rollback_taken(self, run_id: str) -> None:
-        """Note that the agent has forgotten what it has seen of a run."""
+        """Record that the agent has forgotten the seen rounds of a run."""
         try:
             self._history.taken(run_id)
         except HistoryUnusable as error:
-            logger.error("an accepted rollback is taken, and would be once more: %s", error)
+            logger.error("an accepted rollback was used but cannot be marked, so it holds once more: %s", error)
 
     # ------------------------------------------------------------ questions
 
@@ -159,7 +160,7 @@ class Gate:
         return decision if decision.is_allowed else self._logged(asked, decision, turn)
 
     def _ask_statistics(self, request: StatisticsRequest) -> Decision:
-        """Decide about a request without a model: an allowed one is logged at once."""
+        """Decide about a request without a model; log an allowed one at once."""
         asked = PolicyRequest(
             kind=Kind.STATISTICS,
             run_id=request.run_id,
@@ -173,7 +174,7 @@ class Gate:
         return self._logged(asked, decision, turn)
 
     def _tell_approver(self, run_id: str, decision: Decision) -> None:
-        """Log the command that approves a run which waits for it, once for each of its terms."""
+        """Log the command that approves a waiting run, once for each of its terms."""
         if decision.rule is not Rule.APPROVAL:
             return
         there = f"--state {shlex.quote(str(self._folder.absolute()))}"
@@ -184,12 +185,12 @@ class Gate:
             logger.warning("%s", self.awaiting[run_id], extra={"run": run_id})
 
     def admit(self, request: ModelRequest, model: VersionManifest) -> Decision:
-        """Decide about a request whose model is known; an allowed round is counted, durably, on return."""
+        """Decide about a request whose model is known; an allowed round is durably counted on return."""
         num_bytes = None if isinstance(request, EvaluationRequest) else _update_bytes(model, request)
         return self._decide_and_count(_asked(request, num_bytes, self.disclosure))
 
     def ask_upload(self, entry: Entry) -> Decision:
-        """Decide about the upload of an update, before its first byte; an allowed one is recorded on return."""
+        """Decide about the upload of an update before its first byte; an allowed upload is recorded on return."""
         manifest = parse_update(entry.manifest)
         try:
             task = self._history.task_of(manifest.run_id)
@@ -218,7 +219,7 @@ class Gate:
         return decision
 
     def _decide(self, request: PolicyRequest) -> tuple[Decision, int]:
-        """Return the decision and the turn of the round that it is about."""
+        """Return the decision, and how often the round has begun."""
         policy, now = self._file.policy, self._now()
         if policy is None:
             detail = "this site's policy is not valid now: nothing is allowed until it is"
@@ -260,7 +261,7 @@ class Gate:
 
 
 def failure_of(decision: Decision) -> FailureReason:
-    """Return the failure reason that reports a decision to the coordinator."""
+    """Return the failure reason that tells the coordinator about a decision."""
     reasons = {Rule.APPROVAL: FailureReason.AWAITS_APPROVAL, Rule.DISK_FULL: FailureReason.DISK_FULL}
     return reasons.get(decision.rule, FailureReason.POLICY_REFUSED)
 
@@ -293,7 +294,7 @@ def _asked(request: ModelRequest, num_bytes: int | None, disclosure: Disclosure)
 def _update_bytes(model: VersionManifest, request: Invitation) -> int | None:
     """Return the size of an update of the whole model [bytes], without its manifest, or None.
 
-    None: the update has a variable number of rows, or is a reply to a message, and is judged before its upload.
+    None: the update has a variable number of rows, or is a reply to a message; its size is checked before its upload.
     """
     if request.algorithm == CONCATENATE or request.message:
         return None
@@ -307,5 +308,28 @@ def _update_bytes(model: VersionManifest, request: Invitation) -> int | None:
             else tensor.num_bytes
             for tensor in model.layout
         )
-    except ValueError:  # of a package's codec: it is no smaller than plain values
+    except ValueError:  # the codec of a plugin: assume that it is no smaller than plain values
         return model.num_bytes
+
+
+def content_of(invitation: Invitation) -> str:
+    """Return the SHA-256 of all fields of an invitation that the update depends on.
+
+    Two trainings of one round with equal content are the same work: an agent that reconnects and a coordinator that
+    replays its journal repeat it. It excludes the run and the round, which are compared separately; the remaining time
+    and the instant of the first invitation; and the aggregation rank, which changes when a rank is away.
+    """
+    content = {
+        "task": invitation.task,
+        "base_version": invitation.base_version,
+        "model_digest": invitation.model_digest,
+        "seed": invitation.seed,
+        "local": invitation.local,
+        "algorithm": invitation.algorithm,
+        "codec": invitation.codec,
+        "counted_round": invitation.counted_round,
+        "model_seed": invitation.model_seed,
+    }
+    if invitation.message:
+        content |= {"message": invitation.message, "group": invitation.group}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -4,11 +4,11 @@ One SQLite file in the agent's state directory. Every change is durable (synchro
 that a counted round stays counted after kill -9. `atoll site` writes into the file beside the running agent, which
 notices by `PRAGMA data_version`.
 
-A round has one row for each time that it was counted. The row is open until an update of the round leaves: the same
-work is then no new round, so that a client that reconnects or restarts continues it.
+A round has one row for each time that it was counted. The row is open until an update of the round is sent: repeating
+the same work continues the open row, so a client that reconnects or restarts is not counted again.
 
-Written with `sqlite3` of the standard library and not with SQLAlchemy as the coordinator's state: this file is never a
-PostgreSQL database and has two tables, and an agent starts fast and small. Importing SQLAlchemy would add 0.13 s of
+It uses `sqlite3` of the standard library, unlike the coordinator's state, which uses SQLAlchemy: this file is never a
+PostgreSQL database, has two tables, and an agent should start fast and small. Importing SQLAlchemy would add 0.13 s of
 processor time and 10 MB to an agent, whose own imports take 0.6 s and 61 MB (`import atoll.client.process`).
 """
 
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 NAME = "policy.db"
 SCHEMA = 4
 RUNS_MAX = 1000
-"""Undecided runs that are remembered; beyond it the oldest are forgotten."""
+"""Number of undecided runs that are remembered; the oldest beyond it are forgotten."""
 
 ROUNDS_DAYS = 31
-"""Days for which the counts of rounds are kept: a round that is asked for again later is a new one."""
+"""Days for which round counts are kept: a round that is requested later counts as a new one."""
 
 BUSY_S = 5.0
 
@@ -55,7 +55,7 @@ CREATE INDEX rounds_by_day ON rounds (day);
 _ROLLBACKS = """
 CREATE TABLE rollbacks (run_id TEXT PRIMARY KEY, accepted_at REAL NOT NULL) STRICT, WITHOUT ROWID;
 """
-"""The rollbacks that the operator has accepted, and that no agent has taken yet."""
+"""Rollbacks that the operator has accepted and no agent has used yet."""
 
 _FROM_SCHEMA_1 = f"""
 ALTER TABLE runs ADD COLUMN algorithm TEXT NOT NULL DEFAULT '';
@@ -70,7 +70,7 @@ DROP TABLE counted
 """Migration from schema 1, whose approvals name no algorithm and no codec: they have to be given again."""
 
 _FROM_SCHEMA_2 = "ALTER TABLE runs ADD COLUMN metrics TEXT NOT NULL DEFAULT 'merged'"
-"""Migration from schema 2, under which a coordinator showed sums over all sites alone."""
+"""Migration from schema 2, under which a coordinator showed only sums over all sites."""
 
 _STEPS = {
     0: _RUNS + _ROUNDS + _ROLLBACKS,
@@ -78,24 +78,24 @@ _STEPS = {
     2: f"{_FROM_SCHEMA_2};\n{_ROLLBACKS}",
     3: _ROLLBACKS,
 }
-"""The statements from each schema version to the present one."""
+"""Statements that migrate each schema version to the current one."""
 
 
 class HistoryUnusable(OSError):
-    """A file that cannot be read or written; the text says which and why."""
+    """Error: the file cannot be read or written; the message names it and the cause."""
 
 
 class NoSuchRun(LookupError):
-    """A run that has never asked here."""
+    """Error: the run has never asked here."""
 
 
 class OtherTerms(LookupError):
-    """A run whose terms have changed since the operator looked at them."""
+    """Error: the run's terms have changed since the operator looked at them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """A run that has asked, and the terms that an approval is bound to."""
+    """A run that has asked, and the terms that an approval covers."""
 
     run_id: str
     task: str
@@ -109,17 +109,17 @@ class RunTerms:
     codec: str
     """Codec of the updates; empty: plain."""
     metrics: str
-    """Form in which the site's metrics leave it."""
+    """Form in which the site's metrics leave the site."""
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the terms, a SHA-256 cut to 96 bits: other terms with the same one cannot be found."""
+        """Fingerprint of the terms: a SHA-256 cut to 96 bits, too long to find other terms with the same one."""
         terms = json.dumps([self.task, self.local, self.algorithm, self.codec, self.metrics])
         return hashlib.sha256(terms.encode()).hexdigest()[:FINGERPRINT_LETTERS]
 
 
 class PolicyHistory:
-    """The open file; it is made when it is missing.
+    """History of one site, an open file that is created if it is missing.
 
     Args:
         folder: the agent's state directory.
@@ -147,14 +147,14 @@ class PolicyHistory:
 
     @property
     def change(self) -> int:
-        """Number that changes whenever another process has written."""
+        """Number that changes whenever another process has written to the file."""
         with self._faults():
             return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 
     # ------------------------------------------------------------ for a decision
 
     def of(self, request: PolicyRequest, *, day: str) -> History:
-        """Return the history that a decision about a request needs, on the day of the decision."""
+        """Return the part of the history that a decision about a request needs, on the given day."""
         with self._faults():
             terms = self._run(request.run_id)
             (today,) = self._db.execute("SELECT count(*) FROM rounds WHERE day = ?", (day,)).fetchone()
@@ -168,12 +168,12 @@ class PolicyHistory:
         return History(standing=standing, rounds_today=today, is_counted=is_counted, turn=turn, terms=fingerprint)
 
     def asked(self, request: PolicyRequest, at: float) -> bool:
-        """Remember the terms on which a run asks; return whether the run or its terms are new.
+        """Record the terms on which a run asks; return whether the run or its terms are new.
 
         New terms end an approval; a rejected run stays rejected.
 
         Args:
-            request: to train; or to evaluate or for statistics, to which algorithm and codec do not matter.
+            request: to train; or to evaluate or for statistics, where algorithm and codec do not matter.
             at: seconds since the epoch.
         """
         run_id, local = request.run_id, request.local or ""
@@ -196,7 +196,7 @@ class PolicyHistory:
             return True
 
     def count(self, request: PolicyRequest, day: str) -> None:
-        """Count a training, or an update that leaves, unless it continues a round that was counted.
+        """Count a training or an upload, unless it continues a counted round.
 
         An update closes its round: every later training for that round counts.
         """
@@ -213,7 +213,7 @@ class PolicyHistory:
                 )
 
     def task_of(self, run_id: str) -> str:
-        """Return the task that a run has asked for; empty when it never asked."""
+        """Return the task that a run has asked for; empty if it has never asked."""
         with self._faults():
             terms = self._run(run_id)
         return "" if terms is None else terms.task
@@ -221,13 +221,13 @@ class PolicyHistory:
     # ------------------------------------------------------------ for the operator
 
     def runs(self) -> list[RunTerms]:
-        """Return all runs that have asked, in the order in which they did."""
+        """Return all runs that have asked, oldest request first."""
         with self._faults():
             rows = self._db.execute("SELECT * FROM runs ORDER BY asked_at, run_id").fetchall()
         return [_terms(row) for row in rows]
 
     def decided(self, run_id: str, standing: Standing, at: float, *, fingerprint: str = "") -> RunTerms:
-        """Approve or reject a run, on the terms on which it asked last.
+        """Approve or reject a run, on its latest terms.
 
         Args:
             run_id: id of the run.
@@ -237,7 +237,7 @@ class PolicyHistory:
 
         Raises:
             NoSuchRun: the run has never asked.
-            OtherTerms: it asks on other terms.
+            OtherTerms: its terms differ.
         """
         with self._faults(), self._transaction():
             terms = self._run(run_id)
@@ -250,7 +250,7 @@ class PolicyHistory:
             return replace(terms, standing=standing, decided_at=at)
 
     def forget(self, run_id: str) -> None:
-        """Forget a run, so that its next request counts as its first; its rounds stay counted.
+        """Forget a run, so that its next request counts as its first; its rounds remain counted.
 
         Raises:
             NoSuchRun: the run has never asked.
@@ -265,19 +265,19 @@ class PolicyHistory:
             self._db.execute("INSERT OR REPLACE INTO rollbacks VALUES (?, ?)", (run_id, at))
 
     def accepted_rollbacks(self) -> list[str]:
-        """Return the runs whose rollback is accepted, until an agent has `taken` it."""
+        """Return the runs whose rollback the operator accepts and no agent has used."""
         with self._faults():
             return [run_id for (run_id,) in self._db.execute("SELECT run_id FROM rollbacks ORDER BY run_id")]
 
     def taken(self, run_id: str) -> None:
-        """Note that the agent accepts a rollback from now on."""
+        """Record that the agent has used an accepted rollback."""
         with self._faults():
             self._db.execute("DELETE FROM rollbacks WHERE run_id = ?", (run_id,))
 
     # ------------------------------------------------------------ the file
 
     def _forget_rounds(self, day: str) -> None:
-        """Delete the rows of days long ago, once on each day."""
+        """Delete the rows of long past days, once a day."""
         if day != self._day:
             oldest = date.fromisoformat(day) - timedelta(days=ROUNDS_DAYS)
             self._db.execute("DELETE FROM rounds WHERE day < ?", (oldest.isoformat(),))
@@ -291,7 +291,7 @@ class PolicyHistory:
         return [_Count(*row) for row in self._db.execute(query, (request.run_id, request.number))]
 
     def _prepared(self) -> int:
-        """Make or migrate the tables, and return the schema version of the file."""
+        """Create or migrate the tables, and return the schema version of the file."""
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         with self._transaction():
@@ -320,7 +320,7 @@ class PolicyHistory:
         try:
             yield
         except BaseException:
-            if self._db.in_transaction:  # SQLite has ended it itself where it found no room
+            if self._db.in_transaction:  # SQLite itself rolled back when the disk was full
                 self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
@@ -338,13 +338,13 @@ class PolicyHistory:
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """A row of `rounds`: one time that a round was counted."""
+    """Row of `rounds`: one counted beginning of a round."""
 
     work: str
     """Content of the training; empty: the round was counted with its update, or by an older Atoll."""
     day: str
     sent: str | None
-    """Digest of the update that may leave; None: the row is open."""
+    """Digest of the update that may be sent; None: the row is open."""
 
 
 def _continues(count: _Count, request: PolicyRequest, day: str) -> bool:
@@ -355,7 +355,7 @@ def _continues(count: _Count, request: PolicyRequest, day: str) -> bool:
 
 
 def _covers(terms: RunTerms, request: PolicyRequest) -> bool:
-    """Return whether an approval on these terms covers a request; for an upload, the training was asked about."""
+    """Return whether an approval of these terms covers a request; an upload is covered if its training was."""
     return _has_terms(terms, request, terms.local if request.local is None else request.local)
 
 

@@ -1,11 +1,11 @@
-"""The statistics that may leave a site under its policy: no small counts, no extremes. Pure.
+"""The statistics that may leave a site under its policy: no small counts, no minima and maxima. Pure.
 
 Every number of examples that leaves is 0 or at least `min_count`:
 
-- a split with fewer examples is left out, and so is a feature of which fewer values are there, missing or infinite;
-- of a histogram, and of a task's custom counts, the small cells are left out. Where one cell alone is missing, the
-  number of all examples would tell it: the next smallest cells are left out, too, until there are two, of `min_count`
-  examples together (complementary suppression).
+- a split with fewer examples is omitted, and so is a feature with fewer present, missing or infinite values;
+- the small cells of a histogram, and of a task's custom counts, are omitted. The total would reveal a single missing
+  cell, so the next smallest cells are omitted, too, until there are two with `min_count` examples together
+  (complementary suppression).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ from atoll.training.statistics.parts import Histogram, Moments, Numbers, Part, P
 
 @dataclass(frozen=True, slots=True)
 class StatisticsTerms:
-    """The terms on which the statistics of a site's data leave it."""
+    """Terms on which the statistics of a site's data leave it."""
 
     disclosure: Disclosure = field(default_factory=lambda: Disclosure(MetricsLeave.NONE))
     min_count: int = 10
@@ -30,7 +30,7 @@ class StatisticsTerms:
 
 
 def guarded(statistics: SiteStatistics, terms: StatisticsTerms) -> SiteStatistics:
-    """Return what may leave, with the reason for everything that stays."""
+    """Return the statistics that may leave, and the reason for everything that is withheld."""
     parts: dict[Place, Part] = {}
     withheld = dict(statistics.withheld)
     small = _small_splits(statistics.parts, terms.min_count)
@@ -49,7 +49,7 @@ def guarded(statistics: SiteStatistics, terms: StatisticsTerms) -> SiteStatistic
 
 
 def _small_splits(parts: Mapping[Place, Part], least: int) -> dict[str, str]:
-    """Return the splits that stay as a whole, each with the reason."""
+    """Return the splits that are withheld as a whole, each with the reason."""
     small = {}
     for split in {place[0] for place in parts} if least > 1 else ():
         number = parts.get((split, "examples", ""))
@@ -61,7 +61,7 @@ def _small_splits(parts: Mapping[Place, Part], least: int) -> dict[str, str]:
 
 
 def _guarded(part: Part, terms: StatisticsTerms) -> Part | str:
-    """Return the part as it may leave, or the reason that it stays."""
+    """Return the part as it may leave, or the reason to withhold it."""
     match part:
         case Moments():
             return _moments(part, terms)

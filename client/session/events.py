@@ -15,7 +15,7 @@ Sums = Mapping[str, tuple[float, ...]]
 
 @value
 class Invitation:
-    """The request to train from `base_version` and to report within `time_left` seconds."""
+    """Invitation to train from `base_version` and to report within `time_left` seconds."""
 
     run_id: RunId
     round_id: RoundId
@@ -31,11 +31,11 @@ class Invitation:
     rank: int = 0
     """The aggregation rank that receives the update."""
     spreads: bool = False
-    """The parts of an update go to this rank and to those after it, in turn."""
+    """Whether the parts of an update go to this rank and the following ones, in turn."""
     manifest: bytes = b""
-    """Manifest of the base version; empty: to be fetched."""
+    """Manifest of the base version; empty: download it."""
     data: bytes = b""
-    """Bytes of all pieces of the base version, when they are few."""
+    """Bytes of all pieces of the base version if they are few, else empty."""
     algorithm: str = "fedavg"
     """Algorithm of the training."""
     counted_round: RoundId = RoundId(0)
@@ -43,15 +43,15 @@ class Invitation:
     model_seed: int = 0
     """Seed of the task's initial model."""
     message: str = ""
-    """Kind of the message of a server program that the version is the content of; empty: it is a model."""
+    """Kind of the server program's message that the version contains; empty: it is a model."""
     group: str = ""
-    """The message's group."""
+    """Group of the message."""
     run_number: int = 0
     """The number of the run, for apps; 0: not known."""
     asked_at: float = 0.0
-    """The instant of the first such invitation, for apps [s since the epoch]; 0: not known."""
+    """Instant of the first invitation to this round, for apps [s since the epoch]; 0: not known."""
     key: tuple[str, RunId, int] = field(init=False, repr=False, compare=False)
-    """Name of the job; made once, because a round of a client asks for it eleven times."""
+    """Name of the job; stored, because a round of a client uses it eleven times."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", ("round", self.run_id, self.round_id))
@@ -59,7 +59,7 @@ class Invitation:
 
 @value
 class EvaluationRequest:
-    """The request to evaluate a version on the site's data and to answer within `time_left` seconds."""
+    """Request to evaluate a version on the site's data and to answer within `time_left` seconds."""
 
     run_id: RunId
     version: Version
@@ -82,10 +82,10 @@ class EvaluationRequest:
 
 @value
 class StatisticsRequest:
-    """The request for statistics of the site's data, without a model, within `time_left` seconds."""
+    """Request for statistics of the site's data, without a model, within `time_left` seconds."""
 
     run_id: RunId
-    """Name under which the policy knows the requests of a coordinator for one planned run."""
+    """Name under which the policy records a coordinator's requests for one planned run."""
     number: int
     task: str
     time_left: float
@@ -121,25 +121,25 @@ class Disconnected:
 
 @value
 class Asked:
-    """An invitation, an evaluation request or one for statistics arrived, possibly once more, with a newer deadline."""
+    """A request (invitation, evaluation or statistics) arrived, possibly again with a newer deadline."""
 
     request: Request
 
 
 @value
 class Forbidden:
-    """The site's own policy does not allow a request, or no longer does."""
+    """The site's policy does not allow a request, or no longer does."""
 
     request: Request
     reason: FailureReason
     detail: str
     waits: bool = False
-    """The policy will allow it later: after an approval, within the hours, or on the next day."""
+    """Whether the policy will allow it later: after an approval, within the hours, or on the next day."""
 
 
 @value
 class Released:
-    """The coordinator no longer needs this client in a round; with `submit` its update may count in the next one."""
+    """The coordinator ends the wait for this client in a round; with `submit` its update may count in the next one."""
 
     run_id: RunId
     round_id: RoundId
@@ -163,7 +163,7 @@ class ModelReady:
 
 @value
 class Trained:
-    """The training has ended and its update is in the spool."""
+    """The training has ended, and its update is in the spool."""
 
     key: Key
     digest: Digest
@@ -171,18 +171,18 @@ class Trained:
 
 @value
 class Evaluated:
-    """The evaluation has ended, with its sums or without."""
+    """The evaluation has ended, with sums or without."""
 
     key: Key
     statistics: Sums | None
     detail: str = ""
     reason: FailureReason | None = None
-    """The failure, if it has no sums because of one."""
+    """The failure, if that is why there are no sums."""
 
 
 @value
 class StatisticsMade:
-    """The statistics of the site's data are there, as the task gives them: the policy is not applied yet."""
+    """The statistics of the site's data are made; the policy is not applied yet."""
 
     key: Key
     statistics: SiteStatistics
@@ -190,7 +190,7 @@ class StatisticsMade:
 
 @value
 class JobFailed:
-    """The download, the training, the evaluation or the making of statistics has failed for good."""
+    """The download, the training, the evaluation or the making of statistics has failed permanently."""
 
     key: Key
     reason: FailureReason
@@ -210,14 +210,14 @@ class Answered:
 
 @value
 class UploadCut:
-    """The upload broke off before the verdict."""
+    """The upload was cut before the verdict."""
 
     key: Key
 
 
 @value
 class TimePassed:
-    """The session's deadline has come."""
+    """The session's deadline has passed."""
 
 
 Event = (
@@ -250,7 +250,7 @@ class Connect:
 
 @value
 class Download:
-    """Download the pieces that the request's version lacks here."""
+    """Download the pieces of the request's version that are missing here."""
 
     request: ModelRequest
 
@@ -286,7 +286,7 @@ class KillWorker:
 
 @value
 class Upload:
-    """Send a spooled update, from the byte at which the coordinator's copy ends."""
+    """Send a spooled update, starting where the coordinator's copy ends."""
 
     key: Key
     digest: Digest
@@ -299,45 +299,45 @@ class Discard:
     key: Key
     digest: Digest
     accepted: bool = False
-    """The coordinator accepted it: the residual that was staged with it becomes current, before it is deleted."""
+    """Whether the coordinator accepted it: its staged residual becomes current before the update is deleted."""
     is_answered: bool = False
-    """The coordinator answered it; else it is no longer wanted."""
+    """Whether the coordinator answered it; else it is no longer wanted."""
 
 
 @value
 class ReportFailure:
-    """Tell the coordinator that this client gives up its part in a round."""
+    """Tell the coordinator that this client gives up on a round."""
 
     run_id: RunId
     round_id: RoundId
     reason: FailureReason
     detail: str
     waits: bool = False
-    """The site's policy will allow the work later."""
+    """Whether the site's policy will allow the work later."""
 
 
 @value
 class ReportEvaluation:
-    """Send the coordinator the sums of an evaluation, or the reason for none."""
+    """Send the coordinator the sums of an evaluation, or the reason why there are none."""
 
     run_id: RunId
     version: Version
     statistics: Sums | None
     detail: str
     reason: FailureReason | None = None
-    """The failure, if there was one; the detail begins with it."""
+    """The failure, if any; the detail begins with it."""
 
 
 @value
 class ReportStatistics:
-    """Send the coordinator what the policy allows of the statistics, or the reason for none."""
+    """Send the coordinator the statistics that the policy allows, or the reason why there are none."""
 
     run_id: RunId
     number: int
     statistics: SiteStatistics | None
     detail: str = ""
     reason: FailureReason | None = None
-    """The failure, if there was one; the detail begins with it."""
+    """The failure, if any; the detail begins with it."""
 
 
 Effect = (

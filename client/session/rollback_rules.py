@@ -1,15 +1,15 @@
 """The rules against rollback and replay: every message of the coordinator must be new. Pure; the clock is an argument.
 
-A client remembers the newest instant, round and version of each run that it was shown. From one coordinator these only
-grow: a round is never reused, it has one base version, a version has one digest, and each message is signed at a later
-instant than the one before. So an older message is a replay, or its coordinator has lost its state (restored from a
-backup, or begun anew under the run's name); only this site's operator can allow that.
+A client remembers the newest instant, round and version of each run that it has seen. From one coordinator these only
+grow: a round is never reused, it has one base version, a version has one digest, and each message is signed later than
+its predecessor. So an older message is a replay, or its coordinator has lost its state (restored from a backup, or
+restarted from nothing under the run's name); only this site's operator can allow that.
 
-A client that reconnects is invited again to the round that it works for: at a later instant, with the same round,
-version and digest. The site's policy limits what a repeated round may cost (`policy/`).
+A reconnecting client is invited again to its current round: at a later instant, with the same round, version and
+digest. The site's policy limits what a repeated round may cost (`policy/`).
 
-`time_left` counts from the signature; the time since then is over. The Welcome of a connection shows how far the two
-clocks are apart: what they differ by is not time that has passed.
+`time_left` counts from the signature, so the time since then is subtracted. The Welcome of a connection shows by how
+much the two clocks differ, and this difference is not counted as time passed.
 """
 
 from dataclasses import dataclass, replace
@@ -29,13 +29,13 @@ from atoll.protocol.identity.clock_hint import SKEW_S, instant
 from atoll.protocol.vocabulary import Digest, FailureReason, RoundId, RunId, Version
 
 FUTURE_MAX_S = 240.0
-"""Largest time by which the newest instant that was seen may be in the future [s]; a later one was seen by a clock that
-was ahead, and tells nothing: once the clocks are right, it would refuse every message until they have caught up."""
+"""Largest time by which the newest instant seen may lie in the future [s]. A later one came from a clock that was
+ahead, and is ignored: it would refuse every message until the corrected clocks catch up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The newest instant, round and version of one run that this client was shown."""
+    """Newest instant, round and version that this client has seen of one run."""
 
     issued_us: int = 0
     round_id: RoundId = RoundId(0)  # noqa: RUF009
@@ -43,26 +43,26 @@ class Seen:
     """Base version of `round_id`."""
     version: Version = Version(0)  # noqa: RUF009
     digest: Digest = Digest("")  # noqa: RUF009
-    """Digest of `version`; empty: none was shown."""
+    """Digest of `version`; empty: none seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The refusal of a message, and its reason."""
+    """Refusal of a message, and its reason."""
 
     reason: FailureReason
     detail: str
 
 
 def judge(event: Event | None, issued_us: int, seen: Seen, now: float, *, ahead: float = 0.0) -> Seen | Refused:
-    """Judge a message whose signature is valid: return what is seen of the run from now on, or the refusal.
+    """Judge a message whose signature is valid: return the new state of the run, or the refusal.
 
     Args:
         event: content of the message; None: it concerns no run.
         issued_us: instant of the signature [us since the epoch].
-        seen: what this client was shown of the run before.
+        seen: newest round and version seen of the run before.
         now: this client's wall clock [s since the epoch].
-        ahead: that clock less the coordinator's when they connected [s].
+        ahead: that clock minus the coordinator's at connection time [s].
     """
     if abs(late := age_of(issued_us, now)) > SKEW_S:
         return Refused(FailureReason.CLOCK_SKEW, _clocks(late, now))
@@ -87,13 +87,13 @@ def judge(event: Event | None, issued_us: int, seen: Seen, now: float, *, ahead:
 
 
 def timed(event: Event | None, issued_us: int, now: float, *, ahead: float = 0.0) -> Event | None:
-    """Return the event with the time that is left now; a message from the future does not get more time.
+    """Return the event with its remaining time as of now; a message from the future does not get more time.
 
     Args:
         event: content of the message.
         issued_us: instant of the signature [us since the epoch].
         now: this client's wall clock [s since the epoch].
-        ahead: that clock less the coordinator's when they connected [s].
+        ahead: that clock minus the coordinator's at connection time [s].
     """
     if not isinstance(event, Asked):
         return event
@@ -107,7 +107,7 @@ def age_of(issued_us: int, now: float) -> float:
 
 
 def _older(request: ModelRequest, seen: Seen) -> str:
-    """Return how a request is older than what was seen, or contradicts it; empty when it is not."""
+    """Return how a request is older than those seen, or contradicts them; empty if it is neither."""
     version, again = _version(request), f"; `{ACCEPT} {request.run_id}` at this site allows it once"
     if isinstance(request, Invitation):
         if request.round_id < seen.round_id:
@@ -122,11 +122,11 @@ def _older(request: ModelRequest, seen: Seen) -> str:
 
 
 ACCEPT = "atoll site accept-rollback"
-"""The command of this site's operator that allows a rollback; see docs/protocol.md."""
+"""Command with which this site's operator allows a rollback; see docs/protocol.md."""
 
 
 def run_of(event: Event | None) -> RunId:
-    """Return the run of an event; empty when it concerns none."""
+    """Return the run of an event; empty if it has none."""
     match event:
         case Asked(request):
             return request.run_id

@@ -2,7 +2,7 @@
 
 The agent does one job at a time (train for a round, evaluate a version, make statistics) and uploads any number of
 finished updates. Requests of other runs wait meanwhile, one for each run, in order of arrival: every run gets its turn,
-and no run takes the worker from another. Of one run only the newest request counts. A job goes
+and no run takes the worker from another. Only the newest request of a run counts. The stages of a job:
 
     DOWNLOADING --ModelReady--> WORKING --Trained, Evaluated--> done (an update goes to the spool and is uploaded)
                                    WORKING --StatisticsMade--> done (nothing is downloaded before)
@@ -90,20 +90,20 @@ class Job:
     deadline: float
     stage: Stage = Stage.DOWNLOADING
     is_released: bool = False
-    """The coordinator no longer expects a failure report."""
+    """Whether the coordinator no longer expects a failure report."""
     submit: bool = True
-    """The update is worth sending."""
+    """Whether the update is worth sending."""
     kill_by: float = 0.0
     """Instant at which a STOPPING worker is killed."""
     is_ready: bool = False
-    """The model is complete on disk."""
+    """Whether the model is complete on disk."""
     news_by: float = 0.0
     """Instant until which a newer deadline may still arrive after a reconnect, while DOWNLOADING."""
 
 
 @value
 class Waiting:
-    """A request that begins when the worker is free, if that is before its deadline."""
+    """Request that starts when the worker is free, if that is before its deadline."""
 
     request: Request
     deadline: float
@@ -111,11 +111,11 @@ class Waiting:
 
 @dataclass(slots=True)
 class Outgoing:
-    """A finished update that the coordinator has not answered yet."""
+    """Finished update that the coordinator has not answered yet."""
 
     digest: Digest
     is_active: bool = False
-    """An upload of it is running."""
+    """Whether it is being uploaded."""
     begun_at: float = 0.0
     retry_at: float = 0.0
     num_cuts: int = 0
@@ -123,7 +123,7 @@ class Outgoing:
 
 
 class Session:
-    """The state machine; see the module docstring.
+    """Session of one client; see the module docstring.
 
     Args:
         rules: the session's settings.
@@ -134,10 +134,10 @@ class Session:
     def __init__(self, rules: SessionRules, rng: random.Random, spooled: Mapping[Key, Digest] | None = None) -> None:
         self.rules = rules
         self.job: Job | None = None
-        self.waiting: dict[RunId, Waiting] = {}  # until the worker is free; the first one is the next
+        self.waiting: dict[RunId, Waiting] = {}  # requests that wait for the worker; the first one is next
         self.outgoing = {key: Outgoing(digest) for key, digest in (spooled or {}).items()}
         self.is_connected = False
-        self.upload_seconds: float | None = None  # moving average of what an upload takes; None: not measured yet
+        self.upload_seconds: float | None = None  # moving average of an upload's duration; None: not measured yet
         self._rng = rng
         self._num_dials = 0
 
@@ -169,13 +169,13 @@ class Session:
             return job.kill_by
         if job.stage is Stage.WORKING:
             return job.deadline + self.rules.lease
-        return max(job.deadline, job.news_by) if self.is_connected else None  # without contact it may have moved
+        return max(job.deadline, job.news_by) if self.is_connected else None  # it may have moved without contact
 
     def receive(self, event: Event, now: float) -> Effects:
-        """Advance by one event; overdue deadlines take effect before it, however late the shell wakes.
+        """Handle one event; overdue deadlines take effect first, however late the shell wakes.
 
         Args:
-            event: that has happened.
+            event: the event.
             now: instant on the session's clock [s].
         """
         effects: Effects = ()
@@ -204,7 +204,7 @@ class Session:
                     self.job.news_by = now + self.rules.lease
             case Disconnected():
                 self.is_connected = False
-                self.waiting.clear()  # what is still wanted is asked for again
+                self.waiting.clear()  # the coordinator asks again for what it still wants
                 return (Connect(self._back_off()),)
             case Asked() | Forbidden():
                 return self._asked(event.request, now) if isinstance(event, Asked) else self._forbidden(event, now)
@@ -215,7 +215,7 @@ class Session:
         return ()
 
     def is_at_work_for(self, key: Key) -> bool:
-        """Return whether a request is under way here, or waits: its update is not finished."""
+        """Return whether a request is running or waiting here, so that its update is not finished."""
         is_wanted = self.job is not None and self.job.request.key == key and not self.job.is_released
         return is_wanted or any(waiting.request.key == key for waiting in self.waiting.values())
 
@@ -233,17 +233,17 @@ class Session:
             detail = f"task {request.task!r} is not allowed here (allowed: {allowed})"
             return self._report(request, FailureReason.TASK_NOT_ALLOWED, detail)
         if request.key in self.outgoing:
-            return ()  # the work is done; its upload is on the way or follows
+            return ()  # the work is done, and its upload has started or will
         if self.job is not None and self.job.request.key == request.key and not self.job.is_released:
             return self._deadline_moved(self.job, deadline, now)
         self.waiting[request.run_id] = Waiting(request, deadline)
         job = self.job
         if job is not None and job.request.run_id == request.run_id and job.stage is not Stage.STOPPING:
-            return self._stop(job, submit=False, now=now)  # the coordinator has moved on
+            return self._stop(job, submit=False, now=now)  # the coordinator has finished the round
         return ()
 
     def _forbidden(self, event: Forbidden, now: float) -> Effects:
-        """End a request's job unfinished; a finished update is asked about before its upload."""
+        """End a request's job unfinished; a finished update is checked before its upload."""
         request = event.request
         if request.key in self.outgoing:
             return ()
@@ -268,7 +268,7 @@ class Session:
         while self.waiting:
             waiting = self.waiting.pop(next(iter(self.waiting)))
             if waiting.request.key in self.outgoing:
-                continue  # asked for again while it was wound up, and there it is
+                continue  # it was requested again while it was stopping, and is complete
             self.job = Job(waiting.request, waiting.deadline)
             if isinstance(waiting.request, StatisticsRequest):  # there is no model to wait for
                 self.job.is_ready = True
@@ -283,7 +283,7 @@ class Session:
         return self._begin_work(job, now)
 
     def _begin_work(self, job: Job, now: float) -> Effects:
-        """Begin work once the model is here and before the deadline, which may still move without contact."""
+        """Begin work if the model is present and the deadline lies ahead, which may still move without contact."""
         if job.stage is not Stage.DOWNLOADING or not job.is_ready or now >= job.deadline:
             return ()
         job.stage = Stage.WORKING
@@ -294,7 +294,7 @@ class Session:
 
             budget = left - min(left / 2, reserve),    reserve = max(1.5 upload_seconds, left / 20)
 
-        Before an upload was measured the reserve is left / 10; an evaluation and statistics need none.
+        Until an upload has been measured, the reserve is left / 10; an evaluation and statistics have no reserve.
         """
         left = job.deadline - now
         if isinstance(job.request, EvaluationRequest | StatisticsRequest):
@@ -341,7 +341,7 @@ class Session:
         return (KillWorker(job.request.key), *report)
 
     def _stop(self, job: Job, *, submit: bool, now: float) -> Effects:
-        """Stop the job: a download ends at once, a worker may answer with what it has."""
+        """Stop the job: a download ends at once, a worker may return its partial result."""
         job.is_released, job.submit = True, submit
         if job.stage is Stage.DOWNLOADING:
             self.job = None
@@ -413,7 +413,7 @@ class Session:
 
 
 def mean_upload_seconds(before: float | None, seconds: float) -> float:
-    """Return the moving average of the durations of uploads after one more: the first, then half old and half new."""
+    """Return the moving average of upload durations after one more: the first, then half old and half new."""
     return seconds if before is None else 0.5 * before + 0.5 * seconds
 
 

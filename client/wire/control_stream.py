@@ -1,7 +1,7 @@
 """One session with the coordinator: the control stream, and the connections for the calls beside it.
 
-Each session is new in every part: connection, stream and session name. Every way in which it breaks is a
-`StreamBroken`; the caller decides what it means and when to dial again.
+Each session has a new connection, stream and session name. Every failure is a `StreamBroken`; the caller decides what
+it means and when to dial again.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from atoll.protocol.wire.stream import Stream, StreamBroken
 logger = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 30.0
-"""Time after which a connection that takes no control message is dead [s]."""
+"""Time after which a connection that accepts no control message counts as dead [s]."""
 
 CLOSE_TIMEOUT_S = 1.0
 OUTBOX_MAX = 1000
 
 
 class Link:
-    """The link of one session: a control stream, and calls beside it.
+    """Connection of one session: a control stream, and calls beside it.
 
     `open` it once, `receive` until it ends, and `close` it always.
 
@@ -65,12 +65,12 @@ class Link:
             raise StreamBroken(grpc.StatusCode.DEADLINE_EXCEEDED, detail) from None
         if message is None or message.WhichOneof("message") != "welcome":
             raise StreamBroken(grpc.StatusCode.UNKNOWN, "the coordinator's first message is not a Welcome")
-        self._heartbeat_s = max(0.05, min(3600.0, message.welcome.heartbeat_s))  # in this order: NaN is 3600
+        self._heartbeat_s = max(0.05, min(3600.0, message.welcome.heartbeat_s))  # this order turns NaN into 3600
         self._writer = asyncio.create_task(self._write(stream))
         return message
 
     def calls(self) -> AbstractAsyncContextManager[rpc.Stub]:
-        """Return the stub for calls that begin now; see `RotatingChannel.calls`."""
+        """Return the stub for new calls; see `RotatingChannel.calls`."""
         return self.connection.calls()
 
     async def receive(self) -> pb.ServerMessage | None:
@@ -90,7 +90,7 @@ class Link:
         return message
 
     def send(self, message: pb.ClientMessage) -> None:
-        """Queue a message, without waiting; a connection whose queue is full is broken off."""
+        """Queue a message, without waiting; break off a connection whose queue is full."""
         if self._outbox.full():
             self._break_off(f"{OUTBOX_MAX} messages wait for it")
         else:

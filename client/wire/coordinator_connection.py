@@ -1,4 +1,4 @@
-"""The connection to the coordinator: one session after the other, and the messages that wait for the next one."""
+"""The connection to the coordinator: a sequence of sessions, and the messages that wait for the next one."""
 
 import asyncio
 import logging
@@ -25,31 +25,31 @@ from atoll.protocol.wire.stream import StreamBroken
 logger = logging.getLogger(__name__)
 
 WHY_MAX = 200
-"""Characters of the reason for which no session is open, as a notice has it."""
+"""Largest length of the reason, in characters, that a notice gives for a missing session."""
 
 OF_CLOCK = "the clock of site "
-"""The beginning of the sentence with which the coordinator refuses a site whose clock differs."""
+"""Prefix of the sentence with which the coordinator refuses a site whose clock differs."""
 
 UNSENT_MAX = 100
-"""Reports that wait for a connection; a newer one replaces the oldest."""
+"""Number of reports that wait for a connection; a newer one replaces the oldest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionHandlers:
-    """The agent's side of the connection; all four are called on the event loop."""
+    """Handlers of the agent, all called on the event loop."""
 
     hello: Callable[[], pb.Hello]
     """Makes the first message of the next session."""
     on_connected: Callable[[pb.Welcome], None]
     """Receives the coordinator's Welcome, verified."""
     on_message: Callable[[pb.ServerMessage], None]
-    """Receives each further message, as it came."""
+    """Receives each further message, unverified."""
     on_lost: Callable[[], None]
-    """Learns that a session has ended, or that none came about."""
+    """Learns that a session has ended, or could not be opened."""
 
 
 class CoordinatorConnection:
-    """Dials when asked to, and reports what happens to its handlers.
+    """Connection that dials on request and reports events to its handlers.
 
     Args:
         address: of the coordinator.
@@ -82,16 +82,16 @@ class CoordinatorConnection:
         self._displaced, self._displaced_wait = Displaced(displaced_wait, random.SystemRandom()), 0.0
         self._complaint = ""
         self.why = ""
-        """The end of the last session, or of the attempt to open one, while none is open."""
+        """Cause of the last session's end, or of the failed attempt to open one, while none is open."""
 
     @property
     def is_refused_for_clock(self) -> bool:
-        """Return whether the coordinator connects this site no longer because their clocks differ."""
+        """Whether the coordinator refuses this site because their clocks differ."""
         return self.why.startswith(OF_CLOCK)
 
     @property
     def current(self) -> Link | None:
-        """The session that is open; None when none is."""
+        """The open session; None if there is none."""
         return self._link
 
     async def link(self) -> Link:
@@ -119,7 +119,7 @@ class CoordinatorConnection:
             self._link.connection.renew()
 
     def leave(self) -> None:
-        """End the open session after the message that is handled now; the next one compares the clocks anew."""
+        """End the open session after the current message; the next session compares the clocks again."""
         self._is_over = True
 
     async def hang_up(self) -> None:
@@ -159,7 +159,7 @@ class CoordinatorConnection:
             end = error
         except NotTrusted as error:
             end = StreamBroken(grpc.StatusCode.UNAUTHENTICATED, f"the coordinator's Welcome is not trusted: {error}")
-            await link.decline(str(error))  # or it would wait for work of this client
+            await link.decline(str(error))  # otherwise it would wait for work of this client
         finally:
             self._displaced.held_for(clock() - held_since)
             self._link = None
@@ -181,7 +181,7 @@ class CoordinatorConnection:
             else:
                 self._handlers.on_message(message)
             if self._is_over:
-                raise StreamBroken(grpc.StatusCode.OK, "a message of another time came: the clocks are compared anew")
+                raise StreamBroken(grpc.StatusCode.OK, "a message of another time came: the clocks are compared again")
 
     def _on_ranks(self, message: pb.ServerMessage) -> None:
         if self._verifier is not None and (refused := self._verifier.check(message, None)) is not None:
@@ -201,12 +201,12 @@ class CoordinatorConnection:
             logger.debug("no connection to %s: %s; trying again", self._address, end)
             return
         self._complaint = complaint
-        text = end.detail if end.code is grpc.StatusCode.OK else str(end)  # a stream that has ended cleanly
+        text = end.detail if end.code is grpc.StatusCode.OK else str(end)  # the stream ended cleanly
         why = await explained(text, self._address, self._dialer.credential)
         logger.warning("no connection to %s: %s; trying again", self._address, why)
 
 
 def cause_of(end: StreamBroken) -> str:
-    """Return the cause of a failed attempt, "TLS" or a status code: the same for all details that have one remedy."""
+    """Return the cause of a failed attempt, "TLS" or a status code; details with the same remedy share a cause."""
     is_tls = end.code is grpc.StatusCode.UNAVAILABLE and is_handshake_failure(end.detail)
     return "TLS" if is_tls else end.code.name

@@ -1,7 +1,7 @@
 """The download of a version's missing pieces: at most one window of bytes is in flight beyond those on disk.
 
-A large download runs on a thread, over a connection whose calls block, which is 6 % faster. Smaller ones, and a large
-one that does not begin in time, use the session's own connection, on the event loop.
+A large download runs on a thread, over a blocking connection, which is 6 % faster. Smaller downloads, and a large one
+that does not begin in time, use the session's connection, on the event loop.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ from atoll.protocol.wire.stream import Stream, StreamBroken, broken_streams
 logger = logging.getLogger(__name__)
 
 BOXES_MAX = 1000
-"""Most pieces that one call asks for by name, so that the request stays small."""
+"""Largest number of pieces that one call requests by name, so that the request stays small."""
 
 LARGE_BYTES = 8 * MIB
-"""Size from which a download is worth a thread and a second connection, which would double the connections of 2,000
-clients of a small model."""
+"""Size from which a download is worth a thread and a second connection; for a small model, this would double the
+connections of 2,000 clients."""
 
 BEGIN_S = 2.0
-"""Time after which a large download that has not begun takes the other connection [s]: strangers may be flooding the
-server's port."""
+"""Time after which a large download that has not begun moves to the other connection [s]: the server's port may be
+flooded."""
 
 TELL_S = 2.0
-"""Time after which a download grants credit again although it is not needed: a sign that bytes arrive [s]."""
+"""Time after which a download grants credit again although it is not needed: a sign of life [s]."""
 
 NOT_REACHED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED
-"""Status codes of a call that the server never answered: it failed by itself, or was given up after `BEGIN_S`."""
+"""Status codes of a call that never reached the server: it failed locally, or was given up after `BEGIN_S`."""
 
 
 async def download(
@@ -60,7 +60,7 @@ async def download(
 
     Raises:
         StreamBroken: the call was cut or refused, or the server broke the protocol.
-        PieceDamaged: a piece arrived damaged; it is wanted again.
+        PieceDamaged: a piece arrived damaged; it must be fetched again.
         OSError: the disk fails.
     """
     fetch = _Fetch(run_id, digest, partial)
@@ -73,7 +73,7 @@ async def download(
 
 
 class _Fetch:
-    """The request of one call and its progress."""
+    """Progress of one call, and its request."""
 
     def __init__(self, run_id: RunId, digest: Digest, partial: PartialVersion) -> None:
         self.partial = partial
@@ -101,12 +101,12 @@ class _Fetch:
         return self._total - self._position
 
     def note(self, reply: DownloadMessage) -> pb.DownloadRequest | None:
-        """Count the bytes of a reply, and return the next grant of credit if it is due.
+        """Count the bytes of a reply, and return the next credit grant if it is due.
 
-        The caller sends the grant when the bytes are with the operating system.
+        The caller sends the grant once the operating system has the bytes.
 
         Raises:
-            StreamBroken: the reply is not what was asked for.
+            StreamBroken: the reply does not match the request.
         """
         self.has_begun = True
         if isinstance(reply, Data):
@@ -152,7 +152,7 @@ async def _on_loop(stub: Any, fetch: _Fetch) -> None:
 
 
 async def _on_thread(stub: Any, fetch: _Fetch) -> bool:
-    """Download over the blocking connection; return whether the server answered there. Raises as `download`."""
+    """Download over the blocking connection; return whether the server answered. Raises the errors of `download`."""
     requests: SimpleQueue[pb.DownloadRequest | None] = SimpleQueue()
     requests.put(fetch.first_request)
     call = stub.Download(iter(requests.get, None))
@@ -162,7 +162,7 @@ async def _on_thread(stub: Any, fetch: _Fetch) -> bool:
     except StreamBroken as error:
         if fetch.has_begun or error.code not in NOT_REACHED:
             raise
-        logger.debug("a large download goes over the session's own connection: %s", error)
+        logger.debug("a large download uses the session's connection: %s", error)
         return False
     finally:
         giving_up.cancel()
@@ -181,7 +181,7 @@ def _receive(call: Any, requests: "SimpleQueue[pb.DownloadRequest | None]", fetc
         fetch.check_complete()
     finally:
         call.cancel()
-        requests.put(None)  # ends gRPC's thread that sends them
+        requests.put(None)  # ends the gRPC thread that sends them
 
 
 def _protocol_error(detail: str) -> StreamBroken:

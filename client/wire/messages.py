@@ -1,4 +1,4 @@
-"""The conversion between messages of the control stream and the session's values; malformed messages stop here."""
+"""The conversion between control-stream messages and the session's values; malformed messages are rejected here."""
 
 import logging
 import math
@@ -38,7 +38,7 @@ SECONDS_MAX = 366 * 86400.0
 
 
 class BadMessage(ValueError):
-    """A message of the coordinator that is not valid; the text names the field, its value and what is allowed."""
+    """Error: a message of the coordinator is not valid; the text names the field, its value and the allowed ones."""
 
 
 def hello(
@@ -60,7 +60,7 @@ def hello(
         tasks: names of the tasks that this agent allows.
         num_examples: size of the site's training data; 0: not known.
         label: stratum of the client.
-        working_on: rounds that it trains for or has an unanswered update of.
+        working_on: rounds for which it trains or has an unanswered update.
         software: name and version of this program.
         codecs: families of codecs that its updates may use.
     """
@@ -81,7 +81,7 @@ def hello(
 
 
 def event_of(message: pb.ServerMessage) -> Event | None:
-    """Return the event of a message; None: the session needs none.
+    """Return the event of a message; None: the session does not need the message.
 
     Raises:
         BadMessage: the message is not valid.
@@ -172,7 +172,7 @@ def _statistics_request(asked: pb.AskStatistics) -> StatisticsRequest:
 
 
 def _codec(name: str) -> str:
-    """Return the codec to use; plain, which the coordinator always accepts, when this agent does not know it."""
+    """Return the requested codec; plain, which the coordinator always accepts, if this agent does not know it."""
     try:
         return open_codec(name).name if name else ""
     except ValueError as error:
@@ -193,17 +193,17 @@ def _instant(value: float) -> float:
 
 
 def _plain(detail: str) -> str:
-    """Return the last DETAIL_MAX characters of a detail as valid UTF-8; a file name in it may not be."""
+    """Return the last DETAIL_MAX characters of a detail as valid UTF-8, which a file name in it may break."""
     return detail[-DETAIL_MAX:].encode(errors="replace").decode()
 
 
 def ready() -> pb.ClientMessage:
-    """Make the message that work which this client has declined may be offered again."""
+    """Make the message that declined work may be offered to this client again."""
     return pb.ClientMessage(ready=pb.Ready())
 
 
 def failure(effect: ReportFailure) -> pb.ClientMessage:
-    """Make the message that this client gives up its part in a round."""
+    """Make the message that this client gives up on a round."""
     return pb.ClientMessage(
         failed=pb.Failed(
             run_id=effect.run_id,
@@ -216,9 +216,9 @@ def failure(effect: ReportFailure) -> pb.ClientMessage:
 
 
 def evaluation(effect: ReportEvaluation, disclosure: Disclosure) -> pb.ClientMessage:
-    """Make the message with the sums of an evaluation, or the reason for none."""
+    """Make the message with the sums of an evaluation, or the reason why there are none."""
     sums, error = effect.statistics, ""
-    if sums is not None and disclosure.metrics is MetricsLeave.NONE:  # since the policy was asked
+    if sums is not None and disclosure.metrics is MetricsLeave.NONE:  # the policy may have changed
         sums, error = None, "no metrics leave this site"
     elif sums is None:
         error = _plain(effect.detail) or "no test data here"
@@ -238,9 +238,9 @@ def evaluation(effect: ReportEvaluation, disclosure: Disclosure) -> pb.ClientMes
 
 
 def site_statistics(effect: ReportStatistics, terms: StatisticsTerms) -> pb.ClientMessage:
-    """Make the message with the statistics of this site's data that may leave, or the reason for none."""
+    """Make the message with the statistics that may leave the site, or the reason why there are none."""
     found, error, data = effect.statistics, _plain(effect.detail), b""
-    if found is not None and terms.disclosure.metrics is MetricsLeave.NONE:  # since the policy was asked
+    if found is not None and terms.disclosure.metrics is MetricsLeave.NONE:  # the policy may have changed
         error = "no statistics leave this site"
     elif found is not None:
         data = encode(guarded(found, terms))
@@ -260,12 +260,12 @@ def site_statistics(effect: ReportStatistics, terms: StatisticsTerms) -> pb.Clie
 
 
 def statistics(sums: Sums) -> dict[str, pb.Statistics]:
-    """Return sufficient statistics in the protocol's form."""
+    """Return sufficient statistics in the protocol's format."""
     return {_plain(name): pb.Statistics(values=values) for name, values in sums.items()}
 
 
 def too_many(sums: Sums) -> str:
-    """Return the reason why sums are too many to be sent; empty: they are not."""
+    """Return the reason why there are too many sums to send; empty if there are not."""
     count = sum(map(len, sums.values()))
     if len(sums) <= METRICS_MAX and count <= SUMS_MAX:
         return ""

@@ -1,4 +1,4 @@
-"""The streams of one update: one for each of its parts, several at a time, and one verdict."""
+"""The streams of one update: one for each part, several concurrently, and one verdict."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,22 +12,22 @@ STREAMS_MAX = 4
 """Concurrent streams of one update in parts; further parts wait."""
 
 REFUSED = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION})
-"""Status codes that no repetition of the upload changes: the two sides do not understand each other."""
+"""Status codes that no retry of the upload changes: the two sides are incompatible."""
 
 Send = Callable[[], Awaitable[pb.Verdict | None]]
-"""Sends one part and returns the verdict on the update; None: the part is kept, and others are missing."""
+"""Function that sends one part and returns the verdict on the update; None: the part is kept, others are missing."""
 
 
 async def verdict_on(parts: Sequence[Send]) -> pb.Verdict:
-    """Send all parts of an update and return its verdict; the first one ends the streams of the others.
+    """Send all parts of an update and return its verdict; the first verdict ends the other streams.
 
-    A part that was damaged on the way is asked for again alone: the others continue, so that they are kept.
+    Only a damaged part is requested again: the other parts continue, so that they are kept.
 
     Args:
-        parts: the sending of each part; of an update without parts, that of the whole update.
+        parts: functions that send one part each; for an update without parts, one function that sends all of it.
 
     Raises:
-        StreamBroken: a stream was cut or refused, and there is no verdict; kept parts need not be sent again.
+        StreamBroken: a stream was cut or refused, and there is no verdict; kept parts are not sent again.
         OSError: the spool cannot be read.
     """
     streams = asyncio.Semaphore(STREAMS_MAX)
@@ -55,7 +55,7 @@ async def verdict_on(parts: Sequence[Send]) -> pb.Verdict:
             stream.cancel()
         await asyncio.wait(running)
         for stream in running:
-            stream.cancelled() or stream.exception()  # looked at: that of one stream tells enough
+            stream.cancelled() or stream.exception()  # marks it as retrieved; one stream's error is enough
     if resend is not None and cut is None:
         return resend
     raise cut or StreamBroken(grpc.StatusCode.UNAVAILABLE, "every part is kept, and there is no verdict yet")

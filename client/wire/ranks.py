@@ -1,7 +1,7 @@
-"""The coordinator's aggregation ranks as a client sees them: they receive updates and serve versions.
+"""The coordinator's aggregation ranks, as seen by a client: they receive updates and serve versions.
 
-The coordinator sends their addresses whenever a rank comes or goes. A rank that is away comes back; an update waits for
-its own rank for a while and then goes to another one: it counts once, wherever it is accepted.
+The coordinator sends their addresses whenever a rank comes or goes. An update waits for its assigned rank for a while
+and then goes to another one: it counts once, wherever it is accepted.
 """
 
 import asyncio
@@ -24,21 +24,21 @@ from atoll.protocol.wire.stream import StreamBroken
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 15.0
-"""Seconds that an update waits for its own rank, and then for each further one."""
+"""Seconds that an update waits for its assigned rank, and then for each further one."""
 
 
 @dataclass(slots=True)
 class _Rank:
-    """A rank with a connection."""
+    """Rank and its connection."""
 
     address: str
     connection: RotatingChannel[rpc.Stub]
     rotating: asyncio.Task[None] | None
-    """The task that keeps the connection fresh; None: the rank is away."""
+    """Task that keeps the connection fresh; None: the rank is away."""
 
 
 class Ranks:
-    """Connections to the ranks, made on demand; with zero ranks the coordinator serves the data plane itself.
+    """Connections to the ranks, made on demand; with zero ranks the coordinator itself serves the data plane.
 
     Args:
         dialer: opens the channels.
@@ -57,9 +57,9 @@ class Ranks:
         return len(self._addresses)
 
     def update(self, addresses: Sequence[str]) -> None:
-        """Take the ranks' addresses from the coordinator: by rank, empty for one that is away.
+        """Take the ranks' addresses from the coordinator, by rank; an empty one is away.
 
-        Transfers with a rank that is away continue: perhaps only the coordinator has lost it.
+        Transfers with an absent rank continue: perhaps only the coordinator has lost contact.
         """
         self._addresses = tuple(self._checked(address) for address in addresses)
         for rank, connected in list(self._connected.items()):
@@ -83,16 +83,16 @@ class Ranks:
         return self._connected[rank].connection
 
     def rank_for_update(self, rank: int, waited_s: float) -> int:
-        """Return the rank that an update goes to: its own, or after each `PATIENCE_S` without progress the next one.
+        """Return the rank to send an update to: the assigned one, or after each `PATIENCE_S` without progress the next.
 
         Args:
-            rank: the update's own rank.
-            waited_s: seconds since a byte of the update was last confirmed.
+            rank: the update's assigned rank.
+            waited_s: seconds since the last confirmed byte of the update.
         """
         return (rank + int(waited_s / PATIENCE_S)) % self.num_ranks
 
     def renew(self) -> None:
-        """Move new calls of all connections to channels with the renewed certificate."""
+        """Start new calls of all connections on channels with the renewed certificate."""
         for connected in self._connected.values():
             connected.connection.renew()
 
@@ -120,7 +120,7 @@ class Ranks:
         task.add_done_callback(self._closing.discard)
 
     def _checked(self, address: str) -> str:
-        """Return the address if this client may dial it, or else an empty one."""
+        """Return the address if this client may dial it, else an empty one."""
         try:
             if address:
                 self._dialer.check(address)

@@ -1,15 +1,15 @@
-"""The channel to one server, rotated over connections so that none exceeds the age at which the server refuses calls.
+"""The channel to one server, rotated over connections so that none reaches the age at which the server refuses calls.
 
-A server takes new calls on a connection for `CONNECTION_AGE_S` only. The next connection is opened well before that,
-and calls begin on it once it is up; while strangers flood the server's port that may take long, and delays nothing.
+A server accepts new calls on a connection for `CONNECTION_AGE_S` only. The next connection is opened well before that,
+and new calls use it once it is up; if the server's port is flooded this may take long, but delays nothing.
 
-Large downloads have one more connection, whose calls block: read on a thread, without asyncio's wake-ups between one
-chunk and the next, they are 6 % faster. It is opened on demand, and no call depends on it.
+Large downloads have one more connection, with blocking calls: read on a thread, without asyncio's wake-ups between
+chunks, they are 6 % faster. It is opened on demand, and no call depends on it.
 
-A server admits three connections of a client (`server/transport/limits.py`): that of its control stream, which stays
-where it began; the newest one; and the next one or the one for large downloads, which is closed before a rotation when
-it is idle. A transfer of more than `SHARED_BYTES` never begins on the connection of the control stream: on a slow line
-the bytes that wait for their turn would hold up heartbeats and orders. So the first of them rotates.
+A server admits three connections of a client (`server/transport/limits.py`): the one with the control stream, which
+never moves; the newest one; and the next one or the one for large downloads, which is closed before a rotation if it is
+idle. A transfer of more than `SHARED_BYTES` never begins on the connection of the control stream: on a slow line its
+queued bytes would delay heartbeats and orders. So the first such transfer causes a rotation.
 """
 
 import asyncio
@@ -29,19 +29,19 @@ from atoll.protocol.wire.stream import StreamBroken
 Stub = TypeVar("Stub")
 
 FRESH = 0.6, 0.75
-"""Fractions of the age between which the next connection is opened: gRPC's servers vary the age by a tenth."""
+"""Fractions of the age between which the next connection is opened: gRPC servers vary their limit by a tenth."""
 
 ATTEMPT_S = 60.0
-"""Time after which an attempt to connect is given up [s]."""
+"""Time limit of one attempt to connect [s]."""
 
 TRANSFER_S = 0.2
-"""Interval between two looks whether a long transfer has ended [s]."""
+"""Interval between two checks whether a long transfer has ended [s]."""
 
 SHARED_BYTES = 64 * 1024
 """Largest transfer on the connection of the control stream: it delays a heartbeat by 4 s at 16 KiB/s."""
 
 APART_S = 5.0
-"""Time after which a transfer no longer waits for a connection of its own [s]: strangers may be flooding the port."""
+"""Longest wait of a transfer for a connection apart from the control stream [s]: the port may be flooded."""
 
 PAUSE_S = 5.0
 """Pause before the second attempt to connect [s]; it doubles with each further one."""
@@ -57,12 +57,12 @@ class _Channel(Generic[Stub]):
     async def close(self) -> None:
         """Close the connection and end all calls on it."""
         closing = self.channel.close()
-        if closing is not None:  # a blocking one is closed at once
+        if closing is not None:  # a blocking connection is closed at once
             await closing
 
 
 class RotatingChannel(Generic[Stub]):
-    """The rotated channel; see the module docstring. `keep_fresh` must run beside the calls; `close` it always.
+    """Channel to one server; see the module docstring. `keep_fresh` must run beside the calls; `close` it always.
 
     Args:
         dialer: opens the connections, with the newest certificate.
@@ -87,7 +87,7 @@ class RotatingChannel(Generic[Stub]):
         self._rotating = asyncio.Lock()
 
     def calls(self) -> AbstractAsyncContextManager[Stub]:
-        """Return the stub for calls that begin now; their connection stays open until they have ended."""
+        """Return the stub for new calls; their connection stays open until they have ended."""
         return self._used(self._newest)
 
     def control_calls(self) -> AbstractAsyncContextManager[Stub]:
@@ -96,7 +96,7 @@ class RotatingChannel(Generic[Stub]):
         return self.calls()
 
     async def bulk_calls(self, num_bytes: int) -> AbstractAsyncContextManager[Stub]:
-        """Return the stub for a transfer of `num_bytes`, beside no control stream if they are many."""
+        """Return the stub for a transfer of `num_bytes`, apart from the control stream if they are many."""
         if num_bytes > SHARED_BYTES and self._newest.has_control_stream and not self._is_closed:
             async with self._rotating:
                 if self._newest.has_control_stream and not self._is_closed:
@@ -152,7 +152,7 @@ class RotatingChannel(Generic[Stub]):
         return _Channel(channel, self._stub_of(channel))
 
     def _set_aside(self, newest: _Channel[Stub]) -> None:
-        """Begin no further call on the current connections; the next large download opens its own again."""
+        """Start no further call on the current connections; the next large download opens a new one."""
         self._older += [newest, *([self._blocking] if self._blocking is not None else [])]
         self._blocking = None
 
@@ -161,9 +161,9 @@ class RotatingChannel(Generic[Stub]):
             return await self._rotate(ATTEMPT_S)
 
     async def _rotate(self, timeout: float) -> bool:
-        """Open the next connection, begin new calls on it once it is up, and return whether it is within `timeout`.
+        """Open the next connection, start new calls on it once it is up, and return whether it is up within `timeout`.
 
-        The attempt ends early when the certificate is renewed meanwhile.
+        The attempt ends early when the certificate is renewed.
         """
         self._is_renewed.clear()
         await self._close_idle()

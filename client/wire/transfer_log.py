@@ -1,4 +1,4 @@
-"""The lines of the agent's log about a transfer that takes long: the share that is done, and the time left."""
+"""The progress of a long transfer in the agent's log: the completed share, and the time left."""
 
 import asyncio
 import logging
@@ -15,12 +15,12 @@ EVERY_S = 10.0
 
 @contextmanager
 def told(what: str, total: int, position: Callable[[], int]) -> Iterator[None]:
-    """Log how far the transfer in the block has come, every `EVERY_S`; a shorter one logs nothing here.
+    """Log the progress of the transfer in the block every `EVERY_S`; a shorter one logs nothing.
 
     Args:
         what: the beginning of the line, such as "uploading the update of round 3".
         total: the size of the whole [bytes].
-        position: returns the bytes that are there.
+        position: returns the number of bytes transferred.
     """
     task = asyncio.ensure_future(_tell(what, total, position))
     try:
@@ -38,13 +38,13 @@ async def _tell(what: str, total: int, position: Callable[[], int]) -> None:
 
 
 def so_far(first: int, now: int, total: int, elapsed_s: float) -> str:
-    """Return a transfer's progress as text: bytes that are there, their share, and the seconds left.
+    """Return a transfer's progress as text: bytes transferred, their share, and the seconds left.
 
     Args:
-        first: the bytes that were there when it began.
-        now: the bytes that are there.
+        first: bytes present at its start.
+        now: bytes present now.
         total: the size of the whole.
-        elapsed_s: the seconds since it began.
+        elapsed_s: seconds since its start.
     """
     share = now / total if total else 1.0
     left = f"{elapsed_s * (total - now) / (now - first):.0f} s left" if now > first else "nothing arrives"

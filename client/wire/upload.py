@@ -1,4 +1,4 @@
-"""The upload of one spooled update, or of a part of one, at most one window ahead of the receiver.
+"""The upload of one spooled update, or of one of its parts, at most one window ahead of the receiver.
 
 It resumes where the receiver's copy ends.
 """
@@ -34,7 +34,7 @@ UploadStream = Stream[UploadMessage, pb.UploadReply]
 
 
 class Pace:
-    """The rate limit that all uploads of an agent share: each waits for its turn on one timeline.
+    """Rate limit shared by all uploads of an agent: each waits for its turn on one timeline.
 
     Args:
         bytes_per_s: rate of all of them together; 0: no limit.
@@ -44,17 +44,17 @@ class Pace:
         self._rate = bytes_per_s
         self._free_at = 0.0
         self.fit = LineFit(UPLOAD_WINDOW_BYTES)
-        """The bytes in flight that fit the line, learnt by all uploads."""
+        """Number of bytes in flight that suits the line, learnt by all uploads."""
 
     @property
     def chunk_bytes(self) -> int:
-        """Size of a chunk [bytes]: at most what the rate lets through in `SMOOTH_S`, so that progress is smooth."""
+        """Chunk size [bytes]: at most the rate times `SMOOTH_S`, for smooth progress."""
         if not self._rate:
             return CHUNK_BYTES
         return min(CHUNK_BYTES, max(CHUNK_BYTES_MIN, int(self._rate * SMOOTH_S)))
 
     async def take(self, num_bytes: int) -> None:
-        """Wait until the rate lets `num_bytes` through."""
+        """Wait until the rate limit admits `num_bytes`."""
         if not self._rate:
             return
         now = asyncio.get_running_loop().time()
@@ -74,15 +74,15 @@ async def upload(
     disclosure: Disclosure = ANY_SUM,
     on_progress: Callable[[int], None] = lambda position: None,
 ) -> pb.Verdict | None:
-    """Send an update and return the receiver's verdict on it; None: it keeps the part, and waits for others.
+    """Send an update and return the receiver's verdict; None: it keeps the part and waits for others.
 
     Args:
         stub: of the coordinator, or of an aggregation rank.
         entry: the update, in the spool.
         part: the part of the entry to send; None: the entry has none.
         pace: rate limit, shared by all uploads.
-        is_first_attempt: no byte of the update was ever sent; then one of at most a chunk follows its manifest at once,
-            without waiting for the position, which can only be 0.
+        is_first_attempt: no byte of the update was ever sent; then an update of at most one chunk follows its manifest
+            at once, without waiting for the receiver's position, which can only be 0.
         disclosure: the terms on which the metrics of the training leave the site.
         on_progress: called with the number of confirmed bytes, whenever there are more.
 
@@ -121,7 +121,7 @@ def _opened(entry: Entry, disclosure: Disclosure, part: EntryPart | None) -> pb.
 
 
 class _Sending:
-    """The state of one upload: bytes sent, bytes confirmed, the receiver's window."""
+    """State of one upload: bytes sent, bytes confirmed, the receiver's window."""
 
     def __init__(
         self, stream: UploadStream, fd: int, content: Entry | EntryPart, pace: Pace, on_progress: Callable[[int], None]
@@ -129,9 +129,9 @@ class _Sending:
         self._stream, self._fd, self._content, self._pace, self._on_progress = stream, fd, content, pace, on_progress
         self._sent = self._confirmed = 0
         self._receiver_window = UPLOAD_WINDOW_BYTES
-        self._on_line: deque[tuple[int, float]] = deque()  # ends of the chunks in flight, and since when
+        self._on_line: deque[tuple[int, float]] = deque()  # ends of the chunks in flight, with their start times
         self._clock = asyncio.get_running_loop().time
-        self._opened_at: float | None = None  # until the first answer
+        self._opened_at: float | None = None  # until the first answer arrives
 
     async def open(self, opened: pb.UploadOpen) -> None:
         """Send the manifest, with all bytes of an update of at most INLINE_BYTES_MAX."""
@@ -164,7 +164,7 @@ class _Sending:
 
     @property
     def _window(self) -> int:
-        """The bytes that may be in flight: what the receiver takes, and what fits the line."""
+        """Number of bytes that may be in flight: within the receiver's window, and suited to the line."""
         return min(self._receiver_window, self._pace.fit.num_bytes)
 
     @property
@@ -178,7 +178,7 @@ class _Sending:
     async def _send(self, num_bytes: int) -> None:
         await self._pace.take(num_bytes)
         self._on_line.append((self._sent + num_bytes, self._clock()))
-        data = self._read(num_bytes)  # from the page cache, mostly: a thread would cost more than the copy
+        data = self._read(num_bytes)  # mostly from the page cache: a thread would cost more than the copy
         await self._stream.write(Chunk(self._sent, data))
         self._note_sent(num_bytes)
 
@@ -206,7 +206,7 @@ class _Sending:
             self._sent = position
 
     def _measure(self, position: int) -> None:
-        """Learn how long the bytes up to `position` took, or, of the first answer, how long an empty line takes."""
+        """Measure the duration of the bytes up to `position`, or, at the first answer, the empty line's round trip."""
         sent_at, now = None, self._clock()
         while self._on_line and self._on_line[0][0] <= position:
             sent_at = self._on_line.popleft()[1]

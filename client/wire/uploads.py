@@ -1,4 +1,4 @@
-"""The uploads of finished updates: each ends in an event that the session waits for."""
+"""The uploads of finished updates: each ends with an event for the session."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ UPLOADS_MAX = 4
 
 
 class Uploads:
-    """Sends entries of the spool over the session that is open, to the coordinator or to the entry's rank.
+    """Sender of spooled updates over the open session, to the coordinator or to the update's rank.
 
     Args:
         spool: holds the updates.
@@ -41,7 +41,7 @@ class Uploads:
         bytes_per_s: rate of all uploads together; 0: no limit.
         spawn: runs a coroutine whose failure ends the agent.
         on_event: receives Answered or UploadCut, on the event loop.
-        ask: decides by the site's own policy, before each attempt.
+        ask: decides by the site's policy, before each attempt.
         report: sends the coordinator the failure of an update that is given up.
     """
 
@@ -60,20 +60,20 @@ class Uploads:
         self._spool, self._connection, self._spawn, self._on_event = spool, connection, spawn, on_event
         self._ask, self._report, self._disclosure = ask, report, disclosure
         self._slots, self._pace = asyncio.Semaphore(UPLOADS_MAX), Pace(bytes_per_s)
-        self._one_in_parts = asyncio.Lock()  # its streams and those of other updates share the calls of a connection
+        self._one_in_parts = asyncio.Lock()  # its streams share the calls of a connection with other updates' streams
         self._tried = set(spool.entries().values())  # updates of which the coordinator may have a part
         self._running: dict[Key, asyncio.Task[Event]] = {}
         self._stalled: dict[Key, dict[int, tuple[Link, float]]] = {}
-        """The uploads to ranks, by update and, if its parts are spread, by part (else 0): the session they go over, and
-        the loop's time since which no byte of them has arrived."""
+        """Time [s, event loop] since the last byte of each upload to a rank, and the session that it uses; by update
+        and, if its parts are spread, by part (else 0)."""
 
     def begin(self, key: Key, digest: Digest) -> None:
-        """Send an update, from the byte at which the receiver's copy of it ends."""
+        """Send an update, starting where the receiver's copy of it ends."""
         task = self._running[key] = self._spawn(self._send(key, digest))
         task.add_done_callback(lambda task: self._finished(key, task))
 
     def ask_again(self) -> None:
-        """Ask the changed policy about every running upload, and end those that it does not allow."""
+        """Check every running upload against the changed policy, and end those that it does not allow."""
         for key, task in list(self._running.items()):
             if not (decision := self._ask(self._spool[key])).is_allowed:
                 del self._running[key]
@@ -110,7 +110,7 @@ class Uploads:
                 verdict = await self._verdict(entry, key, is_first_attempt)
             except StreamBroken as error:
                 if error.code not in REFUSED:
-                    logger.info("the upload was cut (%s), and will go on where it stopped", error)
+                    logger.info("the upload was cut (%s), and will resume where it stopped", error)
                     return UploadCut(key)
                 return self._give_up(key, str(error))
             except OSError as error:
@@ -162,9 +162,9 @@ class Uploads:
         return verdict
 
     def _receiver(self, key: Key, rank: int, turn: int, link: Link) -> RotatingChannel[rpc.Stub]:
-        """Choose the receiver: the coordinator, or the rank by its turn and by the time without progress.
+        """Choose the receiver: the coordinator, or a rank by its turn and by the time without progress.
 
-        A new session restarts that time, for the coordinator was away.
+        A new session restarts that time, because the coordinator was away.
         """
         ranks = self._connection.ranks
         if not ranks.num_ranks:
@@ -175,7 +175,7 @@ class Uploads:
         return ranks.connection(ranks.rank_for_update(rank + turn, now - stalled[turn][1]))
 
     def _held_back(self, key: Key, decision: Decision) -> Event:
-        """Give up an update that the policy refuses; leave one that has to wait to the next attempt."""
+        """Give up an update that the policy refuses; leave one that must wait for the next attempt."""
         why = f"{decision.rule}: {decision.detail}"
         if decision.outcome is Outcome.REFUSED:
             return self._give_up(key, why, FailureReason.POLICY_REFUSED)

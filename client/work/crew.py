@@ -1,4 +1,4 @@
-"""The crew of an agent: the ranks of a mesh as the worker of each task, by the settings of `[crew]`."""
+"""The ranks of a mesh as the worker of each task, by the settings of `[crew]`."""
 
 import dataclasses
 import logging
@@ -22,23 +22,23 @@ from atoll.parallel.mesh_client.supervisor.terms import Terms
 logger = logging.getLogger(__name__)
 
 ENTRY = "atoll.parallel.mesh_client.main:main"
-"""The function of each rank that the agent starts."""
+"""Entry function of each rank that the agent starts."""
 
 PRELOAD = ("atoll.parallel.mesh_client.main", "atoll.parallel.mesh_client.bench")
-"""The modules that the fork server imports for it."""
+"""Modules that the fork server imports for it."""
 
 RESTARTS_MAX = 10**6
-"""Restarts of one launcher, whose ranks live for many rounds: the crew counts those of a job."""
+"""Restarts of one launcher, whose ranks live for many rounds; restarts within a job are counted separately."""
 
 
 class Elsewhere:
-    """Ranks that another system has started: theirs is the end of the line."""
+    """Ranks that another system has started; they exit when the connection closes."""
 
     pid: int | None = None
     exit_code: int | None = None
 
     def kill(self) -> None:
-        """Leave the ranks to their launcher, which starts them again when rank 0 has lost its line."""
+        """Leave the ranks to their launcher, which restarts them when rank 0 has lost its connection."""
 
 
 def crews_of(
@@ -52,13 +52,13 @@ def crews_of(
     load_timeout: float,
     entry: str = ENTRY,
 ) -> dict[str, Crew]:
-    """Return a crew for each task, by its name.
+    """Return the ranks (a crew) of each task, by the task's name.
 
     Args:
         tasks: references of the tasks, by name.
         config: the settings of the crew.
         site: name of the site whose data the tasks load.
-        state: the agent's directory.
+        state: the agent's state directory.
         device: "auto", "cpu" or "cuda".
         settings: the site's own settings for its tasks.
         load_timeout: seconds in which the ranks must have started and loaded the task.
@@ -79,12 +79,12 @@ def crews_of(
 
 
 def terms_of(config: CrewConfig, folder: Path, log: Path, device: str, load_timeout: float) -> CrewTerms:
-    """Return the terms of a crew.
+    """Return the terms of a crew: everything that its ranks are started with.
 
     Args:
         config: its settings.
         folder: of the agent and all ranks.
-        log: of the task's code at this agent; ranks of another launcher write theirs into the shared folder.
+        log: of the task's code at this agent; ranks of another launcher log into the shared folder.
         device: "auto", "cpu" or "cuda".
         load_timeout: seconds in which the ranks must have started and loaded the task.
     """
@@ -127,7 +127,7 @@ def _crew(
 
 
 def command_of(config: CrewConfig, terms: CrewTerms, entry: str = ENTRY) -> tuple[list[str], dict[str, str]]:
-    """Return the command that starts all ranks, and the variables that it adds to the environment."""
+    """Return the command that starts all ranks, and its additional environment variables."""
     folder = str(terms.folder.absolute())
     if config.launch == "local":
         spec = Spec(
@@ -148,7 +148,7 @@ def command_of(config: CrewConfig, terms: CrewTerms, entry: str = ENTRY) -> tupl
         "rendezvous": f"{socket.gethostname()}:{_free_port()}",
         "python": sys.executable,
     }
-    # otherwise torchrun on several machines lets its ranks meet where the last loss of a machine has left them
+    # otherwise torchrun on several machines makes its ranks meet where the last failure of a machine left them
     environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return [argument.format(**values) for argument in config.command], environment
 

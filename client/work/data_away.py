@@ -1,4 +1,4 @@
-"""The sentence about a task's data that cannot be read now, and may be later: a mount or a server that is away."""
+"""The message about a task's data that cannot be read now but may be later: a mount or a server that is away."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 _AWAY = re.compile(
     r"(?:\w+\.)*(?:FileNotFoundError|OSError|TimeoutError|Connection\w*Error|gaierror|URLError|NoData): "
 )
-"""Beginnings of errors of data that may come back: a disk that is not mounted yet, a server that is down."""
+"""Prefixes of errors of data that may come back: a disk that is not mounted yet, a server that is down."""
 
 _NO_ROOM = re.compile(r"\[Errno (?:28|122)\]")
 _PATH = re.compile(r"\[Errno \d+\] .*'([^']+)'$|^(?:\w+\.)*NoData: (/[^:]*): ")
@@ -16,7 +16,7 @@ AGAIN = "a service manager starts the agent again by itself (exit code 75)"
 
 
 def said_of_data(error: str, reference: str) -> str | None:
-    """Return what to do about an error of a task's data; None: the error does not pass by itself.
+    """Return the remedy for an error of a task's data; None: the error does not pass by itself.
 
     Args:
         error: the last line of a traceback, `module.Class: text`.

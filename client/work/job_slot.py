@@ -19,13 +19,13 @@ class _Running:
     is_download: bool
     task: "asyncio.Task[Event]"
     is_dropped: bool = False
-    """Its event is not delivered: the session no longer waits for it."""
+    """Whether its event is dropped: the session no longer waits for it."""
 
 
 class JobSlot:
-    """Begins and ends jobs as the session's effects say; the event that a job ends in goes back to the session.
+    """Slot that starts and ends jobs as the session's effects say, and returns their events to the session.
 
-    A job begins when the one before it has returned, however late that is: two never share the worker.
+    A job starts when its predecessor has returned, however late: two never share the worker.
 
     Args:
         jobs: the download, the training, the evaluation and the statistics.
@@ -65,7 +65,7 @@ class JobSlot:
         self._runner.extend(budget)
 
     def stop(self, key: Key) -> None:
-        """Cancel a download, or ask the worker to stop early; the job's event then has what it did."""
+        """Cancel a download, or ask the worker to stop early; the job's event then has its partial result."""
         running = self._running
         if running is None or running.key != key:
             return

@@ -47,15 +47,15 @@ logger = logging.getLogger(__name__)
 
 
 class Jobs:
-    """The jobs of one agent, one at a time; whatever happens, each ends in an event that the session waits for.
+    """Jobs of one agent, one at a time; each ends with an event for the session, whatever happens.
 
     Args:
         site: this client's name.
         stores: the agent's state on disk.
         runner: trains and evaluates.
         versions: downloads versions into the model cache.
-        save_seen: makes the newest round and version that the client has seen durable, before any outcome of that
-            round leaves; may run on a thread.
+        save_seen: makes the newest round and version seen durable, before any outcome of that round is sent; may run on
+            a thread.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Jobs:
             return JobFailed(request.key, FailureReason.DOWNLOAD_FAILED, str(error))
         except OSError as error:
             return JobFailed(request.key, _disk_reason(error, FailureReason.DOWNLOAD_FAILED), _text(error))
-        except ValueError as error:  # the manifest, a piece, or a header that no file can have
+        except ValueError as error:  # in the manifest, a piece, or a header that no valid file has
             return JobFailed(request.key, FailureReason.DOWNLOAD_FAILED, str(error))
         self._download_seconds = time.monotonic() - began
         crash_points.reached("agent.downloaded")
@@ -90,7 +90,7 @@ class Jobs:
     async def train(self, invitation: Invitation, budget: float) -> Event:
         """Train within `budget` seconds and put the update into the spool; returns Trained or JobFailed."""
         key = invitation.key
-        self._residual_out.unlink(missing_ok=True)  # left by a training that failed
+        self._residual_out.unlink(missing_ok=True)  # left by a failed training
         remove(self._update_out)
         try:
             order = TrainOrder(
@@ -126,10 +126,10 @@ class Jobs:
         return Trained(key, entry.digest)
 
     async def _training(self, order: TrainOrder) -> Training:
-        """Train, with a crash point once it has begun; a job that is cancelled in between leaves no training behind."""
+        """Train, with a crash point once it has begun; a job that is cancelled meanwhile leaves no training."""
         training = asyncio.ensure_future(self._runner.train(order))
         try:
-            await asyncio.sleep(0)  # lets it begin
+            await asyncio.sleep(0)  # yield, so that it starts
             crash_points.reached("agent.training")
             return await training
         finally:
@@ -165,12 +165,12 @@ class Jobs:
         return Trained(key, entry.digest)
 
     def _noise_of(self, invitation: Invitation, what: str) -> bytes:
-        """Return the key of the noise for an invitation: a repeated one has the same, another one has another."""
+        """Return the noise key of an invitation: the same for a repeated invitation, different for every other."""
         purpose = (what, invitation.run_id, invitation.round_id, invitation.model_digest)
         return key_of(self._noise_secret, *purpose, self._client_id)
 
     async def _state_that_counted(self, invitation: Invitation) -> Path | None:
-        """Return the client state of the newest training whose update is in a committed model; None: there is none.
+        """Return the client state after the newest training that is part of a committed model; None: there is none.
 
         Raises:
             RunnerFailed: its file is missing, and the algorithm cannot train without it.
@@ -185,10 +185,10 @@ class Jobs:
     async def _owed(self, invitation: Invitation) -> tuple[Path, ...]:
         if not invitation.codec:
             return ()
-        return await on_thread(None, self._residuals.current, _residual_owner(invitation))  # reads all of its files
+        return await on_thread(None, self._residuals.current, _residual_owner(invitation))  # reads the whole files
 
     async def _own(self, run_id: RunId, counted: RoundId) -> Path | None:
-        return await on_thread(None, self._client_state.find, run_id, counted)  # reads all of its file
+        return await on_thread(None, self._client_state.find, run_id, counted)  # reads the whole file
 
     async def _spool_update(self, invitation: Invitation, trained: Training) -> Entry:
         if invitation.message:
@@ -303,7 +303,7 @@ class Jobs:
 
 
 def _residual_owner(invitation: Invitation) -> Owner:
-    """Name the owner of the residuals: what biased codecs left out of this client's updates of one run and task."""
+    """Return the owner of the residuals that biased codecs leave out of this client's updates in one run and task."""
     return Owner("residual", invitation.run_id, invitation.task)
 
 

@@ -13,7 +13,7 @@ from atoll.training.statistics.parts import SiteStatistics
 
 
 class RunnerFailed(RuntimeError):
-    """A failed job; the runner is ready for the next one."""
+    """Error: a job failed; the runner is ready for the next one."""
 
     def __init__(self, reason: FailureReason, detail: str) -> None:
         self.reason, self.detail = reason, detail
@@ -22,27 +22,28 @@ class RunnerFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOrder:
-    """The order to train the model in one file and to write the update, a safetensors file, into another."""
+    """Order to train the model in one file and to write the update, a safetensors file, into another."""
 
     task: str
     run_id: str = ""
     """Run of the job."""
     model: Path
     out: Path
-    """File of the update; or folder of one in parts (`pieces.part_name`)."""
+    """File of the update, or folder of an update in parts (`pieces.part_name`)."""
     round_id: int
     seed: int
     version: int = 0
     """Version of the global model."""
     local: Mapping[str, Any]
-    """Values of the run for the task (`given`)."""
+    """Settings of the run for the task."""
     algorithm: str = "fedavg"
     own: Path | None = None
     """File with the client state after the newest training that counted."""
     has_counted: bool = False
-    """An earlier update of this client is part of the model; so there was a client state, if the algorithm has one."""
+    """Whether the model includes an earlier update of this client; then a client state exists, if the algorithm has
+    one."""
     own_out: Path
-    """File of the client state after this training; not written when the algorithm has none."""
+    """File for the client state after this training; not written if the algorithm has none."""
     model_seed: int = 0
     """Seed of the task's initial model."""
     budget: float
@@ -50,20 +51,20 @@ class TrainOrder:
     codec: str = ""
     """Codec of the update; empty: plain. A runner that does not know the codec may write a plain update."""
     owed: tuple[Path, ...] = ()
-    """Files of residuals, which earlier updates left out and this one adds."""
+    """Files of residuals from earlier updates, which this update adds."""
     residual: Path | None = None
-    """File of the residual that this update leaves out."""
+    """File for the residual that this update leaves."""
     run_number: int = 0
     """Number of the run, for apps; 0: not known."""
     asked_at: float = 0.0
     """Instant at which the coordinator asked first [s since the epoch]; 0: not known."""
     noise: bytes = field(default=b"", repr=False)
-    """Key of its noise; empty: there is no secret here."""
+    """Key of the noise; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateOrder:
-    """The order to evaluate the model in a file on the site's test data."""
+    """Order to evaluate the model in a file on the site's test data."""
 
     task: str
     run_id: str = ""
@@ -72,7 +73,7 @@ class EvaluateOrder:
     version: int = 0
     """Version of the global model."""
     local: Mapping[str, Any]
-    """Values of the run for the task (`given`)."""
+    """Settings of the run for the task."""
     own: Path | None = None
     """File with the client state after the newest training that counted."""
     model_seed: int = 0
@@ -84,29 +85,29 @@ class EvaluateOrder:
     asked_at: float = 0.0
     """Instant at which the coordinator asked first [s since the epoch]; 0: not known."""
     noise: bytes = field(default=b"", repr=False)
-    """Key of its noise; empty: there is no secret here."""
+    """Key of the noise; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsOrder:
-    """The order to make statistics of the site's data."""
+    """Order to make statistics of the site's data."""
 
     task: str
     run_id: str = ""
     """Run of the job."""
     local: Mapping[str, Any]
-    """Values of the run for the task (`given`)."""
+    """Settings of the run for the task."""
     model_seed: int = 0
     """Seed of the run."""
     budget: float
     """Seconds from now after which it ends without a result."""
     noise: bytes = field(default=b"", repr=False)
-    """Key of its noise; empty: there is no secret here."""
+    """Key of the noise; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageOrder:
-    """The order to answer the message in one file and to write the reply, a safetensors file, into another."""
+    """Order to answer the message in one file and to write the reply, a safetensors file, into another."""
 
     task: str
     run_id: str = ""
@@ -120,24 +121,24 @@ class MessageOrder:
     """Number of the message in its run."""
     seed: int
     local: Mapping[str, Any]
-    """Values of the run for the task (`given`)."""
+    """Settings of the run for the task."""
     own: Path | None = None
     """File with the client state after the newest message whose reply was accepted."""
     own_out: Path
-    """File of the client state after this message; not written when the task keeps none."""
+    """File for the client state after this message; not written if the task keeps none."""
     budget: float
-    """Seconds from now after which its answer is not awaited."""
+    """Seconds from now after which the answer is no longer needed."""
     run_number: int = 0
     """Number of the run, for apps; 0: not known."""
     asked_at: float = 0.0
     """Instant at which the coordinator asked first [s since the epoch]; 0: not known."""
     noise: bytes = field(default=b"", repr=False)
-    """Key of its noise; empty: there is no secret here."""
+    """Key of the noise; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The result of a training."""
+    """Result of a training."""
 
     pieces: tuple[Piece, ...]
     """The pieces of the update in `TrainOrder.out`, in canonical order; empty for an update in parts."""
@@ -151,17 +152,17 @@ class Training:
     effective_steps: float = 1.0
     """FedNova's share of τ_eff; see `UpdateManifest`."""
     has_own: bool = False
-    """`TrainOrder.own_out` was written."""
+    """Whether `TrainOrder.own_out` was written."""
     parts: tuple[tuple[Piece, ...], ...] = ()
-    """The pieces of each part, in canonical order, whose bytes are in a file of the folder `TrainOrder.out`."""
+    """Pieces of each part, in canonical order; their bytes are in files of the folder `TrainOrder.out`."""
     mesh: MeshUse | None = None
-    """The use of a mesh; None: it was one process."""
+    """Use of a mesh; None: one process."""
     steps: int = 0
     """Number of steps of the optimizer; 0: the task trains by itself."""
 
 
 class Runner(Protocol):
-    """Trains and evaluates, one job at a time; `extend`, `stop` and `kill` concern the running job and return at once.
+    """Runner of one job at a time; `extend`, `stop` and `kill` concern the running job and return at once.
 
     A real agent has `WorkerRunner`, a supervised worker process; tests and benchmarks have objects in the same process.
     """
@@ -178,7 +179,7 @@ class Runner(Protocol):
         """Train the model of an order and write its update.
 
         Raises:
-            RunnerFailed: there is no update.
+            RunnerFailed: no update was made.
         """
         ...
 
@@ -186,7 +187,7 @@ class Runner(Protocol):
         """Answer the message of an order and write the reply, which has the form of an update of one example.
 
         Raises:
-            RunnerFailed: there is no reply.
+            RunnerFailed: no reply was made.
         """
         ...
 
@@ -194,15 +195,15 @@ class Runner(Protocol):
         """Evaluate the model of an order, and return the sums; None: the site has no test data.
 
         Raises:
-            RunnerFailed: there are no sums.
+            RunnerFailed: no sums were made.
         """
         ...
 
     async def statistics(self, order: StatisticsOrder) -> SiteStatistics:
-        """Make the statistics of the site's data, as the task gives them.
+        """Make the statistics of the site's data, before the policy is applied.
 
         Raises:
-            RunnerFailed: there are none.
+            RunnerFailed: no statistics were made.
         """
         ...
 
@@ -211,7 +212,7 @@ class Runner(Protocol):
         ...
 
     def stop(self) -> None:
-        """End the running job early; its result is what it has done so far."""
+        """End the running job early; it returns its partial result."""
         ...
 
     def kill(self) -> None:
@@ -219,9 +220,9 @@ class Runner(Protocol):
         ...
 
     def run_ended(self, run_id: str) -> None:
-        """Take note of the end of a run: a later job of it, after a resume, is one of a new start."""
+        """Record the end of a run: a later job of it, after a resume, counts as a new start."""
         ...
 
     async def close(self) -> None:
-        """Kill the running job, and start none again."""
+        """Kill the running job, and accept no other."""
         ...

@@ -1,6 +1,6 @@
-"""The download of a version of the global model: its manifest, the site's admission, and the pieces that are missing.
+"""The download of a version of the global model: manifest, the policy's admission, and the missing pieces.
 
-A cut connection delays a download and never fails it: over the next one it resumes at the byte where it stopped.
+A lost connection only delays a download: it resumes over the next one at the byte where it stopped.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from atoll.protocol.wire.stream import StreamBroken, broken_streams
 logger = logging.getLogger(__name__)
 
 DAMAGES_MAX = 3
-"""Damaged pieces of one version after which its download is given up."""
+"""Number of damaged pieces of one version after which its download is given up."""
 
 MANIFEST_TIMEOUT_S = 60.0
 
@@ -44,13 +44,13 @@ FINAL = frozenset(
         grpc.StatusCode.UNAUTHENTICATED,
     }
 )
-"""Status codes that a further attempt at the same download would get, too."""
+"""Status codes that are final: another attempt at the same download would get them, too."""
 
 T = TypeVar("T")
 
 
 class NotAdmitted(Exception):
-    """The refusal of a job by the site's own policy."""
+    """Error: the site's policy refuses a job."""
 
     def __init__(self, reason: FailureReason, detail: str) -> None:
         self.reason, self.detail = reason, detail
@@ -58,13 +58,13 @@ class NotAdmitted(Exception):
 
 
 class VersionFetcher:
-    """Completes versions in the agent's model cache.
+    """Downloader of versions into the agent's model cache.
 
     Args:
         stores: the model cache, and the spool that must have room for the update.
         connection: to the coordinator and its aggregation ranks.
-        wait: seconds to wait after this number of cuts in a row without a byte of progress.
-        admit: asks the site's policy once the manifest is known, before the download; raises NotAdmitted.
+        wait: returns the seconds to wait after a number of consecutive failures without progress.
+        admit: applies the site's policy once the manifest is known, before the download; raises NotAdmitted.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class VersionFetcher:
         digest = request.model_digest
         encoded = request.manifest or await self._persistently(lambda link: _get_manifest(link, request))
         if digest_of(encoded) != digest:
-            raise ManifestError(f"the manifest that arrived is not that of version {digest}")
+            raise ManifestError(f"the manifest that arrived does not belong to version {digest}")
         manifest = parse_version(encoded)
         self._admit(request, manifest)
         if isinstance(request, Invitation):
@@ -126,7 +126,7 @@ class VersionFetcher:
             partial.close()
 
     async def _fetch_from_ranks(self, request: ModelRequest, manifest: VersionManifest) -> None:
-        """Download each aggregation rank's part of the version, all parts at once, and join them."""
+        """Download the version's part from each aggregation rank, all concurrently, and join them."""
         parts = self._cache.begin_parts(request.model_digest, manifest, self._connection.ranks.num_ranks)
         fetching = [asyncio.ensure_future(self._fetch_part(request, rank, part)) for rank, part in enumerate(parts)]
         try:
@@ -148,17 +148,17 @@ class VersionFetcher:
             )
 
     def _tidy(self, manifest: VersionManifest) -> None:
-        """Delete older versions while the job works with the new one: for 100 MB this takes a third of a download."""
+        """Delete older versions while the job uses the new one; for 100 MB this takes a third of the download time."""
         self._tidying = asyncio.ensure_future(off_loop(manifest.num_bytes, self._cache.tidy))
 
     async def _persistently(
         self, attempt: Callable[[Link], Awaitable[T]], progress: Callable[[], int] = lambda: 0
     ) -> T:
-        """Repeat an attempt over one connection after the other until it succeeds or ends with a FINAL status.
+        """Repeat an attempt over successive connections until it succeeds or ends with a FINAL status.
 
         Args:
-            attempt: one try, over the connection that it is given.
-            progress: the bytes that are on disk; the wait before the next try grows only while they do not.
+            attempt: one try, over the given connection.
+            progress: returns the bytes on disk; the wait before the next try grows only while this number does not.
         """
         num_cuts = 0
         while True:
@@ -168,7 +168,7 @@ class VersionFetcher:
             except StreamBroken as error:
                 if error.code in FINAL:
                     raise
-                logger.info("the download was cut (%s), and will go on where it stopped", error)
+                logger.info("the download was cut (%s), and will resume where it stopped", error)
             num_cuts = num_cuts + 1 if progress() == before else 0
             await asyncio.sleep(self._wait(num_cuts))
 

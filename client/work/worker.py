@@ -1,22 +1,26 @@
-"""The runner of a real agent: the user's task in a supervised worker process or crew of ranks, called from a thread.
+"""The runner of a real agent: the user's task in a supervised worker process or mesh of ranks, called from a thread.
 
-The worker stays warm between jobs. The death of one never ends the agent: the next job starts another. Of several tasks
-only the one in use has a living worker.
+The worker stays alive between jobs. If it dies the agent survives: the next job starts another worker. Only the task in
+use has a live worker.
 """
 
 import asyncio
+import json
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import count
+from pathlib import Path
 from textwrap import indent
-from typing import Any
+from typing import Any, Literal
 
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.session.events import Sums
 from atoll.client.work.data_away import said_of_data
-from atoll.client.work.readings import Readings, Reread
 from atoll.client.work.runner import EvaluateOrder, MessageOrder, RunnerFailed, StatisticsOrder, Training, TrainOrder
 from atoll.ground.noise.key import key_of
 from atoll.ground.printable import conclusion
@@ -33,16 +37,19 @@ from atoll.training.worker.process import Environment, Worker, WorkerCrashed, Wo
 
 logger = logging.getLogger(__name__)
 
+Reread = Literal["run", "job", "never"]
+"""When a site's data is read again: for each run, for each job, or never."""
+
 DESCRIBE_TIMEOUT_S = 600.0
 ANSWER_SLACK_S = 5.0
-"""Time that the agent waits for an answer beyond the lease [s], so that the worker's own alarm goes off first."""
+"""Time beyond the lease that the agent waits for an answer [s], so that the worker's own alarm fires first."""
 
 STOP_AGAIN_S = 1.0
-"""Seconds after which a stop is repeated until the job ends: one that crosses the request to train is lost."""
+"""Seconds after which a stop is repeated until the job ends; a stop sent before the worker starts the job is lost."""
 
 
 class DataAway(ConfigError):
-    """A task's data that cannot be read now, and may be later: a supervisor starts the agent again."""
+    """Error: a task's data cannot be read now but may be later; a supervisor restarts the agent."""
 
 
 def workers_of(
@@ -64,7 +71,7 @@ def workers_of(
         threads: threads of the training; None: the number that torch chooses.
         device: "auto", "cpu" or "cuda".
         settings: the site's own settings for its tasks.
-        environment: the interpreter, and the seconds in which a worker must have loaded its task.
+        environment: the interpreter, and the seconds within which a worker must have loaded its task.
     """
     return {
         name: Worker(
@@ -81,7 +88,7 @@ def workers_of(
 
 
 class WorkerRunner:
-    """Runs the jobs of some tasks at one site; see `Runner`.
+    """Runner of the jobs of several tasks at one site; see `Runner`.
 
     Args:
         tasks: references of the tasks, by name.
@@ -89,7 +96,7 @@ class WorkerRunner:
         state: the agent's directory, for the logs.
         lease: seconds that a worker may outlive its budget before it is killed.
         settings: the site's own settings for its tasks.
-        reread: when the data are read anew.
+        reread: when the data are read again.
     """
 
     def __init__(
@@ -234,7 +241,7 @@ class WorkerRunner:
             self._current.tell("extend", budget_s=budget)
 
     def stop(self) -> None:
-        """Ask the worker to end its job early, again and again until it has."""
+        """Ask the worker to end its job early, repeatedly until it has."""
         if self._current is not None:
             self._is_stopping = True
             self._current.tell("stop")
@@ -246,11 +253,11 @@ class WorkerRunner:
             self._killing = begin_on_thread(None, self._current.kill)
 
     def run_ended(self, run_id: str) -> None:
-        """Let the next job of the run read the data anew."""
+        """Make the next job of the run read the data again."""
         self._readings.run_ended(run_id)
 
     async def close(self) -> None:
-        """Kill all workers, and start none again."""
+        """Kill all workers, and start no others."""
         self._is_closed = True
         await asyncio.gather(*(on_thread(None, worker.close) for worker in self._workers.values()))
 
@@ -259,7 +266,7 @@ class WorkerRunner:
     ) -> dict[str, Any]:
         """Send a request to the task's worker, which must answer within the budget and the lease."""
         if self._killing is not None:
-            await asyncio.wait({self._killing})  # else it might hit the next process
+            await asyncio.wait({self._killing})  # else it might kill the next process
             self._killing = None
         self._current, self._until, self._is_stopping = self._workers[task], time.monotonic() + budget, False
         if run_id:
@@ -319,16 +326,60 @@ def _sums(statistics: Mapping[str, Any]) -> Sums:
 
 
 def _detail_of(error: WorkerCrashed) -> str:
-    """Return the end of a worker's log and then, as after the frames of a traceback, the way in which it has ended.
+    """Return the end of a worker's log, and then how the worker has ended, as a traceback puts it last.
 
-    A detail is cut at its beginning, and a line about it has its conclusion.
+    A long detail is truncated at its beginning, so its end must state the cause.
     """
     *_, last = "", *error.log_tail.splitlines()
     return f"{indent(error.log_tail, '  ')}\n{error.ending}{last and f'; its log ends: {last}'}".strip("\n")
 
 
 def _faults_of(error: RunnerFailed) -> list[str]:
-    """Return the faults of a task that does not load: those of its settings are a line each, a traceback is one."""
+    """Return the faults of a task that does not load: one line for each faulty setting, one for a traceback."""
     lines = error.detail.splitlines()
     is_traceback = any(line.startswith(" ") for line in lines)
     return [conclusion(error.detail) or str(error.reason)] if is_traceback or not lines else lines
+
+
+class Readings:
+    """Names of the readings, and the row counts of each task's newest reading, which survive the process.
+
+    Args:
+        reread: the setting of the agent.
+        path: file with the row counts of the last readings.
+    """
+
+    def __init__(self, reread: Reread, path: Path) -> None:
+        self._reread, self._path = reread, path
+        self._ends, self._jobs = Counter[str](), count(1)
+        self._ended: set[str] = set()
+        self._last: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            found = json.loads(path.read_text())
+            self._last = found if isinstance(found, dict) else {}
+
+    def of(self, task: str, run_id: str) -> str:
+        """Return the name of the reading for a job; a worker that has no reading of this name reads the data again."""
+        if self._reread == "job":
+            return f"job {next(self._jobs)}"
+        return f"{run_id} {self._ends[run_id]}" if self._reread == "run" else "once"
+
+    def run_ended(self, run_id: str) -> None:
+        """Give later jobs of the run, after a resume, a new reading."""
+        self._ends[run_id] += 1
+        self._ended.add(run_id)
+
+    def note(self, task: str, run_id: str, rows: Mapping[str, int]) -> None:
+        """Record the rows of each split that a job has read; warn if an earlier process read them for the same run."""
+        if not rows:
+            return
+        last = self._last.get(task)
+        before = last["rows"] if isinstance(last, dict) and last.get("run") == run_id else {}
+        again = [f"{rows[split]} of {split} ({before[split]} before)" for split in rows if split in before]
+        if again and run_id not in self._ended and self._reread != "job":
+            text = "run %s has read its data again in its course: rows %s"
+            logger.warning(text, run_id, ", ".join(again), extra={"run": run_id})
+        self._ended.discard(run_id)
+        self._last[task] = {"run": run_id, "rows": {**before, **rows}}
+        with suppress(OSError):  # the next process then does not know the reading
+            self._path.write_text(json.dumps(self._last))

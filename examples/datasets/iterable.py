@@ -16,12 +16,11 @@ import torch
 from torch.utils.data import default_collate
 
 from atoll.ground.printable import count_of
-from atoll.parallel.data.ahead import ahead
 from atoll.parallel.data.batch import Batch, count_units, map_tensors
-from atoll.parallel.data.loader import State
+from atoll.parallel.data.loader import State, ahead
 from atoll.parallel.data.order import cut
 from atoll.parallel.data.shards import generator
-from atoll.training.local.draws import Drew, drawn_stream, undrawn_stream
+from atoll.training.data.draws import Drew, drawn_stream, undrawn_stream
 
 T = TypeVar("T")
 

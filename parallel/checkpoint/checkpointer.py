@@ -1,8 +1,8 @@
-"""The saving and loading of a training run: model, optimizers, random numbers, and the trainer's own values.
+"""The saving and loading of a training run: model, optimizers, random numbers, and the trainer's values.
 
 Saving is asynchronous by default: the ranks copy their shards into memory and continue the training; a thread of each
-writes them, and the last step of it, on rank 0, is the renaming. A failure there is raised at the next `save`, `load`
-or `close`, on all ranks. The thread has a gloo group of its own: no two threads ever use one group.
+writes them, and rank 0 renames the folder last. A failure there is raised at the next `save`, `load`
+or `close`, on all ranks. The thread has a separate gloo group: no two threads ever use one group.
 
 Source: PyTorch, "Distributed Checkpoint" (torch.distributed.checkpoint); the rule that a folder without `.metadata` is
 no checkpoint is torchtitan's.
@@ -60,8 +60,8 @@ class Restored:
     """The slots from `save`, for the parameters of this rank and sharded like them."""
 
     is_same_mesh: bool
-    """The equality of ranks and mesh with those of the checkpoint. If true, every rank continues with its own random
-    numbers; else they are seeded anew, from seed, step and rank."""
+    """The equality of ranks and mesh with those of the checkpoint. If true, every rank continues with its random
+    numbers; else they are seeded again, from seed, step and rank."""
 
     rank_local: dict[str, torch.Tensor]
     """The tensors of this rank alone from `save`, on the CPU; empty on another mesh."""
@@ -77,7 +77,7 @@ class Checkpointer:
         asynchronous: continue the training while a checkpoint is written. Without a process group it never does.
         mesh: the degrees of the mesh, by axis: recorded; tensors of a rank alone are restored only on an equal mesh.
         tied: the names of each tied weight of the whole model (`engine.ties.tied_names`): a pipeline may separate them.
-        replica: the index of the copy that this rank's optimizers train, if each copy has an optimizer state of its own
+        replica: the index of the copy that this rank's optimizers train, if each copy has a separate optimizer state
             (local SGD, DiLoCo); with 0 on all ranks, one copy's state is saved and loaded everywhere.
         seed: of the run, for ranks that start with new random numbers.
 
@@ -276,7 +276,7 @@ class Checkpointer:
         return loading, about
 
     def _restore_rank(self, saved: Saved) -> dict[str, torch.Tensor]:
-        """Restore the random numbers of this rank, and return its own tensors."""
+        """Restore the random numbers of this rank, and return its tensors."""
         restore_generators(*saved.read_values([f"{RANDOM}/{self._ranks.rank}"]))
         kind = f"{OWN}/{self._ranks.rank}"
         own = {key: saved.entries[f"{kind}/{key}"] for key in saved.names(kind)}
@@ -296,7 +296,7 @@ class Checkpointer:
                     f"command continues from step {step}"
                 )
             away += [other.name] if other != path else []
-        return f"there is no sound checkpoint in {self._store.folder}: move it away, and the training begins anew"
+        return f"there is no sound checkpoint in {self._store.folder}: move it away, and the training starts over"
 
     def _write(self, state: dict[str, torch.Tensor], writer: Writer) -> Future[Any]:
         planner = DefaultSavePlanner(flatten_state_dict=False)

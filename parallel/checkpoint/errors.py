@@ -1,4 +1,4 @@
-"""The errors of checkpoints. Every rank raises the same one, with the faults of all.
+"""The errors of checkpoints. Every rank raises the same error, with the faults of all.
 
 CheckpointFailed    (RuntimeError)  it was not written; the older ones are untouched
 CheckpointBroken    (ValueError)    it does not exist, is not complete, or its bytes are wrong

@@ -1,7 +1,7 @@
 """The export of a model as one safetensors file, from a checkpoint or a running mesh, and the import into any mesh.
 
-The file has the tensors of `local_training.parameters.state_of` of the whole model: tied weights once, under their
-first name; floats as float32, bool as uint8, other integers as they are; the names of the buffers in the header
+The file has the tensors of `training.model.parameters.state_of` of the whole model: tied weights once, under their
+first name; floats as float32, bool as uint8, other integers unchanged; the names of the buffers in the header
 (`safetensors_file.BUFFERS`). It is written tensor by tensor, in canonical order: no process ever holds more of the
 model than its largest tensor, beside its own shards.
 """

@@ -35,7 +35,7 @@ def restore_generators(state: State) -> None:
 
 
 def seed_generators(seed: int, step: int, rank: int) -> None:
-    """Seed the generators with a seed of their own for each step and rank of a run."""
+    """Seed the generators with a separate seed for each step and rank of a run."""
     words = np.random.SeedSequence((seed, step, rank)).generate_state(3)
     torch.manual_seed(int(words[0]))
     np.random.seed(int(words[1]))

@@ -18,7 +18,7 @@ PATIENCE_S = 86400.0
 class Ranks:
     """The ranks of the default process group, or this process alone without one.
 
-    Every rank constructs it at the same point; one thread uses it. It has a gloo group of its own, so that it crosses
+    Every rank constructs it at the same point; one thread uses it. It has a separate gloo group, so that it crosses
     no other collective, and works beside NCCL.
 
     Args:
@@ -66,7 +66,7 @@ class Ranks:
 def patient_ranks() -> Iterator[Ranks]:
     """Provide ranks that wait a day for each other, while some of them read large files; every rank must call it.
 
-    The death of a rank closes its connections, so that the others notice it at once all the same.
+    The death of a rank closes its connections, so that the others still notice it at once.
     """
     ranks = Ranks(PATIENCE_S)
     try:

@@ -1,7 +1,7 @@
 """The reading of a checkpoint's tensors into the tensors of this process, without communication.
 
-PyTorch's own reader and planner determine which bytes of which files a shard needs (`torch.distributed.checkpoint`).
-Tensors are loaded as weights only. `.metadata` is a pickle, PyTorch knows no other form: only the few classes of a
+PyTorch's reader and planner determine which bytes of which files a shard needs (`torch.distributed.checkpoint`).
+Tensors are loaded as weights only. `.metadata` is a pickle, as PyTorch has no other form: only the few classes of a
 table of contents may be unpickled, any other is an error. Even so a checkpoint is a private file of its training: it is
 no format to accept from strangers; an export (`export.py`) is.
 """

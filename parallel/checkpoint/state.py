@@ -5,16 +5,16 @@
     values/NAME          the rest of that state, numbers and the settings of its group: JSON, as bytes
     slot/KIND/NAME       a tensor of the parameter's shape with another owner, such as DiLoCo's momentum
 
-NAME is the tensor's name in the whole, unwrapped model. A rank has some of the names (each stage of a pipeline has its
-own) and of each tensor some part (a DTensor's shard); PyTorch writes each part once. Loading goes the other way: every
-rank reads the names that it has.
+NAME is the tensor's name in the whole, unwrapped model. A rank has some of the names (each stage of a pipeline has
+some) and of each tensor some part (a DTensor's shard); PyTorch writes each part once. When loading, every rank reads
+the names that it has.
 
 Tied weights are stored once, under the first of their names. Within a part, two names of a parameter are recognized;
 for copies that a pipeline has put on different ranks, `tied` lists the names. The copies are equal then, and so is the
 state of their optimizers.
 
 Saving changes nothing: PyTorch's `get_optimizer_state_dict` takes a step when there is no state yet, which counts for
-Adam; so the optimizers' state is taken as it is, and a parameter without state gets none back.
+Adam; so the optimizers' state is taken unchanged, and a parameter without state gets none back.
 """
 
 import json
@@ -87,7 +87,7 @@ def local_state(
         optimizers: one for each part, in their order; or none, for the model alone.
         tied: the first name of a tied weight by each of its further names (`first_names`); ties within a part are
             found.
-        without: names of tensors that are left out: those of a base, which its own files have.
+        without: names of tensors that are left out: a base's, which its files have.
 
     Raises:
         ValueError: the numbers of optimizers and parts differ.
@@ -164,7 +164,7 @@ def state_to_save(local: LocalState, slots: Mapping[str, torch.Tensor], replica:
     Args:
         local: of this rank.
         slots: tensors with other owners than the optimizers, by KIND/NAME.
-        replica: the index of the copy with these optimizers, if each copy has an optimizer state of its own.
+        replica: the index of the copy with these optimizers, if each copy has a separate optimizer state.
     """
     state: dict[str, torch.Tensor] = {}
     for slot, tensor in slots.items():
@@ -279,7 +279,7 @@ class Loading:
         return []
 
     def _aim(self, key: str, tensor: torch.Tensor) -> None:
-        """Register a target; a second copy of a tied weight is read in a pass of its own."""
+        """Register a target; a second copy of a tied weight is read in a separate pass."""
         for targets in self._targets:
             if key not in targets:
                 targets[key] = tensor
@@ -287,7 +287,7 @@ class Loading:
         self._targets.append({key: tensor})
 
     def _target_of(self, trained: Trained, key: str) -> torch.Tensor:
-        """Return the optimizer's own tensor; if it creates one later, one like the parameter or of the saved shape."""
+        """Return the optimizer's tensor; if it creates one later, one like the parameter or of the saved shape."""
         present = trained.state.get(key)
         if isinstance(present, torch.Tensor):
             return present

@@ -9,7 +9,7 @@
 
 Every file is on the disk before a folder gets its final name, and the folder has that name before `latest` names it.
 The next checkpoint removes the leftovers of a crash when it begins. So a folder with a final name that lacks a file, or
-has other bytes than its digests say, is damaged: it is refused by name, and no older one takes its place unsaid.
+has other bytes than its digests say, is damaged: it is refused by name, and no older one silently replaces it.
 """
 
 import errno
@@ -44,8 +44,8 @@ def _name(step: int) -> str:
 def steps_to_keep(steps: Iterable[int], newest: int, keep: int, every: int | None) -> set[int]:
     """Return the checkpoints that stay when one of step `newest` has been written.
 
-    These are the `keep` last ones up to it, all of a multiple of `every`, and all beyond it: they are of a future that
-    the run has left, and its operator decides about them.
+    These are the `keep` last ones up to it, all of a multiple of `every`, and all beyond it: the run has resumed from
+    before them, and its operator decides about them.
     """
     last = sorted(step for step in steps if step <= newest)[-keep:]
     return {step for step in steps if step > newest or step in last or (every and step % every == 0)}
@@ -156,7 +156,7 @@ class Store:
         return [step for step in self._named() if is_complete(self.path(step))]
 
     def latest(self) -> Path | None:
-        """Return the checkpoint that was written last, also a damaged one; if it is gone, that of the highest step."""
+        """Return the checkpoint that was written last, also a damaged one; if deleted, the one of the highest step."""
         try:
             named = (self.folder / LATEST).read_text("utf-8").strip()
         except (OSError, ValueError):
@@ -237,7 +237,7 @@ def _delete(path: Path) -> None:
 
 
 def _lock(file: BinaryIO, kind: int) -> bool:
-    """Return whether no other process's lock is in the way; without locks on the storage, none is."""
+    """Return whether no other process holds the lock; true on storage without locks."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError as error:

@@ -6,7 +6,7 @@ Legend: u_i^t the update of replica i's weights by its inner optimizer in step t
 
 With plain SGD, u_i^t = -η g_i^t, this is the paper's w_i <- w_i - η (g_i^t - g_i^{t-D} + mean g^{t-D}). With momentum,
 weight decay, a schedule or Adam the correction applies, as in the paper, to the quantity that was added: the replica's
-own update is subtracted, and the mean of all updates takes its place. Each optimizer has a state of its own. So D = 0
+update is subtracted, and the mean of all updates takes its place. Each optimizer has a separate state. So D = 0
 is synchronous training for optimizers that are linear in the gradient (SGD, also with momentum); with Adam it is the
 mean of the replicas' Adam steps.
 
@@ -46,7 +46,7 @@ class DelayedAveraging:
     Args:
         group: the replicas.
         delay: D >= 0, in steps.
-        correction: let a replica continue with its own update until the mean arrives.
+        correction: let a replica continue with its update until the mean arrives.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, delay: int, correction: bool = True) -> None:

@@ -4,10 +4,10 @@ Legend: g_i rank i's gradient, C a codec, e_i the residual of rank i's codec, n 
 
     fp16, bf16    mean of cast(g_i)                                  int8    C(mean of C(g_i)), the mean taken by chunks
     onebit        mean of C(g_i + e_i);  e_i <- g_i + e_i - C(g_i + e_i)
-    powersgd      torch's own: rank-r factors, the same error feedback, plain all-reduce in the first two steps
+    powersgd      torch's: rank-r factors, the same error feedback, plain all-reduce in the first two steps
 
 The residual e_i is in units of the gradient, belongs to one rank and one parameter, and can be saved. A gradient that
-is not finite arrives as not finite, so that the step's own guard sees it.
+is not finite arrives as not finite, so that the step's guard sees it.
 
 Sources: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy et al., ICML 2019
 (EF-signSGD); Vogels et al., "PowerSGD", NeurIPS 2019.
@@ -97,7 +97,7 @@ def _cast_hook(to: _Cast, bucket: GradBucket) -> Mean:
 
 
 def _int8_hook(group: dist.ProcessGroup, bucket: GradBucket) -> Mean:
-    """Let each rank take the mean of its own chunk; a chunk is encoded once on its way there and once back."""
+    """Let each rank take the mean of its chunk; a chunk is encoded once on its way there and once back."""
     buffer = bucket.buffer()
     sent = blocks.encode_int8(blocks.as_blocks(buffer, group.size()))
     received = torch.empty_like(sent)

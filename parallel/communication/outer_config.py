@@ -43,7 +43,7 @@ class OuterConfig:
     """The dtype in which DiLoCo's pseudo-gradients travel: fp32, fp16 or bf16."""
 
     correction: bool = True
-    """Let each replica of delayed averaging continue with its own update and correct it later; false is the ablation,
+    """Let each replica of delayed averaging continue with its update and correct it later; false is the ablation,
     which applies late means alone."""
 
     def __post_init__(self) -> None:

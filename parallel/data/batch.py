@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from atoll.training.local.draws import Fetch
-from atoll.training.local.trees import map_tensors, tensors
-from atoll.training.local.units import IGNORED, count_units, units_in
+from atoll.training.data.draws import Fetch
+from atoll.training.data.trees import map_tensors, tensors
+from atoll.training.data.units import IGNORED, count_units, units_in
 
 __all__ = ["IGNORED", "Batch", "Parts", "count_units", "map_tensors", "tensors", "units_in"]
 
@@ -16,7 +16,7 @@ __all__ = ["IGNORED", "Batch", "Parts", "count_units", "map_tensors", "tensors",
 class Parts(list[Any]):
     """The inputs or the targets of a batch whose micro-batches are collated one by one.
 
-    A batch of any form can be divided so: a graph's nodes, padded texts, a list of images have no row for each example.
+    A batch of any form can be divided: a graph's nodes, padded strings, a list of images have no row for each example.
     """
 
 
@@ -54,10 +54,10 @@ class Batch:
     """The number of examples; None: the first dimension of the inputs' first tensor."""
 
     may_list: bool = False
-    """The answer whether the task's own collation has made it; torch's has no lists of one tensor for each example."""
+    """Whether the task's collation has made it; torch's makes no lists of one tensor for each example."""
 
     is_filler: bool = False
-    """The answer whether its examples are none of the global batch's."""
+    """Whether its examples are fillers, outside of the global batch."""
 
     @classmethod
     def of(
@@ -75,7 +75,7 @@ class Batch:
         return batch if is_filler else replace(batch, count=sum(batch.counts()))
 
     def counts(self) -> list[float]:
-        """Return the units of each part; of a whole batch, its own."""
+        """Return the units of each part; of a whole batch, its units."""
         if not isinstance(self.targets, Parts):
             return [units_in(self.units, self.targets, self.num_rows)]
         sizes = part_sizes(self.num_rows, len(self.targets))

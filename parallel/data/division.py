@@ -1,4 +1,4 @@
-"""The named divisions of the examples over data-parallel ranks, which settings are read with, without numpy."""
+"""The names of the divisions of examples over data-parallel ranks, for settings that are read without numpy."""
 
 from typing import Literal
 

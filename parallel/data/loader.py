@@ -2,21 +2,22 @@
 
 import logging
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from atoll.ground.printable import count_of
 from atoll.ground.process.forking import reopen_files
-from atoll.parallel.data.ahead import ahead
 from atoll.parallel.data.batch import Batch, count_units, in_parts, map_tensors
 from atoll.parallel.data.order import Indices, Order
 from atoll.task.collated import collate_of
 from atoll.task.errors import TaskBroken
-from atoll.training.local.draws import Drew, Fetch, drawing, is_fixed, unseeded
+from atoll.training.data.draws import Drew, Fetch, drawing, is_fixed, unseeded
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ CARRIED = ("num_ranks", "last_min")
 class Loader:
     """The batches of one data-parallel rank: a `for` yields the rest of the epoch, or, if it is over, the next epoch.
 
-    The state is that of the batches yielded, not of those prefetched. An error of the data set is raised at its own
+    The state is the yielded batches', not the prefetched ones'. An error of the data set is raised at its
     step; iterating again fetches that step again. Random numbers that the data set draws itself are a function of
     (the order's seed, epoch, index of the example); a thread cannot prefetch such a data set beside a model that draws
     from the same generators, so after its first draw batches are fetched on demand, or by worker processes. The same
@@ -43,7 +44,7 @@ class Loader:
         device: of the batches.
         prefetch: batches that a thread fetches ahead, 0: each is fetched on demand; with worker processes, batches that
             each of them holds ready (at least 1).
-        num_workers: processes that fetch, if Python's own work on an example takes long (torch's DataLoader).
+        num_workers: processes that fetch, if Python's work on an example takes long (torch's DataLoader).
         count: targets -> units over which the task's loss averages.
         parts: micro-batches of a batch, each collated by itself; of tensors alone, whose rows can be cut, one.
 
@@ -115,7 +116,7 @@ class Loader:
 
         It may come from another number of ranks: the global batches of the epoch stay the same, divided over the
         present ranks. With `partition`, ranks therefore read examples of each other's old parts until the epoch ends;
-        from the next one on, the parts are those of the present ranks.
+        from the next one on, the parts are the present ranks'.
 
         Raises:
             ValueError: the state is of another order; all differences at once.
@@ -182,7 +183,7 @@ class Loader:
 
     @property
     def _has_thread(self) -> bool:
-        """The answer whether a thread fetches ahead."""
+        """Whether a thread fetches ahead."""
         return bool(self._prefetch) and not self._num_workers and not self._is_on_demand
 
     def _fetched(self) -> Iterator[Any]:
@@ -260,3 +261,26 @@ def _unchanged(batch: Any) -> Any:
 def _described(order: Order) -> State:
     """Return the order in plain JSON values, with a checksum of its shards, which may be many."""
     return asdict(order) | {"shards": zlib.crc32(",".join(map(str, order.shards)).encode())}
+
+
+T = TypeVar("T")
+
+_END: Any = object()
+
+
+def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
+    """Yield the same items in the same order, while one thread draws the next `depth` of them.
+
+    An error is raised in the place of its item. The thread ends when this iterator is closed or garbage-collected.
+    """
+    executor = ThreadPoolExecutor(1, thread_name_prefix="atoll-data")
+    waiting: deque[Future[T]] = deque()
+    try:
+        while True:
+            while len(waiting) <= depth:
+                waiting.append(executor.submit(next, items, _END))
+            if (item := waiting.popleft().result()) is _END:
+                return
+            yield item
+    finally:
+        executor.shutdown(cancel_futures=True)

@@ -5,7 +5,7 @@ evenly as possible, in order: into P parts when they are drawn, into the shares 
 
     cut(m, k, K) = floor(m k / K)           where share k of K begins among m examples
     global      P = 1: every epoch draws one permutation of all examples; any rank may get any of them
-    partition   P = R: all are shuffled once, each rank owns a run of them, and every epoch permutes its own
+    partition   P = R: all are shuffled once, each rank owns a run of them, and every epoch permutes each run
 
 So both samplings are one formula; the grid, and with it the number of steps and every rank's count, depends on neither
 the sampling nor the ranks. The order itself is a function of (seed, epoch, step, P): it continues anywhere, and on
@@ -52,7 +52,7 @@ class Order:
     """The sampling, `global` or `partition`; see the module."""
 
     shuffle: bool = True
-    """Draw the order at random; else it is that of the data set, in every epoch."""
+    """Draw the order at random; else it is the data set's, in every epoch."""
 
     seed: int = 0
     """The seed of the order (>= 0). The same seed gives the same order for one version of numpy."""
@@ -132,7 +132,7 @@ class Order:
         return indices
 
     def _filler(self, part: Callable[[int], Take], index: int) -> Indices:
-        """Return any one example; the rank's own if it has one."""
+        """Return any one example; one of the rank's if it has any."""
         start, stop = self._bounds(index)
         return part(index)(0, 1) if start < stop else np.zeros(1, np.int64)
 

@@ -1,6 +1,6 @@
 """The rows that a training reads: their number, and a checksum of some of them, by which other rows are noticed.
 
-A row that has been added or taken away changes the number, and moves the rows behind it; so the checksum is of rows in
+A row that has been added or removed changes the number, and moves the rows behind it; so the checksum is of rows in
 equal distances, the first and the last among them; of tensors of a moderate size, of all rows.
 """
 
@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from atoll.ground.printable import count_of
-from atoll.training.local.draws import drawing, is_fixed
-from atoll.training.local.rows import CONSTANTS
-from atoll.training.local.trees import leaves
+from atoll.training.data.draws import drawing, is_fixed
+from atoll.training.data.rows import CONSTANTS
+from atoll.training.data.trees import leaves
 
 SOME, MANY = 16, 4096
 """Rows that are compared: of a data set whose reading may be slow, and of one of tensors."""

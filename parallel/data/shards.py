@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 Take = Callable[[int, int], npt.NDArray[np.int64]]
-"""(start, stop) -> the examples at these positions in the part's order; after its end it begins again."""
+"""(start, stop) -> the examples at these positions in the part's order; after its end it starts over."""
 
 
 def generator(seed: int, *key: int) -> np.random.Generator:

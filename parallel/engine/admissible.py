@@ -1,4 +1,4 @@
-"""The tensors of a model that the wrappers of a plan cannot take: named before a process group exists, or made fit."""
+"""The tensors of a model that the wrappers of a plan cannot take: refused before a process group exists, or adapted."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -9,7 +9,7 @@ from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
 from atoll.parallel.engine.plan import Plan
-from atoll.training.local.parameters import overlaps_itself
+from atoll.training.model.parameters import overlaps_itself
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
@@ -72,7 +72,7 @@ def _module_faults(model: nn.Module, where: str) -> Iterator[str]:
 
 
 def _of_other_classes(model: nn.Module, where: str) -> Iterator[str]:
-    """Yield the parameters of a class of the user's."""
+    """Yield the parameters of a custom class."""
     for name, parameter in model.named_parameters():
         if type(parameter) is not nn.Parameter:
             yield (

@@ -1,7 +1,7 @@
 """The agreement of ranks on the gathers and the gradients of a sharded model of which each may call other modules.
 
-A router picks experts by a rank's own examples, and layers may be left out at random. Then `fully_shard` gathers
-another block on each rank at the same time: the ranks mix the shards of different blocks without a word. So here
+A router picks experts by a rank's examples, and layers may be left out at random. Then `fully_shard` gathers
+another block on each rank at the same time: the ranks silently mix the shards of different blocks. So here
 
 - every rank gathers all blocks in one order, that of the model, in each forward pass: a block that is left out is
   gathered before the next one, or at the end;
@@ -66,7 +66,7 @@ class Agreement:
         self._used: set[nn.Parameter] = set()
         self._is_watching = False
         self.differs = False
-        """The answer whether the last pass called other blocks on another rank: `reduce` must sum its gradients."""
+        """Whether the last pass called other blocks on another rank: `reduce` must sum its gradients."""
         if self._num_ranks == 1:
             return
         assert isinstance(part, FSDPModule)
@@ -115,7 +115,7 @@ class Agreement:
 
     @property
     def _compares(self) -> bool:
-        """The answer whether the ranks compare their gathers in this pass; the same on all ranks."""
+        """Whether the ranks compare their gathers in this pass; the same on all ranks."""
         return self._gives_up and (self._has_repeated or self._num_passes[torch.is_grad_enabled()] < TRIAL_PASSES)
 
     def _agree(self, gather: int) -> None:
@@ -140,7 +140,7 @@ class Agreement:
             block.reshard()
 
     def _highest(self, numbers: list[int], dtype: torch.dtype) -> list[int]:
-        """Return the maximum of each number over the ranks; the ranks of a dry run are alike."""
+        """Return the maximum of each number over the ranks; the ranks of a dry run are equal."""
         flags = torch.tensor(numbers, dtype=dtype).to(self._device)
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
         return numbers if isinstance(flags, FakeTensor) else flags.tolist()
@@ -202,11 +202,11 @@ class Agreement:
         self._part.set_requires_gradient_sync(True)
         self._part.set_reshard_after_backward(not keeps)
         state: Any = fully_shard.state(self._part)  # type: ignore[attr-defined]
-        state._root_post_backward_final_callback()  # as torch's own pipeline does after its last backward pass
+        state._root_post_backward_final_callback()  # as torch's pipeline does after its last backward pass
 
     @torch.no_grad()
     def fill(self) -> None:
-        """Give zeros to what has no gradient after a pass that summed nothing, if sums have a type of their own.
+        """Give zeros to what has no gradient after a pass that summed nothing, if sums have another type.
 
         Torch sums what earlier passes left in the type of the sums, and what the last one left in the type of the
         parameters; so must all ranks.

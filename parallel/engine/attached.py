@@ -7,7 +7,7 @@ see in one process that trains on the whole batch at once:
     gradient of the whole batch, whole tensor --> hook --> this rank's part of the result
 
 So a mask, a scale, a clamp or a norm gives the same on every plan; a hook that is called on a part of the sum would
-not, unless it is linear. A hook may read its own parameter, which has its values for the time of the call.
+not, unless it is linear. A hook may read its parameter, which has its values during the call.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -34,7 +34,7 @@ class Axes:
 
     @property
     def draw(self) -> int:
-        """The index of this rank's random numbers: its own where data or layers are, the same along tp.
+        """The index of this rank's random numbers: different where data or layers differ, the same along tp.
 
         Ranks of a tensor-parallel group compute the same numbers wherever a module is replicated.
         """

@@ -36,7 +36,7 @@ def convert(part: nn.Module, kind: str, group: dist.ProcessGroup | None) -> None
 
 
 def faults(model: nn.Module, kind: str) -> list[str]:
-    """Return a sentence for the batch norms whose own `forward` would have to give way to a kind of statistics."""
+    """Return a sentence for the batch norms whose custom `forward` a kind of statistics would replace."""
     norms = {name: norm for name, norm in model.named_modules() if isinstance(norm, _BatchNorm)}
     if kind == "local" or not (other := [name for name, norm in norms.items() if not _is_torchs(norm)]):
         return []
@@ -113,7 +113,7 @@ class SharedBatchNorm(_BatchNorm):
         return output
 
     def _real(self, rows: int) -> int:
-        """Return how many rows count; a model may make several rows of an example, or none of its own."""
+        """Return how many rows count; a model may make several rows of an example, or none."""
         if self.real is None or rows % self.real[1]:
             return rows
         return rows // self.real[1] * self.real[0]
@@ -139,7 +139,7 @@ class SharedBatchNorm(_BatchNorm):
             return
         assert self.num_batches_tracked is not None
         running_mean, running_var, batches = (
-            local(each).data  # torch, too, writes without a word to autograd, which has saved them for earlier passes
+            local(each).data  # torch, too, writes without telling autograd, which has saved them for earlier passes
             for each in (self.running_mean, self.running_var, self.num_batches_tracked)
         )
         unbiased = variances * (counts / (counts - 1).clamp(min=1)).unsqueeze(1)

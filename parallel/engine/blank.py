@@ -1,4 +1,4 @@
-"""A model without memory for its parameters: their values come from a file, each rank its own boxes.
+"""A model without memory for its parameters: each rank reads the values of its boxes from a file.
 
 Parameters are on `meta`; buffers are real, as the model makes them. (`torch.device("meta")` would lose tables that no
 file has, such as the frequencies of rotary embeddings.) The engine cuts, shards and wraps the blank model; then each
@@ -18,7 +18,7 @@ from atoll.parallel.engine.records import groups_of
 def blank(build: Callable[[], nn.Module]) -> nn.Module:
     """Return the model that `build` makes, with its parameters on meta.
 
-    At most one parameter has memory at a time, unless the model's own code keeps others.
+    At most one parameter has memory at a time, unless the model's code keeps others.
 
     Args:
         build: () -> a module; it may draw, fill and share parameters, but no value of one may decide anything.
@@ -39,7 +39,7 @@ def parameters_on_meta() -> AbstractContextManager[None]:
 
 
 def on_meta(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a parameter on meta, with its attributes; one that is there already, as it is."""
+    """Return a parameter on meta, with its attributes; one that is there already, unchanged."""
     if parameter.is_meta:
         return parameter
     blank = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
@@ -49,7 +49,7 @@ def on_meta(parameter: nn.Parameter) -> nn.Parameter:
 
 @contextmanager
 def registering(become: Callable[[nn.Parameter], nn.Parameter]) -> Iterator[None]:
-    """Register in place of each parameter of a module what it shall become. Not for several threads at once."""
+    """Register a replacement for each parameter of a module. Not for several threads at once."""
     original = nn.Module.register_parameter
 
     def register(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -80,7 +80,7 @@ def give_memory(parts: Sequence[nn.Module], device: torch.device | str) -> None:
         for module in part.modules():
             _give(module, device)
         for (first, name), *others in places.values():
-            for module, other in others:  # tied: `fully_shard` ties its own
+            for module, other in others:  # tied: `fully_shard` ties its parameters
                 module._parameters[other] = first._parameters[name]
         _pad(part)
 

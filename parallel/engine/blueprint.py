@@ -1,8 +1,8 @@
-"""The blueprint of a model: its own declaration of how it can be divided along every axis.
+"""The blueprint of a model: its declaration of how it can be divided along every axis.
 
 A model without a blueprint trains under data parallelism. Pipelines and tensor parallelism need the attribute
-`blueprint`; a model of Hugging Face is planned from itself (`adapters.pipeline_plan`) and by transformers' plan of its
-tensors (`adapters.tensor_plan`):
+`blueprint`; a Hugging Face model is planned from itself (`huggingface.pipeline_plan`) and by transformers' plan of its
+tensors (`huggingface.tensor_plan`):
 
     class Net(nn.Module):
         blueprint = Blueprint(chain=("embed", "layers", "head"), tensor=styles, divisible={"heads": 8})
@@ -52,13 +52,13 @@ class Blueprint:
 
     is_planned: bool = False
     """The chain is that of a Hugging Face model, in the order of definition: its layers may take more than one
-    argument, and a stage takes the inputs of the model, too (`adapters.pipeline_plan`)."""
+    argument, and a stage takes the inputs of the model, too (`huggingface.pipeline_plan`)."""
 
     tensor: Callable[[bool, bool], Styles] | None = None
     """(sequence_parallel, loss_parallel) -> the styles of tensor parallelism."""
 
     tensor_faults: Sequence[str] = ()
-    """The reasons why tensor parallelism cannot divide the model as it is, each with the way out."""
+    """The reasons why tensor parallelism cannot divide the model, each with the way out."""
 
     divisible: Mapping[str, int] = field(default_factory=dict)
     """Numbers that tp must divide, such as the heads of an attention, by name."""
@@ -130,7 +130,7 @@ def _styles_of(plan: Mapping[str, str]) -> Styles:
 
 
 def _is_row(module: nn.Module) -> bool:
-    """Return whether a module does nothing but call its children one after another: no `forward` or hook of its own."""
+    """Return whether a module does nothing but call its children one after another: no custom `forward` or hook."""
     is_row = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
     return is_row and not module._forward_hooks and not module._forward_pre_hooks
 
@@ -145,7 +145,7 @@ def pieces(model: nn.Module) -> list[str]:
     """Return the model's chain with its containers opened: names of modules in the order of their calls.
 
     A module may have several names; a container with several stays closed, since it cannot be divided between stages,
-    and so does a Sequential with a `forward` or hooks of its own.
+    and so does a Sequential with a custom `forward` or hooks.
     """
     declared = blueprint_of(model).chain
     modules = [model.get_submodule(name) for name in declared]
@@ -162,7 +162,7 @@ def blocks(model: nn.Module) -> list[str]:
     """Return the names of the repeated parts of a model, each of which is sharded, recomputed and compiled by itself.
 
     They are the items of the containers in its chain; for a model without a chain the items of its outermost
-    containers; for a Sequential its own children. Only modules with parameters, each once.
+    containers; for a Sequential its children. Only modules with parameters, each once.
     """
     declared = blueprint_of(model).chain
     if declared and not isinstance(model, nn.Sequential):

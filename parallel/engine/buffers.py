@@ -81,7 +81,7 @@ def differing_buffers(
 
 
 def _take_mean(value: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Give all ranks of a group the mean of their values; where all have the same one, that."""
+    """Give all ranks of a group the mean of their values; where all have the same value, exactly that."""
     first = value.detach().clone()
     _take_first(first, group)
     both = torch.stack([value, (value != first).to(value.dtype)])
@@ -91,7 +91,7 @@ def _take_mean(value: torch.Tensor, group: dist.ProcessGroup) -> None:
 
 
 def _take_first(value: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Give all ranks of a group the first one's values; as bytes, as gloo knows not every dtype."""
+    """Give all ranks of a group the first one's values; as bytes, since gloo lacks some dtypes."""
     data = value.contiguous().reshape(-1).view(torch.uint8)
     dist.broadcast(data, group_src=0, group=group)
     value.copy_(data.view(value.dtype).reshape(value.shape))

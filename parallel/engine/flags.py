@@ -1,6 +1,6 @@
 """The flags `requires_grad` of a sharded model, which no forward pass may change.
 
-`fully_shard` gives a parameter the flag of its shard at each gather, so a layer that forward freezes would train on.
+`fully_shard` gives a parameter the flag of its shard at each gather, so a frozen layer would keep training.
 """
 
 from typing import Any

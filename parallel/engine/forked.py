@@ -41,7 +41,7 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_
     Args:
         function: importable by name; it finds its rank through `torch.distributed`.
         num_ranks: the number of processes, each with one thread.
-        args: the same for every rank; they and the results are pickled (none of them comes from a network).
+        args: the same for every rank; they and the results are pickled (nothing here comes from a network).
         timeout_s: for all of it.
 
     Raises:

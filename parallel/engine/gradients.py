@@ -23,7 +23,7 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
 def settle(parameters: Iterable[nn.Parameter], axes: Axes) -> None:
     """Bring each gradient into the placement of its parameter, where torch leaves that to the first use.
 
-    If the sequence is sharded along tp, each rank's gradient of a norm's weight is that of its tokens: one all-reduce
+    If the sequence is sharded along tp, each rank's gradient of a norm's weight covers its tokens alone: one all-reduce
     sums them. `fully_shard` does all this by itself.
     """
     waiting: list[nn.Parameter] = []

@@ -1,7 +1,7 @@
 """The division of one rank's batch into micro-batches.
 
 A step's loss is the mean over all units of the global batch: examples, tokens, a sum of weights. A micro-batch
-with c of the T units contributes its own mean times c / T, so that uneven batches on uneven ranks are exact.
+with c of the T units contributes its mean times c / T, so that uneven batches on uneven ranks are exact.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import torch
 
 from atoll.ground.printable import count_of
 from atoll.parallel.data.batch import Batch, Parts, count_units, part_sizes, units_in
-from atoll.training.local.rows import Cut, Division, Forms
+from atoll.training.data.rows import Cut, Division, Forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def split(batch: Batch, number: int, forms: Forms | None = None) -> list[Micro]:
     Args:
         batch: of this rank.
         number: of micro-batches.
-        forms: what earlier batches have shown of their lists (`rows`).
+        forms: the forms of lists in earlier batches (`rows`).
 
     Raises:
         Undivided: it cannot be divided by its examples.

@@ -1,4 +1,4 @@
-"""The end of child processes with their parent, so that the end of a command is the end of all of its processes."""
+"""The end of child processes with their parent, so that a command leaves no process behind."""
 
 import os
 import threading

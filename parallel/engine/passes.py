@@ -21,7 +21,7 @@ from atoll.parallel.engine.microbatches import Micro, split
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
 from atoll.task.errors import TaskBroken
-from atoll.training.local.rows import Forms
+from atoll.training.data.rows import Forms
 
 Loss = Callable[[Any, Any], torch.Tensor]
 """(outputs, targets) -> mean loss over the batch's units."""
@@ -93,7 +93,7 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 def share_of_loss(loss: Loss, outputs: Any, micro: Micro, units: Total) -> torch.Tensor:
-    """Return a micro-batch's summand of the mean over all units: its own mean times its share of them."""
+    """Return a micro-batch's summand of the mean over all units: its mean times its share of them."""
     if micro.count == 0:  # a mean over nothing; but the passes must be run
         return torch.stack([(in_single(tensor) * 0.0).nan_to_num().sum() for tensor in tensors(outputs)]).sum()
     if isinstance(loss, CountsRows):
@@ -143,7 +143,7 @@ class Passes:
         Args:
             batch: of this rank.
             total: units of the global batch; called when the first outputs are there.
-            after_first: called, with this rank's units of the first micro-batch, when the gradients are those of all
+            after_first: called, with this rank's units of the first micro-batch, when the gradients are of all
                 ranks' first micro-batches; there are at least two then, each summed over the ranks.
         """
         losses = []

@@ -28,13 +28,13 @@ from atoll.parallel.engine.sharding import whole
 from atoll.parallel.huggingface.pipeline_stages import INPUTS
 from atoll.task.errors import TaskBroken
 from atoll.task.randomness import generators_kept
-from atoll.training.local.rows import Forms
+from atoll.training.data.rows import Forms
 
 Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a batch's inputs."""
 
 FORMS_MAX = 8
-"""The number of forms whose schedules are kept, each with its own buffers for what other stages send."""
+"""The number of forms whose schedules are kept, each with separate buffers for what other stages send."""
 
 
 class Stage(PipelineStage):

@@ -1,4 +1,4 @@
-"""The plan of a training: all settings that decide how it is computed on a mesh, and none of what it learns."""
+"""The plan of a training: all settings of how it is computed on a mesh, none of what it learns."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -144,7 +144,7 @@ class Plan:
 
     @property
     def divides(self) -> bool:
-        """The answer whether a global batch is divided, over ranks or micro-batches."""
+        """Whether a global batch is divided, over ranks or micro-batches."""
         return self.mesh.dp * self.microbatches > 1
 
 

@@ -1,11 +1,11 @@
 """The dtype in which each parameter of a sharded model is gathered: bfloat16 where autocast would cast it anyway.
 
 So a sharded model computes in the dtypes of one process, whose inputs, activations and small parameters autocast leaves
-as they are: `fully_shard` itself would cast them all, and an integer that a float holds above 256 would be another one.
+unchanged: `fully_shard` itself would cast them all, and an integer that a float holds above 256 would change.
 Gradients of one block are summed as one tensor, hence in one dtype.
 
 A model that declares a sequence (`blueprint.sequence`) is a transformer, whose tables and norms are gathered in
-bfloat16, too: what its layers hand on is then in bfloat16, half the memory and traffic. Its inputs stay as they are.
+bfloat16, too: what its layers hand on is then in bfloat16, half the memory and traffic. Its inputs stay unchanged.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ NOT_CAST = (
 
 
 def gather_as_autocast(module: nn.Module) -> None:
-    """Let each parameter of a module be gathered in its own dtype if autocast does not cast it; after `fully_shard`.
+    """Let each parameter of a module be gathered in its dtype if autocast does not cast it; after `fully_shard`.
 
     Matrices and larger ones are cast before they are gathered, half the bytes, but for those of `NOT_CAST`.
     """

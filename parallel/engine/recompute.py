@@ -41,8 +41,8 @@ EXPENSIVE = frozenset(
 def recompute(block: nn.Module, kind: str, *, name: str = "", is_compiled: bool = False) -> None:
     """Let a block save only its inputs (`full`), or also its expensive results (`selective`).
 
-    Its `forward` is wrapped, not the module, so that names and hooks stay as they are. The repetition begins with the
-    draws and the state of the first pass (`repetition`), and leaves them as they are now. Of a compiled block torch's
+    Its `forward` is wrapped, not the module, so that names and hooks stay. The repetition begins with the
+    draws and the state of the first pass (`repetition`), and does not change them. Of a compiled block torch's
     draws repeat, and saved buffers do not see the repetition.
 
     Args:
@@ -104,7 +104,7 @@ class _Selective:
 class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The expensive results of a pass, which change if an operation writes into their memory.
 
-    By the memory, not by torch's count of changes: `unsafe_chunk`, which a GRU writes into, has a count of its own.
+    By the memory, not by torch's count of changes: `unsafe_chunk`, which a GRU writes into, has a separate count.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""The repetition of a block's forward pass from where the first one began: draws, counters, and whatever else it moves.
+"""The repetition of a block's forward pass from where the first one began: draws, counters, and all that it changes.
 
-Torch gives back its own generators. Here are numpy's and Python's, and what the modules hold: buffers, generators,
-numbers, tensors, lists. What a block moves is found in its first passes, and now and then later; no more is copied.
-A repetition that gives other outputs all the same, such as one that reads a clock or counts outside of the model, is
+Torch restores its generators. Here are numpy's and Python's, and what the modules hold: buffers, generators,
+numbers, tensors, lists. What a block changes is found in its first passes, and now and then later; only that is copied.
+A repetition that still gives other outputs, such as one that reads a clock or counts outside of the model, is
 refused by the name of its block.
 """
 
@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from atoll.parallel.data.batch import tensors
-from atoll.training.local.as_built import LIBRARIES
-from atoll.training.local.places import is_generator
-from atoll.training.local.unit_check import is_due
+from atoll.training.model.as_built import LIBRARIES
+from atoll.training.model.places import is_generator
 from atoll.training.optimizers.norms import local
+from atoll.training.trials.unit_check import is_due
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 OF_TORCH = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs", "_flat_weights_names"}) - {"_buffers"}
@@ -68,7 +68,7 @@ class Repetition:
 
     @property
     def is_due(self) -> bool:
-        """The answer whether the next pass is one to look at."""
+        """Whether the next pass is examined."""
         return is_due(self._seen + 1)
 
     def whole(self) -> AbstractContextManager[Any]:
@@ -92,7 +92,7 @@ class Repetition:
         """Return the contexts of a pass and of its repetition.
 
         Args:
-            inner: returns those of a kind of recomputation. A pass that is looked at has none: saved results would hide
+            inner: returns the contexts of a kind of recomputation. An examined pass has none: saved results would hide
                 a difference.
         """
         found: dict[str, Any] = {}
@@ -191,13 +191,13 @@ def _set_states(states: tuple[Any, ...]) -> None:
 
 
 def copied(value: Any, memo: dict[int, Any], deep: int) -> Any:
-    """Return a copy of data, and of objects that hold data; anything else as it is. Shared objects stay shared."""
+    """Return a copy of data, and of objects that hold data; anything else unchanged. Shared objects stay shared."""
     if isinstance(value, PLAIN) or not deep:
         return value
     if id(value) in memo:
         return memo[id(value)][0]
     found = _copy_of(value, memo, deep)
-    memo[id(value)] = found, value  # an object that is gone would leave its id to another
+    memo[id(value)] = found, value  # a deleted object's id could be reused
     return found
 
 

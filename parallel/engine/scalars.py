@@ -1,8 +1,8 @@
 """Scalar parameters under `fully_shard`, which takes none: replicas on every rank, with gradients that are summed here.
 
 A scalar becomes a DTensor that is replicated over the mesh of the shards, so that optimizers, checkpoints and exports
-treat it as any other parameter, with its own name and shape (). A module reads its value as a plain tensor, through a
-property. The gradient that a rank accumulates is the sum over its own examples; `sum_scalars` adds up the ranks'.
+treat it as any other parameter, with its name and shape (). A module reads its value as a plain tensor, through a
+property. The gradient that a rank accumulates is the sum over its examples; `sum_scalars` adds up the ranks'.
 """
 
 from collections.abc import Sequence

@@ -217,5 +217,5 @@ def _ddp(part: nn.Module, axes: Axes) -> DistributedDataParallel:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the full tensor of a DTensor, on every rank of its mesh (a collective); a plain tensor as it is."""
+    """Return the full tensor of a DTensor, on every rank of its mesh (a collective); a plain tensor unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -16,16 +16,15 @@ from atoll.parallel.data.batch import Batch, tensors
 from atoll.parallel.engine.agreement import Agreement
 from atoll.parallel.engine.attached import Attached
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.engine.borrowed import pass_of_shards
 from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.gradients import clip, gradients_of, settle, total_norm
-from atoll.parallel.engine.inplace import CopiesDiffer, differing_copies
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.passes import Observe, Total, pass_of_copies
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.scalars import sum_scalars
+from atoll.parallel.engine.step_faults import CopiesDiffer, differing_copies, pass_of_shards
 from atoll.parallel.engine.ties import Ties
-from atoll.training.local.lone_row import lone_row_refused
+from atoll.training.trials.contract import lone_row_refused
 
 DP_AXES = ("dp_replicate", "dp_shard")
 
@@ -129,7 +128,7 @@ class Engine:
     def begin(
         self, optimizers: Sequence[torch.optim.Optimizer], optimization: Optimization, outer: Outer | None
     ) -> None:
-        """Begin a training of the parts as they are; see `assemble.begin_again`."""
+        """Begin a training of the unchanged parts; see `assemble.begin_again`."""
         self.optimizers, self.outer = optimizers, outer
         self.steps = 0
         """Steps taken since the beginning of the training."""
@@ -283,7 +282,7 @@ class Engine:
         if self.plan.outer == "none":
             return total
         both = torch.stack([total * units, torch.as_tensor(units, dtype=total.dtype, device=total.device)])
-        weighted, all_units = self.axes.sum_over(both, "dp_replicate")  # each copy has a mean of its own
+        weighted, all_units = self.axes.sum_over(both, "dp_replicate")  # each copy has a separate mean
         mean: torch.Tensor = weighted / all_units.clamp(min=torch.finfo(all_units.dtype).tiny)
         return mean
 

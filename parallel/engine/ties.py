@@ -16,7 +16,7 @@ from atoll.training.optimizers.norms import local
 
 
 def tied_names(model: nn.Module) -> list[list[str]]:
-    """Return the names of parameters that are one and the same, in groups, each in the order of the model."""
+    """Return the names of parameters that are one object, in groups, each in the order of the model."""
     groups: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)

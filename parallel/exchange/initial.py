@@ -1,12 +1,12 @@
 """The initial values of a sharded model, made one parameter at a time: no rank ever holds the whole model.
 
-The model is built twice: blank, for the engine, and for real, from the same seed, for the values, which are those of a
-plain construction to the bit. In the second construction a parameter has memory while operations use it. When another
+The model is built twice: blank, for the engine, and for real, from the same seed, for the values, which equal a plain
+construction's to the bit. In the second construction a parameter has memory while operations use it. When another
 one is used, this rank's box of it is copied to the shards and its memory is freed:
 
     made, filled --> copied, freed -- filled again from nothing --> copied, freed
 
-So one parameter is in memory at a time, also where the whole model fills its layers once more at its end (Hugging
+So one parameter is in memory at a time, also where the whole model fills its layers again at its end (Hugging
 Face's `post_init`). A parameter whose values are read after they were freed has lost them: then the model is built once
 more, and those parameters stay until the end.
 
@@ -97,9 +97,9 @@ class Blank:
 
     model: nn.Module
     parameters: list[nn.Parameter] = field(default_factory=list)
-    """All that were registered; some are in the model no more."""
+    """All that were registered; some are no longer in the model."""
     places: list[list["_Place"]] = field(default_factory=list)
-    """The parameters of the model that lie in the memory of each; none: it is in the model no more."""
+    """The parameters of the model that lie in the memory of each; none: it is no longer in the model."""
     attributes: dict[str, Any] = field(default_factory=dict)
     """The numbers and tensors among the attributes of its modules (`attributes_of`)."""
 
@@ -108,7 +108,7 @@ def blank_or_none(build: Build) -> Blank | None:
     """Return the model with its parameters on meta; None: it must be built whole, or is small enough for that."""
     try:
         blank = blank_of(build)
-    except Exception:  # any: the model's own code, with tensors that have no values; built whole, it says the same
+    except Exception:  # any: the model's code, with tensors that have no values; built whole, it raises the same
         return None
     return blank if sum(parameter.numel() for parameter in blank.model.parameters()) > WHOLE_MAX else None
 
@@ -125,7 +125,7 @@ def blank_of(build: Build) -> Blank:
 
     def register(parameter: nn.Parameter) -> nn.Parameter:
         if type(parameter) is not nn.Parameter or hooks_of(parameter):
-            raise NotBlank("a parameter has hooks or a class of its own")
+            raise NotBlank("a parameter has hooks or a custom class")
         blank = on_meta(parameter)
         if blank is not parameter:
             replaced.append(StorageWeakRef(parameter.untyped_storage()))  # type: ignore[no-untyped-call]
@@ -175,7 +175,7 @@ def _check_held(found: Blank, watching: "_Watching", replaced: Sequence[StorageW
 
 
 def attributes_of(model: nn.Module) -> dict[str, Any]:
-    """Return the numbers, texts and tensors that modules hold beside their parameters and buffers, by name."""
+    """Return the numbers, strings and tensors that modules hold beside their parameters and buffers, by name."""
     inner = vars(nn.Module()).keys()
     return {
         f"{prefix}.{name}".removeprefix("."): leaves
@@ -262,7 +262,7 @@ def _fill_from(model: nn.Module, shares: Sequence[Share]) -> None:
         for share in shares:
             found = tensors.get(share.name)
             if found is None or (tuple(found.shape), found.dtype) != (share.shape, share.local.dtype):
-                raise NotRepeatable(f"{share.name} is another one than before")
+                raise NotRepeatable(f"{share.name} differs from the first construction")
             share.local.copy_(found[share.slices])
 
 
@@ -346,7 +346,7 @@ class _Filling:
             return parameter
         before = self._blank.parameters
         if number >= len(before) or (parameter.shape, parameter.dtype) != (before[number].shape, before[number].dtype):
-            raise NotRepeatable(f"parameter {number} of the model is another one than before")
+            raise NotRepeatable(f"parameter {number} of the model differs from the first construction")
         self._close(self._open)
         self._open = {number}
         return parameter

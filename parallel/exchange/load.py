@@ -22,12 +22,12 @@ def load_shares(
 ) -> None:
     """Give the shards of this rank the values of a version, rounded to their dtypes.
 
-    Memory: one block. No communication: ranks read the same file, each its own boxes.
+    Memory: one block. No communication: ranks read the same file, each its boxes.
 
     Args:
         shares: of this rank, all boxes that it holds (`shares_of`).
         file: a safetensors file of the whole model, as it travels.
-        write: (some elements of a shard, those of the file) -> None; left out, the shard becomes what the file has.
+        write: (some elements of a shard, the file's elements) -> None; left out, the shard becomes what the file has.
 
     Raises:
         TaskMismatch: the file lacks a tensor, or has it in another shape or dtype; with every difference, before a

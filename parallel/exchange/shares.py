@@ -6,9 +6,9 @@ owned by exactly one of them, without communication:
 
     copy c of C owns the boxes of tensor i  if  i mod C = c
 
-i is the index of the tensor in the layout of the whole model, which all ranks know. (A count of the rank's own tensors
-would not do: with uneven shards a rank holds nothing of a small tensor, and the counts of two copies differ.) So
-copies take turns, and all of them send alike.
+i is the index of the tensor in the layout of the whole model, which all ranks know. (A count of the rank's tensors
+would fail: with uneven shards a rank holds nothing of a small tensor, and the counts of two copies differ.) So
+copies take turns, and all send equally much.
 """
 
 from collections.abc import Iterable, Sequence

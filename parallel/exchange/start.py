@@ -33,9 +33,9 @@ TRAVELLING = {"BOOL": "uint8", **dict.fromkeys(("F64", "F32", "F16", "BF16"), "f
 def start_shares(
     shares: Sequence[Share], names: Mapping[str, tuple[tuple[int, ...], str]], aliases: Aliases, start: Start
 ) -> tuple[str, list[str]]:
-    """Give the shards of this rank the values of a file, rounded to float32 and to their own dtypes.
+    """Give the shards of this rank the values of a file, rounded to float32 and to their dtypes.
 
-    Memory: one box. The rules are those of `warm_start`; each rank sees the faults of its own boxes alone.
+    Memory: one box. The rules are `warm_start`'s; each rank sees the faults of its boxes alone.
 
     Args:
         shares: of this rank.

@@ -3,7 +3,7 @@
     shard - box of the version's file  -->  [codec]  -->  bytes of the part, hashed as they are written
 
 The bytes of the pieces follow each other in canonical order. Differences, roundings and refusals are those of
-`local_training.parameters.update_of`, so the parts of all ranks together have the values of one process's update.
+`training.model.parameters.update_of`, so the parts of all ranks together have the values of one process's update.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from atoll.tensors.codecs.codec import CHUNK_ELEMENTS, CodecBroken
 from atoll.tensors.codecs.names import parse_codec
 from atoll.tensors.layout import FLOATS, Piece, pieces_in_order
 from atoll.tensors.safetensors_file import NUMPY_DTYPES, parse_header
-from atoll.training.local.parameters import integer_difference
+from atoll.training.model.parameters import integer_difference
 
 CODEC_STREAM = 1
 """The stream of the codec's random numbers, beside that of the training with the same seed."""

@@ -1,12 +1,12 @@
-"""The pipeline of a Hugging Face model, which is planned from the model itself: no table tells how each is cut.
+"""The pipeline of a Hugging Face model, planned from the model itself, without a table of models.
 
     transformer.wte, transformer.wpe | transformer.h.0, transformer.h.1, ... | transformer.ln_f, lm_head
 
 The layers are the items of the heaviest ModuleList; the chain is they and all other modules with state beside the list,
 or beside a module in which it lies. A stage begins with the model or after its words are embedded.
 
-Each stage runs the whole `forward` on the model's own inputs, with stand-ins for the modules of other stages. The last
-one before the stage gives what the stage received; the stage hands on what its own last module gave. So what a model
+Each stage runs the whole `forward` on the model's inputs, with stand-ins for the modules of other stages. The last
+one before the stage gives what the stage received; the stage hands on what its last module gave. So what a model
 computes between two modules (Granite scales the words, Gemma 2 caps the logits) is computed once, by the later stage,
 and what it computes of its inputs (masks, positions, the place of the last word) by every stage.
 
@@ -25,7 +25,7 @@ from atoll.parallel.huggingface.tensor_plan import hugging_face_models
 def planned_chain(model: nn.Module) -> tuple[str, ...]:
     """Return the chain of a Hugging Face model, or of one that has it inside, in the order of definition.
 
-    A ModuleList stands for its items. Each stage keeps the tables beside the chain, such as those of rotary embeddings.
+    A ModuleList stands for its items. Each stage keeps the tables beside the chain, such as rotary embeddings'.
     Empty if there are no layers or several lists of them, as in an encoder with a decoder, or if the chain leaves out
     state.
     """

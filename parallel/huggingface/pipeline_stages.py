@@ -61,7 +61,7 @@ class Ends:
 
         Args:
             part: the stage.
-            last: the module whose output is handed on; None: the model's own first output is.
+            last: the module whose output is handed on; None: the model's first output is.
         """
         part.register_forward_pre_hook(self._receive, with_kwargs=True)
         if last is not None:
@@ -113,5 +113,5 @@ def _in_tuple(gives: Callable[[Any], Any], length: int, first: Any) -> Any:
 
 
 def first_output(outputs: Any) -> Any:
-    """Return what a model's outputs hold first, such as the logits."""
+    """Return the first of a model's outputs, such as the logits."""
     return next(iter(outputs.values())) if isinstance(outputs, Mapping) else outputs

@@ -150,7 +150,7 @@ def _called(model: nn.Module, pieces: Sequence[str], length: int, *, before: Seq
         model: of any size, also on meta: no weight of it is used.
         pieces: the names of its chain, opened.
         length: of the tuples that layers give; 0: tensors.
-        before: those before a stage; empty: the model is whole.
+        before: the pieces before a stage; empty: the model is whole.
     """
     trial, generator, layers = _Trial(length), torch.Generator().manual_seed(0), f"{layers_of(model)}."
     modules = {name: model.get_submodule(name) for name in pieces}
@@ -183,10 +183,10 @@ def _called(model: nn.Module, pieces: Sequence[str], length: int, *, before: Seq
 
 
 def _hidden_size(model: nn.Module) -> int:
-    """Return the features of what a layer gives.
+    """Return the number of features in a layer's output.
 
     Raises:
-        ValueError: the model's configuration tells none.
+        ValueError: the model's configuration names no hidden size.
     """
     ((_, inner),) = hugging_face_models(model)
     size = getattr(inner.config.get_text_config(), "hidden_size", None)
@@ -196,7 +196,7 @@ def _hidden_size(model: nn.Module) -> int:
 
 
 def _inputs(model: nn.Module) -> torch.Tensor:
-    """Return the inputs of a trial: images, or words, among them that of padding, which mostly is 0."""
+    """Return the inputs of a trial: images, or words with the padding word, which mostly is 0."""
     ((_, inner),) = hugging_face_models(model)
     if inner.main_input_name == "pixel_values":
         size = inner.config.image_size
@@ -206,7 +206,7 @@ def _inputs(model: nn.Module) -> torch.Tensor:
 
 
 def _difference(whole: _Trial, stage: _Trial, start: int) -> str:
-    """Return what a stage's modules, or the loss, see otherwise than in the whole model; "": nothing."""
+    """Return what a stage's modules, or the loss, see differently from the whole model; "": nothing."""
     for index in range(start, len(whole.names)):
         before, name = whole.names[index - 1 : index + 1]
         if not _equal(whole.took[index], stage.took[index]):

@@ -93,7 +93,7 @@ def _plan_faults(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def hugging_face_models(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the models of Hugging Face in a model, none inside another. Only the model's own code imports them."""
+    """Yield the models of Hugging Face in a model, none inside another. Only the model's code imports them."""
     if (library := sys.modules.get("transformers.modeling_utils")) is None:
         return
     outer: list[str] = []
@@ -137,7 +137,7 @@ def _tied(model: nn.Module) -> Iterator[list[str]]:
 
 
 def _base_of(module: Any) -> Any:
-    """Return the layer under PEFT's, or what it is itself."""
+    """Return the layer under PEFT's, or the layer itself."""
     base = getattr(module, "base_layer", None)
     return base if isinstance(base, nn.Module) else module
 
@@ -154,7 +154,7 @@ def _inside(name: str, module: Any, kind: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_adapter(module: object) -> bool:
-    """Return whether a module is one of PEFT's, which has a sentence of its own if it cannot be divided."""
+    """Return whether a module is one of PEFT's, which has a separate sentence if it cannot be divided."""
     return type(module).__module__.partition(".")[0] == "peft"
 
 

@@ -26,7 +26,7 @@ ELASTIC = [
     "torch.distributed.elastic.agent.server.local_elastic_agent",
     "atoll.parallel.launch.entry",
 ]
-"""The modules that a rank of torch elastic imports before its own function."""
+"""The modules that a rank of torch elastic imports before its function."""
 
 MONITOR_S = 0.1
 END_S = 5
@@ -35,7 +35,7 @@ END_S = 5
 
 def main(spec: Spec) -> int:
     """Launch the ranks and wait for them; return 0 if every rank has returned, else 1."""
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its report of failed ranks; Atoll has its own
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its report of failed ranks; Atoll has another
     logging.getLogger("torch.multiprocessing").setLevel(logging.CRITICAL)
     if spec.is_bound:
         threading.Thread(target=_end_with_stdin, name="end-with-stdin", daemon=True).start()

@@ -11,7 +11,7 @@ from atoll.parallel.engine.orphans import end_with_the_parent
 def call(entry: str, *args: str) -> None:
     """Call `module:function` with its arguments, in a rank, which ends when the fork server does.
 
-    A return is the rank's success: an exit code of 0 before it would leave torch elastic waiting for ever.
+    A return is the rank's success: an exit code of 0 before it would leave torch elastic waiting forever.
     """
     end_with_the_parent()
     with suppress(OSError):  # Linux alone

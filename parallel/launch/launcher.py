@@ -9,19 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
-from atoll.parallel.launch.environment import environment_of
 from atoll.parallel.launch.spec import Spec
 
 DIE_TIMEOUT_S = 10.0
 
 
 class Launcher:
-    """A launcher's process and its ranks, in a session of their own: Ctrl-C reaches the supervisor first.
+    """A launcher's process and its ranks, in a separate session: Ctrl-C reaches the supervisor first.
 
     Args:
         command: the launcher's program and its arguments; its standard input ends with the supervisor.
         environment: further variables of the launcher and its ranks.
-        log: the file of its output, and of a rank's until it has its own; None: that of this process.
+        log: the file of its output, and of a rank's until it has a log; None: this process's output.
         on_end: is called with the exit code, on a thread, once the process and all that it has started have ended.
     """
 
@@ -85,3 +84,18 @@ def elastic(spec: Spec) -> tuple[list[str], dict[str, str]]:
     """Return the command of torch elastic's launcher, and the environment of its ranks."""
     command = [sys.executable, "-P", "-X", "faulthandler", "-m", "atoll.parallel.launch", spec.encode()]
     return command, environment_of(spec.nproc)
+
+
+def environment_of(num_ranks: int, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables of ranks: loopback only, a share of the cores each, a new store after each restart.
+
+    A variable that the user has set stays.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = {"OMP_NUM_THREADS": str(max(1, cores // num_ranks))}
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    wanted |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    # with a shared store, gloo would find the addresses of the dead ranks in it
+    wanted["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    wanted["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # DDP warns that it looks for unused parameters; errors are raised anyway
+    return {name: value for name, value in wanted.items() if name not in environ}

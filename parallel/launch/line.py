@@ -1,7 +1,7 @@
 """The control line between a supervisor and rank 0: one connection, JSON messages, in either direction. Without torch.
 
-The supervisor listens, and writes into a folder of both where: `line.json` with the address and a secret, readable by
-its user alone. Rank 0 dials, both prove that they know the secret (HMAC, which never shows it), and rank 0 says hello.
+The supervisor listens, and writes `line.json` into a shared folder: the address and a secret, readable by its user
+alone. Rank 0 dials, both prove that they know the secret (HMAC, which never shows it), and rank 0 says hello.
 The end of either side is the end of the connection. A newer one replaces it: the ranks were restarted.
 """
 

@@ -22,7 +22,7 @@ def store_of(world: World, timeout_s: float, environ: Mapping[str, str] = os.env
 
     torchrun keeps the store at MASTER_ADDR and MASTER_PORT over restarts of its ranks (always with --master-addr, and
     with c10d unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), where the backends would find the addresses of dead ranks.
-    Rank 0 then opens a store of its own, and names its port there.
+    Rank 0 then opens another store, and names its port there.
 
     Args:
         world: of this rank.

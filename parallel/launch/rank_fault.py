@@ -15,7 +15,7 @@ class RankFault:
     kind: str
     """The kind of error, in the supervisor's words: a FailureReason, or an exit code."""
     detail: str
-    """The message for a person: the end of a traceback, or a sentence of ours."""
+    """The message for a person: the end of a traceback, or one of our sentences."""
     step: int = 0
     """The steps that were made in the training."""
     is_lost_peer: bool = False
@@ -53,7 +53,7 @@ def take_faults(folder: Path) -> list[RankFault]:
 
 
 def cause(faults: Sequence[RankFault]) -> RankFault | None:
-    """Return the fault that is behind those of several ranks: one of a rank's own; None: there is none."""
+    """Return the fault that is behind those of several ranks: one that a rank caused itself; None: there is none."""
     own = [fault for fault in faults if not fault.is_lost_peer]
     return own[0] if own else None
 

@@ -16,7 +16,7 @@ class Spec:
     nproc: int
     max_restarts: int
     folder: str
-    """Folder of torch elastic's own files; the ranks of one launcher at a time."""
+    """Folder of torch elastic's files; used by one launcher at a time."""
     preload: tuple[str, ...] = ()
     """Modules that the fork server imports beside torch: none of them may start a thread or touch a GPU."""
     is_bound: bool = False

@@ -4,8 +4,7 @@ Every rank calls the same methods in the same order. Those of rank 0 return what
 (`worker/main`); an update is a folder of parts, one for each rank that owns boxes of the model.
 """
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -23,14 +22,12 @@ from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.passes import casting
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.mesh_client.amendments import correct, in_turn, pull
-from atoll.parallel.mesh_client.building import Here, MeshModel, Outline, build
+from atoll.parallel.hooks import MeshClient
+from atoll.parallel.mesh_client.building import Here, MeshModel, Outline, Shard, build
 from atoll.parallel.mesh_client.control import corrections_of
 from atoll.parallel.mesh_client.crash_points import reached
-from atoll.parallel.mesh_client.faults import faults_of_mesh, is_divided, look, outline_of
+from atoll.parallel.mesh_client.faults import faults_of_mesh, is_divided, outline_of
 from atoll.parallel.mesh_client.hook_files import client_of
-from atoll.parallel.mesh_client.hooks import MeshClient
-from atoll.parallel.mesh_client.hooks_trial import ROUNDS, HooksTrial, places_of
 from atoll.parallel.mesh_client.in_round import checkpoints
 from atoll.parallel.mesh_client.kept_optimizer import give_state
 from atoll.parallel.mesh_client.together import together
@@ -39,9 +36,9 @@ from atoll.parallel.mesh_client.update import Files
 from atoll.parallel.mesh_client.use import RoundUse
 from atoll.parallel.trainer.data import in_order as loader_in_order
 from atoll.parallel.trainer.evaluation import statistics
-from atoll.parallel.trainer.forward import needs_look
-from atoll.parallel.trainer.mixed_rows import mixes_rows
 from atoll.parallel.trainer.stopping import INTERVAL_S, Agreement
+from atoll.parallel.trials.hooks import ROUNDS, HooksTrial, places_of
+from atoll.parallel.trials.mesh import needs_trials, try_on_mesh
 from atoll.parallel.world import World
 from atoll.task.context import Context, within
 from atoll.task.deadline import Deadline
@@ -52,19 +49,18 @@ from atoll.task.randomness import repeat_on, seed_everything, seeded
 from atoll.task.task import Task
 from atoll.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.tensors.safetensors_file import parse_header
+from atoll.training.data.batches import batch_sizes
 from atoll.training.local.algorithms import check_training
-from atoll.training.local.batches import batch_sizes
 from atoll.training.local.client import form_of_shared
 from atoll.training.local.local_layers import names_that_stay
 from atoll.training.local.local_order import draw_order
-from atoll.training.local.parameters import forms_of
 from atoll.training.local.training import Work
+from atoll.training.model.parameters import forms_of
+from atoll.training.optimizers.norms import local
 from atoll.training.worker.bench import Json
 from atoll.training.worker.left_behind import LeftBehind
 from atoll.training.worker.operations import layout_fields
 from atoll.training.worker.site_task import SiteTask, device_of, model_seed
-
-logger = logging.getLogger(__name__)
 
 IsTold = Callable[[], bool]
 """() -> whether this rank was told to end the training early; rank 0 alone is told."""
@@ -279,10 +275,10 @@ class MeshBench:
         return in_order(tensor for tensor in tensors if tensor.name not in stays)
 
     def _check_hooks(self, local: Local, context: Context) -> None:
-        """Try the hooks of the task's own algorithm, in the circumstances of a training.
+        """Try the hooks of the task's algorithm, in the circumstances of a training.
 
         Raises:
-            TaskBroken: this mesh would compute something else than one process; on all ranks.
+            TaskBroken: this mesh would not compute what one process does; on all ranks.
         """
         if self._here.task.algorithm is None or self._axes is None or not is_divided(self._plan):
             return
@@ -297,7 +293,7 @@ class MeshBench:
         known |= {(local, context.version + number) for number in range(ROUNDS)}
 
     def _client(self, model: MeshModel, local: Local, context: Context, request: Json) -> MeshClient | None:
-        """Return the client of the task's own algorithm, with the model as it is loaded; None: it has none.
+        """Return the client of the task's algorithm, with the loaded model; None: it has none.
 
         Raises:
             TaskMismatch, TaskBroken, OSError: as `client_of`; on all ranks.
@@ -327,7 +323,7 @@ class MeshBench:
         return self._model
 
     def _check_buffers(self, model: MeshModel) -> None:
-        """Check that training has changed no frozen tensor, and no buffer by a rank's own examples.
+        """Check that training has changed no frozen tensor, and no buffer by a rank's examples.
 
         Raises:
             TaskBroken: with their names; on all ranks.
@@ -336,7 +332,7 @@ class MeshBench:
         self._ranks.raise_if_any(model.faults_of_buffers(), TaskBroken)
 
     def _check_frozen(self, model: MeshModel) -> None:
-        """Check that the frozen tensors are as they were built; the next request builds them anew if they are not.
+        """Check that the frozen tensors are unchanged since they were built; if not, the next request rebuilds them.
 
         Raises:
             TaskBroken: with their names; on all ranks.
@@ -348,24 +344,21 @@ class MeshBench:
             raise
 
     def _borrowed(self) -> list[str]:
-        """Look at a forward pass, once for a task and its options, if the plan needs it and the site has examples.
+        """Examine a forward pass, once for a task and its options, if the plan needs it and the site has examples.
 
         Returns:
             The borrowed blocks.
 
         Raises:
-            TaskBroken: the mesh would compute something else than one process; on all ranks.
+            TaskBroken: the mesh would not compute what one process does; on all ranks.
         """
         task = self._here.task
 
         def borrowed() -> list[str]:
-            data = self._here.dataset("train") if needs_look(self._plan) else None
+            data = self._here.dataset("train") if needs_trials(self._plan) else None
             if data is None or not len(data):
                 return []
-            found = look(task, self._plan, 0, data)
-            if self._ranks.is_first and (line := mixes_rows(task, self._plan, 0, data)):
-                logger.warning("%s", line)
-            return found
+            return try_on_mesh(task, self._plan, 0, data, is_site=True, tells=self._ranks.is_first)
 
         if self._looked is None or self._looked[0] is not task:
             self._looked = task, together(self._ranks, borrowed)
@@ -415,7 +408,7 @@ class MeshBench:
         """Begin a round: the values of the version, a new optimizer, the algorithm's change of gradients.
 
         Returns:
-            The client of the task's own algorithm, which has begun; None: it has none.
+            The client of the task's algorithm, which has begun; None: it has none.
         """
         reached("crew.filling")
         version, own = Path(request["model"]), Path(request["own"]) if request.get("own") else None
@@ -448,7 +441,7 @@ class MeshBench:
         return context
 
     def _seed(self, seed: int) -> None:
-        """Seed what the model draws: as in one process, or on each rank its own."""
+        """Seed the model's draws: as in one process, or differently on each rank."""
         seed_everything(seed)
         if self._axes is not None:
             seed_generators(seed, 0, self._axes.draw)
@@ -458,3 +451,52 @@ def _normalizer(work: Work, algorithm: str) -> Json:
     if algorithm != "fednova" or work.normalizer is None:
         return {}
     return {"normalizer": work.normalizer.normalizer, "effective_steps": work.normalizer.effective_steps}
+
+
+def pull(shards: Sequence[Shard], mu: float) -> Callable[[], None]:
+    """Return FedProx's change: μ (w - w_global) is added to each gradient (Li et al. 2020, Algorithm 2).
+
+    Args:
+        shards: with the global values; they are copied.
+        mu: μ.
+    """
+    starts = [local(shard.parameter.detach()).clone() for shard in shards]
+
+    @torch.no_grad()
+    def amend() -> None:
+        for shard, start in zip(shards, starts, strict=True):
+            parameter = shard.parameter
+            if parameter.grad is not None:
+                local(parameter.grad).add_(local(parameter.detach()) - start, alpha=mu)
+
+    return amend
+
+
+def in_turn(first: Callable[[], None] | None, second: Callable[[], None]) -> Callable[[], None]:
+    """Return the change that applies both, one after the other."""
+
+    def amend() -> None:
+        if first is not None:
+            first()
+        second()
+
+    return amend
+
+
+def correct(shards: Sequence[Shard], corrections: Sequence[torch.Tensor]) -> Callable[[], None]:
+    """Return SCAFFOLD's change: c - c_i is added to each gradient (`training.local.scaffold`).
+
+    Args:
+        shards: of the trained parameters.
+        corrections: c - c_i of each, of its shape.
+    """
+
+    @torch.no_grad()
+    def amend() -> None:
+        for shard, correction in zip(shards, corrections, strict=True):
+            parameter = shard.parameter
+            if parameter.grad is None:  # no part of this loss: its gradient is zero
+                parameter.grad = torch.zeros_like(parameter)
+            local(parameter.grad).add_(correction)
+
+    return amend

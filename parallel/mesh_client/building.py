@@ -26,15 +26,15 @@ from atoll.parallel.mesh_client.faults import is_divided
 from atoll.parallel.mesh_client.frozen import FrozenTensors, base_of, drawn_of, read_base
 from atoll.parallel.mesh_client.tally import Tally
 from atoll.parallel.mesh_client.together import together
-from atoll.parallel.trainer.between_passes import OWN_EXAMPLES
+from atoll.parallel.trials.between_passes import OWN_EXAMPLES
 from atoll.task.task import Task
 from atoll.training.base.loading import Matched
-from atoll.training.local.as_built import AsBuilt
-from atoll.training.local.frozen import Unchanged, frozen_of
-from atoll.training.local.parameters import bare_model, build_model, forms_of
-from atoll.training.local.passing_state import PassingState
-from atoll.training.local.same_form import SameForm
+from atoll.training.model.as_built import AsBuilt
+from atoll.training.model.frozen import Unchanged, frozen_of
+from atoll.training.model.parameters import bare_model, build_model, forms_of
+from atoll.training.model.passing_state import PassingState
 from atoll.training.optimizers.norms import local
+from atoll.training.trials.same_form import SameForm
 from atoll.training.worker.left_behind import restored
 
 
@@ -68,7 +68,7 @@ class Outline:
     tied: list[list[str]]
     """The names of each tied weight."""
     frozen: frozenset[str]
-    """All names of the tensors that training leaves as they are (`local_training.frozen`)."""
+    """All names of the tensors that training does not change (`training.model.frozen`)."""
 
     @classmethod
     def of(cls, model: nn.Module) -> "Outline":
@@ -103,7 +103,7 @@ class MeshModel:
         self.engine, self.outline, self.tally = engine, outline, tally
         self.frozen = FrozenTensors(engine, outline.frozen, outline.tied, base)
         self.unchanged = Unchanged(self.frozen.here)
-        """The check that these are as they were built."""
+        """The check that these are unchanged since they were built."""
         self.stays: frozenset[str] = frozenset()
         """The names of the tensors that stay at the site (`Local.keep`)."""
         self.is_new = True
@@ -137,12 +137,12 @@ class MeshModel:
         return owned(self.shares(), self.outline.names)
 
     def load(self, version: Path, stays: frozenset[str] = frozenset(), own: Path | None = None) -> None:
-        """Give the model the values of a version, and its state that does not travel that of its construction.
+        """Give the model the values of a version, and its state that does not travel the values of its construction.
 
         Args:
             version: file of the tensors that travel.
             stays: the names of those that stay at the site.
-            own: file of these; None: they are as they are.
+            own: file of these; None: they stay unchanged.
 
         Raises:
             TaskMismatch: a file is of another model.
@@ -200,7 +200,7 @@ def build(
 ) -> MeshModel:
     """Build the model of a task; every rank calls it.
 
-    Where the mesh divides the model, no rank ever holds more than its shares and one parameter, unless the model's own
+    Where the mesh divides the model, no rank ever holds more than its shares and one parameter, unless the model's
     code needs the values of its parameters. The values of tensors that travel are undefined until `MeshModel.load`.
 
     Args:

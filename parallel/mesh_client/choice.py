@@ -1,4 +1,4 @@
-"""The plan of a crew: that of its settings, or with `mesh = "auto"` the planner's choice, the same on all ranks."""
+"""The plan of a crew: from its settings, or with `mesh = "auto"` from the planner, the same on all ranks."""
 
 import os
 from collections.abc import Mapping

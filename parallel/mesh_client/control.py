@@ -1,6 +1,6 @@
-"""SCAFFOLD's control variates on a mesh: boxes of the files in which they lie, as `local_training.scaffold` has arrays.
+"""SCAFFOLD's control variates on a mesh: boxes of the files in which they lie, as `training.local.scaffold` has arrays.
 
-c lies in the version's file and c_i in that of the client, both under `control/<parameter>` as whole tensors, so that
+c lies in the version's file and c_i in the client's, both under `control/<parameter>` as whole tensors, so that
 the mesh may change between rounds. What is sent, c_i+ - c_i, has the boxes of the update.
 """
 

@@ -2,7 +2,7 @@
 
 `ATOLL_CRASH_RANK=FILE` in the agent's environment names a file with a planned end, `STEP[:N] RANK [stop]`. The rank
 with this number renames it to `FILE.done` when its process reaches the step for the N-th time, and ends as by
-`kill -9`, or hangs as by SIGSTOP. So a plan ends one process, and not those that replace it, and the next may follow.
+`kill -9`, or hangs as by SIGSTOP. So a plan ends one process, and not its replacements, and the next plan may follow.
 Without the variable `reached` does nothing.
 """
 

@@ -1,7 +1,6 @@
 """The reasons why a mesh cannot do the local training of a task, before anything runs."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -9,10 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.mesh_client.frozen import base_of
-from atoll.parallel.mesh_client.hooks_trial import WAY_OUT, HooksTrial
-from atoll.parallel.trainer.between_passes import moves_by_pass
-from atoll.parallel.trainer.forward import check_forward
-from atoll.parallel.trainer.job import JobRefused
+from atoll.parallel.trials.hooks import WAY_OUT, HooksTrial
 from atoll.task.algorithm import Algorithm
 from atoll.task.base import TRAINED
 from atoll.task.context import context_of
@@ -20,10 +16,11 @@ from atoll.task.errors import TaskBroken
 from atoll.task.local import Local
 from atoll.task.task import Task
 from atoll.training.base.peft_models import adapter_faults
-from atoll.training.local.custom_optimizer import custom_optimizer, is_elementwise
-from atoll.training.local.frozen import keep_frozen
 from atoll.training.local.local_layers import names_that_stay
-from atoll.training.local.parameters import built_on_meta, travel_faults
+from atoll.training.model.frozen import keep_frozen
+from atoll.training.model.parameters import built_on_meta, travel_faults
+from atoll.training.optimizers.custom_optimizer import custom_optimizer
+from atoll.training.trials.elementwise import is_elementwise
 
 RANKS_MAX = 1024
 """The largest number of ranks: each may send a part of the update (`protocol/part_manifest`)."""
@@ -84,33 +81,6 @@ def _check_outline(model: object, task: Task) -> None:
         keep_frozen(model)
 
 
-def look(task: Task, plan: Plan, seed: int, data: Any) -> list[str]:
-    """Look at a forward pass before a training; return the blocks whose parameters are used outside of their calls.
-
-    Args:
-        task: of the model.
-        plan: of the mesh.
-        seed: of the run's model.
-        data: the site's training data.
-
-    Raises:
-        TaskBroken: the pass changes tensors in place, which this plan would lose or repeat; with their names.
-    """
-    try:
-        found = check_forward(task, plan, seed, data)
-    except JobRefused as error:
-        raise TaskBroken(str(error)) from error
-    written = [*found.written.parameters, *found.written.buffers]
-    if not written and plan.microbatches > 1:
-        written = moves_by_pass(task, seed, data)
-    if written and plan.microbatches > 1:
-        raise TaskBroken(
-            f"{', '.join(written)}: each forward pass changes them, and a step has {plan.microbatches} passes, one for "
-            "each micro-batch; allowed: 1 micro-batch, or a model without them"
-        )
-    return found.borrowed
-
-
 def is_divided(plan: Plan) -> bool:
     """Return whether no rank has the whole model."""
     return plan.is_sharded or plan.mesh.tp > 1 or plan.mesh.pp > 1
@@ -122,7 +92,7 @@ def _faults_of_task(task: Task) -> Iterator[str]:
 
 
 def _faults_of_hooks(task: Task, local: Local, plan: Plan, model: nn.Module) -> list[str]:
-    """Return the faults of an algorithm of the task's own."""
+    """Return the faults of a custom algorithm."""
     if task.algorithm is None:
         return []
     named, faults = type(task.algorithm).__name__, []
@@ -167,7 +137,7 @@ def _faults_of_optimizer(local: Local, plan: Plan) -> Iterator[str]:
 
 
 def _faults_of_identity(local: Local, plan: Plan, model: nn.Module) -> Iterator[str]:
-    """Yield a sentence if an own optimizer gives copies of the parameters other groups than the parameters.
+    """Yield a sentence if a custom optimizer gives copies of the parameters other groups than the parameters.
 
     It knows them by identity then, such as from a list that the task keeps, and a mesh has others in their places.
     """
@@ -188,7 +158,7 @@ def _faults_of_identity(local: Local, plan: Plan, model: nn.Module) -> Iterator[
 
 
 def _groups(local: Local, parameters: list[nn.Parameter]) -> list[tuple[list[int], str]]:
-    """Return the parameters of each group of an own optimizer, as numbers, and its settings."""
+    """Return the parameters of each group of a custom optimizer, as numbers, and its settings."""
     number = {id(parameter): index for index, parameter in enumerate(parameters)}
     groups = custom_optimizer(local, parameters).param_groups
     return [

@@ -1,4 +1,4 @@
-"""The frozen tensors of a model on a mesh, which every site has and none sends (`local_training.frozen`).
+"""The frozen tensors of a model on a mesh, which every site has and none sends (`training.model.frozen`).
 
 Each rank reads its boxes of them from the files of the base; those that no file has are drawn by the seed of the run.
 """
@@ -23,7 +23,7 @@ from atoll.task.task import Task
 from atoll.training.base.base_files import BaseRefused
 from atoll.training.base.digests import digest_of, line_of
 from atoll.training.base.loading import Matched
-from atoll.training.local.frozen import match_base
+from atoll.training.model.frozen import match_base
 
 
 def base_of(task: Task, model: nn.Module, seed: int) -> Matched | None:
@@ -90,7 +90,7 @@ class FrozenTensors:
                     yield name, tensor
 
     def digest(self, ranks: Ranks, is_first_here: bool, cache: Path | None) -> str:
-        """Return the digest of all of them (`local_training.frozen.frozen_digest`); every rank must call it.
+        """Return the digest of all of them (`training.model.frozen.frozen_digest`); every rank must call it.
 
         The first rank of each machine reads its files of the base, which may be a copy. A drawn tensor is gathered for
         a moment, one after another.

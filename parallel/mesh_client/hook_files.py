@@ -1,4 +1,4 @@
-"""The shared tensors and the client's state of an algorithm of the task's own, as boxes of the files in which they lie.
+"""The shared tensors and the client's state of a custom algorithm, as boxes of the files in which they lie.
 
 Both lie there as whole tensors, under `algorithm/NAME` and `state/NAME`. So the mesh may change between rounds, and a
 site may go from one process to a mesh and back.
@@ -17,8 +17,8 @@ from atoll.parallel.engine.axes import Axes
 from atoll.parallel.exchange.load import load_shares
 from atoll.parallel.exchange.shares import Share, owned, share_of
 from atoll.parallel.exchange.write import Box, differences
+from atoll.parallel.hooks import MeshClient, hooked, placed, settled, stand_in
 from atoll.parallel.mesh_client.building import MeshModel
-from atoll.parallel.mesh_client.hooks import MeshClient, hooked, placed, settled, stand_in
 from atoll.task.context import Context
 from atoll.task.errors import TaskMismatch
 from atoll.task.local import Local
@@ -32,7 +32,7 @@ from atoll.training.local.client import Tensors
 def client_of(
     task: Task, outline: nn.Module, model: MeshModel, local: Local, context: Context, version: Path, own: Path | None
 ) -> MeshClient | None:
-    """Return the client of the task's own algorithm; None: it has none. Every rank calls it.
+    """Return the client of the task's algorithm; None: it has none. Every rank calls it.
 
     Args:
         task: of the model.

@@ -5,8 +5,8 @@
     {"model": NAME}                a tensor of the model, as it is then; {"start": NAME}: one of the start
     {"list": [...]}, {"dict": [[key, value], ...]}, ...
 
-What is none of these has no such form: the round is then not saved, and begins anew when a rank is lost. So it is with
-what would be another thing when it is read: a part of a tensor that another name holds, a result with a gradient.
+Anything else has no such form: the round is then not saved, and starts over when a rank is lost. The same holds for
+what would differ when it is read: a part of a tensor that another name holds, a result with a gradient.
 """
 
 import math
@@ -22,8 +22,8 @@ import torch.distributed.tensor as dtensor
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from atoll.parallel.mesh_client.hooks import settled
-from atoll.training.local.places import is_generator
+from atoll.parallel.hooks import settled
+from atoll.training.model.places import is_generator
 
 Json = dict[str, Any]
 Tensors = Mapping[str, torch.Tensor]
@@ -50,11 +50,11 @@ class Form:
     dtype: str
     is_on_cpu: bool
     requires_grad: bool | None
-    """The flag of a parameter; None: it is none."""
+    """The flag of a parameter; None: the tensor is no parameter."""
     like: str | None = None
-    """A tensor of the model on the same mesh; None: this one is on none."""
+    """A tensor of the model on the same mesh; None: this one is on no mesh."""
     dims: list[int | None] | None = None
-    """The dimension that each axis of that mesh divides, or None; None in all: those of that tensor."""
+    """The dimension that each axis of that mesh divides, or None; None in all: as that tensor is divided."""
 
     def fits(self, model: Tensors) -> bool:
         """Return whether there is such a tensor on any mesh."""
@@ -124,7 +124,7 @@ class Writer:
 
     def _object(self, value: Any, where: str) -> Json:
         if isinstance(value, set | frozenset) and not all(type(entry) in PLAIN for entry in value):
-            raise NoForm(f"{where} is a set of other things than numbers and texts")
+            raise NoForm(f"{where} is a set of other things than numbers and strings")
         for name, kind in SEQUENCES.items():
             if type(value) is kind:
                 entries = sorted(value, key=repr) if kind in (set, frozenset) else value
@@ -244,7 +244,7 @@ def _place(tensor: torch.Tensor) -> Place:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     if local.layout is not torch.strided:
         return (id(tensor),)
-    memory = local.untyped_storage()._cdata  # as one of no bytes has an address of its own, too
+    memory = local.untyped_storage()._cdata  # as one of no bytes has an address, too
     kind = nn.Parameter if isinstance(tensor, nn.Parameter) else torch.Tensor
     return memory, local.storage_offset(), tuple(tensor.shape), local.stride(), tensor.dtype, kind
 

@@ -9,8 +9,8 @@ less than a minute, which is repeated as quickly, only with an interval in steps
 A save makes copies that synchronize now and then (`plan.outer`) one model. So that no number depends on a clock, a save
 by time waits for a step after which they are one anyway.
 
-Of an algorithm of the task's own the checkpoint has what its hooks hold (`hook_values`), beside the model's tensors. A
-round whose hooks hold something else is not saved, and begins anew when a rank is lost.
+Of a custom algorithm the checkpoint has what its hooks hold (`hook_values`), beside the model's tensors. A
+round whose hooks hold something else is not saved, and starts over when a rank is lost.
 
 A request with another round or seed never finds it. The folder's owner removes it when the update is safe.
 """
@@ -34,10 +34,10 @@ from atoll.parallel.checkpoint.store import read_about
 from atoll.parallel.communication.outer_config import parse_outer
 from atoll.parallel.data.rows_read import rows_read
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.hooks import MeshClient
 from atoll.parallel.mesh_client.building import MeshModel
 from atoll.parallel.mesh_client.crash_points import reached
 from atoll.parallel.mesh_client.hook_values import Form, NoForm, Reader, Writer
-from atoll.parallel.mesh_client.hooks import MeshClient
 from atoll.parallel.trainer.outside import Outside, functions_of
 from atoll.parallel.trainer.saver import Carried, Saver
 from atoll.parallel.trainer.stopping import Agreement
@@ -63,18 +63,18 @@ def checkpoints(
 ) -> Iterator[Callable[[], None]]:
     """Restore the newest checkpoint of a round, if there is one; every rank calls it.
 
-    On the mesh of the checkpoint random numbers continue where they were; on another they are drawn anew.
+    On the mesh of the checkpoint random numbers continue where they were; on another they are drawn again.
 
     Args:
         request: `train` (`worker/main`): `checkpoint` is the folder, `checkpoint_every` the number of steps, or
-            `checkpoint_every_s` that of seconds.
+            `checkpoint_every_s` the number of seconds.
         task: whose loss and metrics may keep a state.
         model: with the values of the version and the optimizer of the round.
         dataset: on which the round trains.
         num_steps: of the round.
         ranks: of the mesh.
         clock: returns the present instant [s].
-        client: of the task's own algorithm, which has begun the training; None: it has none.
+        client: of the task's algorithm, which has begun the training; None: it has none.
 
     Yields:
         () -> None, to be called after each step.
@@ -119,7 +119,7 @@ def checkpoints(
 
 
 def _is_sound(checkpointer: Checkpointer, saver: Saver) -> bool:
-    """Return whether the newest checkpoint is sound, and of the data of now; else the round begins anew."""
+    """Return whether the newest checkpoint is sound, and of the present data; else the round starts over."""
     path = checkpointer.latest()
     if path is None:
         return True
@@ -127,7 +127,7 @@ def _is_sound(checkpointer: Checkpointer, saver: Saver) -> bool:
     if not faults and (found := saver.other_rows(path)):
         faults = [f"it is of a training {found}"]
     if faults:
-        logger.warning("the round begins anew, without its checkpoint: %s", listed(faults))
+        logger.warning("the round starts over, without its checkpoint: %s", listed(faults))
     return not faults
 
 
@@ -161,7 +161,7 @@ class Held:
         return is_on_this_mesh or all(form.fits(self._model.tensors()) for form in forms)
 
     def take(self) -> bool:
-        """Take it as it is now, for the next save; return whether it can be saved."""
+        """Take its present state for the next save; return whether it can be saved."""
         writer, values, fault = Writer(self._model.tensors(), self._client.start), {}, ""
         try:
             values = {name: writer.write(value, f"client.{name}") for name, value in self._client.held.items()}
@@ -177,7 +177,7 @@ class Held:
         return not fault
 
     def state(self) -> dict[str, Any]:
-        """Return it as it was taken."""
+        """Return the taken state."""
         return self._state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -200,7 +200,7 @@ def _copies_are_one(plan: Plan) -> Callable[[int], bool]:
     outer = parse_outer(plan.outer)
     if outer is None:
         return lambda steps: True
-    if outer.method == "delayed":  # some means are always on their way, unless none is late
+    if outer.method == "delayed":  # some means are always in transit, unless none is late
         return lambda steps: outer.steps == 0
     return lambda steps: steps % outer.steps == 0
 

@@ -1,4 +1,4 @@
-"""The state of the local optimizer that stays at the client, on a mesh (`local_training.kept_optimizer`).
+"""The state of the local optimizer that stays at the client, on a mesh (`training.local.kept_optimizer`).
 
 It lies in the client's file as whole tensors, so that the mesh may change between rounds, and a site may go from one
 process to a mesh and back.

@@ -5,8 +5,8 @@
                     process with the line
     other ranks     wait for orders at the store of the process group
 
-A rank has no key and no connection to the coordinator, and does not import gRPC. Requests and answers are those of
-`worker/main`, but that an update is a folder of parts:
+A rank has no key and no connection to the coordinator, and does not import gRPC. Requests and answers are
+`worker/main`'s, but an update is a folder of parts:
 
     load        task, site?, local?, algorithm?, settings?, plan   -> mesh, and why it was chosen ("auto")
     describe                                                       -> num_examples, layout, settings

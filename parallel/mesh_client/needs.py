@@ -7,8 +7,8 @@
     peak         held + gradients + optimizer
 
 moments: 0 with sgd, 1 with its momentum, 2 with adam and adamw. Activations come on top, and what is gathered for a
-while: `planner/memory` estimates both for known shapes. The boxes are those of the engine's own assembly, one rank
-after another in this process, with tensors that have no memory and torch's fake process group, which sends nothing.
+while: `planner/memory` estimates both for known shapes. The engine assembles the boxes, one rank after another in
+this process, with tensors that have no memory and torch's fake process group, which sends nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -49,7 +49,7 @@ class RankNeeds:
     own: int
     gradients: int
     optimizer: int | None
-    """The optimizer's state; None with one of the task's own or of a package, whose state is not known."""
+    """The optimizer's state; None with a custom optimizer, whose state is not known."""
 
     @property
     def peak(self) -> int:

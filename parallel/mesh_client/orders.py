@@ -4,7 +4,7 @@
     end/N/RANK     the fault of a rank in it, as JSON; empty: none
 
 A rank waits for its next order as long as it takes, which no collective may. All ranks vote at the end of an order, so
-that an error that every rank meets, such as a task that does not fit, costs no restart. A rank that fails alone leaves
+that an error on every rank, such as a task that does not fit, costs no restart. A rank that fails alone leaves
 the others in a collective, where they cannot vote: it ends, and all restart. So when a rank does not vote in time.
 """
 
@@ -35,7 +35,7 @@ class Orders:
         store: of the group.
         rank: of this process.
         size: the number of ranks.
-        timeout_s: longest wait of rank 0 for the votes of the others after its own [s].
+        timeout_s: longest wait of rank 0 for the others' votes after its vote [s].
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
@@ -46,7 +46,7 @@ class Orders:
         """Give all other ranks their next order; called by rank 0."""
         self._number += 1
         self._store.set(self._order(self._number), to_json(request))
-        if self._number > 2:  # every rank has left it behind: it has voted about the next one
+        if self._number > 2:  # every rank is past it: it has voted about the next one
             for key in (self._order(self._number - 2), *self._ends(self._number - 2)):
                 self._store.delete_key(key)
 

@@ -1,4 +1,4 @@
-"""The loss of a local training on a mesh, and the sums that it leaves: those of one process, whatever the mesh."""
+"""The loss of a local training on a mesh, and the sums that it leaves, as in one process, whatever the mesh."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +13,9 @@ from atoll.parallel.engine.sharding import whole
 from atoll.parallel.mesh_client.crash_points import reached
 from atoll.task.metrics import Statistics, add, as_statistics, of_batch, of_parts
 from atoll.task.task import Task
-from atoll.training.local.same_form import SameForm
-from atoll.training.local.unit_check import UnitCheck
-from atoll.training.local.units import units_of
+from atoll.training.data.units import units_of
+from atoll.training.trials.same_form import SameForm
+from atoll.training.trials.unit_check import UnitCheck
 
 PENDING_MAX = 64
 """The number of losses that wait on the device to be read together."""
@@ -24,7 +24,7 @@ PENDING_MAX = 64
 class Tally:
     """The task's loss, as the engine calls it, and the statistics of the batches that it has seen on this rank.
 
-    Of the ranks of a tensor group, which see the same, the first counts.
+    The ranks of a tensor group see the same, so only the first counts.
 
     Args:
         task: for loss, metrics and units.

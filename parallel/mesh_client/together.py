@@ -1,4 +1,4 @@
-"""The agreement of the ranks on a piece of work without communication: it fails on all of them, or on none."""
+"""Agreement on local work: if one rank fails, all raise."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,7 +15,7 @@ KINDS: dict[str, type[Exception]] = {
 
 
 class RankFailed(RuntimeError):
-    """Another rank has failed; the message is that of its error."""
+    """Another rank has failed; the message is its error's."""
 
 
 def together(ranks: Ranks, work: Callable[[], T]) -> T:
@@ -23,7 +23,7 @@ def together(ranks: Ranks, work: Callable[[], T]) -> T:
 
     Raises:
         Exception: the error of this rank.
-        TaskBroken, TaskMismatch, NotFinite, OutOfTime, OSError, RankFailed: that of the first rank with one.
+        TaskBroken, TaskMismatch, NotFinite, OutOfTime, OSError, RankFailed: the error of the first failed rank.
     """
     fault: Exception | None = None
     results: list[T] = []

@@ -12,24 +12,24 @@ from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.data.batch import Batch, in_parts
 from atoll.parallel.data.order import cut
 from atoll.parallel.engine.optimization import MakeOptimizer
+from atoll.parallel.hooks import MeshClient
 from atoll.parallel.mesh_client.building import MeshModel
 from atoll.parallel.mesh_client.crash_points import reached
-from atoll.parallel.mesh_client.hooks import MeshClient
 from atoll.parallel.trainer.same_batch import SameBatch
 from atoll.parallel.trainer.stopping import Agreement
 from atoll.task.collated import collate_of
 from atoll.task.errors import OutOfTime, TaskBroken
 from atoll.task.local import Local
 from atoll.task.task import Task
-from atoll.training.local.custom_optimizer import custom_optimizer
-from atoll.training.local.draws import drawing, is_fixed
+from atoll.training.data.draws import drawing, is_fixed
+from atoll.training.data.units import units_of
 from atoll.training.local.fednova import Normalizer
 from atoll.training.local.local_order import LocalOrder
 from atoll.training.local.training import Work
-from atoll.training.local.unit_check import is_due
-from atoll.training.local.units import units_of
+from atoll.training.optimizers.custom_optimizer import custom_optimizer
 from atoll.training.optimizers.make import make_optimizer
 from atoll.training.optimizers.options import OptimizerConfig
+from atoll.training.trials.unit_check import is_due
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class LocalTraining:
     agreement: Agreement
     """The agreement to end early."""
     client: MeshClient | None
-    """The client of the task's own algorithm, which has begun."""
+    """The client of the task's algorithm, which has begun."""
     after_first: Callable[[], None] = lambda: None
     """() -> None, called after the first step of the round: a check of its side effects."""
     after_step: Callable[[], None] = lambda: None

@@ -8,24 +8,27 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+import numpy as np
+import torch
+
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.exchange.feedback import BoxFeedback, make_residual
 from atoll.parallel.exchange.shares import Share
-from atoll.parallel.exchange.write import Box, Encoding, write_part
+from atoll.parallel.exchange.write import BLOCK_ELEMENTS, Box, Encoding, write_part
+from atoll.parallel.hooks import MeshClient
 from atoll.parallel.mesh_client.building import MeshModel
 from atoll.parallel.mesh_client.control import ControlBoxes
 from atoll.parallel.mesh_client.crash_points import reached
 from atoll.parallel.mesh_client.hook_files import own_boxes, shared_boxes
-from atoll.parallel.mesh_client.hooks import MeshClient
-from atoll.parallel.mesh_client.kept_layers import store_layers
 from atoll.parallel.mesh_client.kept_optimizer import store_state
 from atoll.parallel.mesh_client.together import together
+from atoll.task.errors import NotFinite
 from atoll.task.local import Local
 from atoll.tensors.codecs.names import open_codec, parse_codec
 from atoll.tensors.layout import CONTROL, SHARED, STATE, Tensor
 from atoll.tensors.pieces import part_name
-from atoll.tensors.safetensors_file import parse_header
-from atoll.tensors.shared_file import make_shared
+from atoll.tensors.safetensors_file import NUMPY_DTYPES, parse_header
+from atoll.tensors.shared_file import BoxWriter, make_shared
 from atoll.training.local.client import form_of_state
 from atoll.training.local.kept_optimizer import layout_of_optimizer
 from atoll.training.worker.bench import Json
@@ -52,7 +55,7 @@ class Files:
     """The request to train, as of `worker/main`."""
     ranks: Ranks
     client: MeshClient | None = None
-    """The client of the task's own algorithm."""
+    """The client of the task's algorithm."""
 
     @property
     def version(self) -> Path:
@@ -161,7 +164,7 @@ class Files:
         return [share for share in self.model.owned() if share.name not in left]
 
     def _state(self) -> list[Share]:
-        """Return the boxes of the state of the task's own algorithm that this rank stores."""
+        """Return the boxes of the state of the task's algorithm that this rank stores."""
         return [] if self.client is None else own_boxes(STATE, self.client.to_keep(), self.model.engine.axes)
 
     def _shared(self) -> list[Share]:
@@ -185,3 +188,35 @@ def _make_empty(folder: Path) -> None:
     if folder.is_dir():
         rmtree(folder)
     folder.mkdir(parents=True)
+
+
+def store_layers(shares: Sequence[Share], own_out: Path) -> None:
+    """Write boxes into a client's file (`shared_file.make_shared`), block by block; without boxes none is opened.
+
+    Args:
+        shares: the boxes that this rank stores.
+        own_out: the file.
+
+    Raises:
+        NotFinite: tensors have NaN or infinite values; with their names.
+        OSError: it cannot be written.
+    """
+    if not shares:
+        return
+    wrong = []
+    with BoxWriter(own_out) as file:
+        for share in shares:
+            flat, is_finite = share.local.reshape(-1), True
+            for start in range(0, flat.numel(), BLOCK_ELEMENTS):
+                block = flat[start : start + BLOCK_ELEMENTS].detach().cpu()
+                as_stored = block.float() if block.is_floating_point() else block.to(_whole(block.dtype))
+                values = as_stored.numpy().astype(NUMPY_DTYPES[share.piece.dtype], copy=False)
+                is_finite = is_finite and bool(np.isfinite(values).all())
+                file.write(share.piece, start, values)
+            wrong += [] if is_finite else [share.name]
+    if wrong:
+        raise NotFinite(f"NaN or infinite values in {', '.join(wrong)}")
+
+
+def _whole(dtype: torch.dtype) -> torch.dtype:
+    return torch.uint8 if dtype == torch.bool else dtype

@@ -87,7 +87,7 @@ class RoundUse:
 
         Args:
             task: that was trained.
-            inputs: returns those of an example; called on rank 0, once for a task.
+            inputs: returns an example's inputs; called on rank 0, once for a task.
             steps: that this attempt has made.
             examples: of these steps, on all ranks.
         """
@@ -105,7 +105,7 @@ class RoundUse:
             with generators_kept():
                 try:
                     found = flops_per_example(task, inputs()) or 0.0
-                except Exception:  # any: the model's own code, with tensors that have no values
+                except Exception:  # any: the model's code, with tensors that have no values
                     found = 0.0
             self._flops = task, found
         return self._flops[1]

@@ -1,4 +1,4 @@
-"""The idle share of a pipeline: by formula, and by simulating a schedule's own list of actions.
+"""The idle share of a pipeline: by formula, and by simulating a schedule's list of actions.
 
 Legend: p ranks, m micro-batches, V stages on each rank, F, B the times of a stage's forward and whole backward pass of
 one micro-batch; a zero-bubble schedule splits B = I + W into the gradients of the inputs and of the weights.
@@ -71,7 +71,7 @@ def simulate(orders: Sequence[Sequence[Action]], num_stages: int, times: Times =
     """Return the idle share of a schedule if every rank runs its actions in order, each as soon as it has its inputs.
 
     A forward needs the forward of the stage before; a backward (of inputs) that of the next stage, or, on the last
-    stage, its own forward. Sending costs nothing.
+    stage, its forward. Sending costs nothing.
 
     Args:
         orders: by rank, its actions in order.

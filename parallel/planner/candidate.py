@@ -91,10 +91,10 @@ class Stage:
     """The number of blocks."""
 
     has_embedding: bool
-    """The flag of the stage that tokens enter."""
+    """Whether tokens enter the stage."""
 
     has_head: bool
-    """The flag of the stage that computes logits."""
+    """Whether the stage computes logits."""
 
     ends: tuple[Weight, ...]
     """The parameters that belong to no block."""
@@ -102,7 +102,7 @@ class Stage:
 
 @lru_cache(maxsize=1024)
 def stages(model: ModelShape, num_stages: int) -> tuple[Stage, ...]:
-    """Cut the model into the stages of a pipeline, by the engine's own rule.
+    """Cut the model into the stages of a pipeline, by the engine's rule.
 
     Raises:
         ValueError: fewer pieces than stages.

@@ -3,7 +3,7 @@
     need    parameters + gradients + optimizer + transient of the rank with most [bytes] (`memory`)
     room    memory of a rank / 2; the other half is for activations, which are unknown of a custom model
 
-The order is that of `search` where no speed is predicted: the narrowest tp, whose activations are waited for, and never
+The order is `search`'s where no speed is predicted: the narrowest tp, whose activations are waited for, and never
 across machines; then the least traffic of ZeRO's stage (`accounting.TRAFFIC`); then the fewest moving parts. So copies
 come first if they fit (DDP), then shards (ZeRO-1 to 3), then tensor parallelism. A pipeline is not chosen: its stages
 would have to be balanced by the times of this model. If no plan has room, the one with the least need is taken, as long
@@ -12,17 +12,22 @@ as it is less than the memory.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from atoll.ground.printable import count_of, printable_size
+from atoll.parallel.engine.blueprint import blocks, blueprint_of
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.engine.sharding import matching, separable
 from atoll.parallel.planner.accounting import TRAFFIC
 from atoll.parallel.planner.candidate import Candidate
 from atoll.parallel.planner.memory import without_activations
 from atoll.parallel.planner.rank_memory import Machine
 from atoll.parallel.planner.search import complexity
-from atoll.parallel.planner.tensors import share_of, trained_fraction
+from atoll.parallel.planner.shape import Weight
+from atoll.parallel.planner.units import Share, joined, unit
 
 ROOM = 0.5
 """The fraction of a rank's memory that a plan may fill without activations."""
@@ -47,7 +52,7 @@ def choose(model: nn.Module, plans: Sequence[Plan], machine: Machine, *, optimiz
         model: the task's, on meta, with `requires_grad` as in training.
         plans: the possible ones (`plan.possible_plans`), all of one number of ranks.
         machine: the ranks of one machine.
-        optimizer: that of the training, one of `candidate.MOMENTS`.
+        optimizer: the training's, one of `candidate.MOMENTS`.
         faults_of: returns the reasons against a plan.
 
     Raises:
@@ -109,3 +114,47 @@ def _why(
 
 def _named(plan: Plan) -> str:
     return f"{plan.mesh} with ZeRO {plan.zero_stage}" if plan.zero_stage else str(plan.mesh)
+
+
+def share_of(model: nn.Module, plan: Plan) -> Share:
+    """Return the part of rank 0, which has the longest shards.
+
+    Args:
+        model: the whole one, with memory or on meta.
+        plan: without a pipeline.
+    """
+    names, cuts = separable(model, blocks(model)), _cuts(model, plan)
+    units: dict[str, list[Weight]] = {name: [] for name in (*names, "")}
+    for name, parameter in model.named_parameters():
+        weight = Weight(name, tuple(parameter.shape) or (1,), cuts.get(name))
+        units[next((block for block in names if name.startswith(f"{block}.")), "")].append(weight)
+    parts = {name: unit(weights, plan.mesh.tp, plan.mesh.dp_shard, 0) for name, weights in units.items() if weights}
+    return joined([part for name, part in parts.items() if name], [parts[""]] if "" in parts else [])
+
+
+def trained_fraction(model: nn.Module) -> float:
+    """Return the elements of trained parameters, as a fraction of all."""
+    sizes = [(prod(parameter.shape), parameter.requires_grad) for parameter in model.parameters()]
+    return sum(size for size, is_trained in sizes if is_trained) / max(sum(size for size, _ in sizes), 1)
+
+
+def _cuts(model: nn.Module, plan: Plan) -> dict[str, int]:
+    """Return the axis along which tensor parallelism cuts a parameter, by its name."""
+    declared = blueprint_of(model).tensor
+    if plan.mesh.tp == 1 or declared is None:
+        return {}
+    found = {}
+    for name, style in matching(model, declared(plan.sequence_parallel, plan.loss_parallel)).items():
+        module = model.get_submodule(name)
+        for own, parameter in module.named_parameters(recurse=False):
+            axis = _axis(style, isinstance(module, nn.Embedding))
+            if axis is not None and axis < parameter.ndim:
+                found[f"{name}.{own}"] = axis
+    return found
+
+
+def _axis(style: ParallelStyle, is_table: bool) -> int | None:
+    """Return the axis of a weight that a style cuts; a table of embeddings is the transposed matrix of a layer."""
+    if isinstance(style, ColwiseParallel):
+        return 1 if is_table else 0
+    return (0 if is_table else 1) if isinstance(style, RowwiseParallel) else None

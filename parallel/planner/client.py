@@ -67,7 +67,7 @@ def needs_of(model: ModelShape, candidate: Candidate, *, codec: str = "", lora: 
 
     Args:
         model: its numbers.
-        candidate: the plan; its `optimizer` is that of the local training.
+        candidate: the plan; its `optimizer` is the local training's.
         codec: name of the update's codec; empty: none.
         lora: the rank of adapters, as of `of_adapters`, which alone are trained and travel; 0: the whole model.
 

@@ -26,7 +26,7 @@ class Cluster:
     """Peak 32-bit floating-point operations per second of one device."""
 
     inside: float
-    """Bytes per second that one device sends to its own node, in one direction."""
+    """Bytes per second that one device sends within its node, in one direction."""
 
     across: float
     """Bytes per second that one device sends to other nodes."""
@@ -38,7 +38,7 @@ class Cluster:
     """Seconds until the first byte, between nodes."""
 
     bandwidth: float | None = None
-    """Bytes per second that one device reads or writes in its own memory. None: a 300th of `flops`."""
+    """Bytes per second that one device reads or writes in its memory. None: a 300th of `flops`."""
 
     efficiency: float = 0.8
     """The fraction of the peak that large matrix products reach, in (0, 1]: measure it with one device and set it."""
@@ -68,7 +68,7 @@ class Cluster:
 
     @property
     def memory_rate(self) -> float:
-        """Bytes per second that one device reads or writes in its own memory."""
+        """Bytes per second that one device reads or writes in its memory."""
         return self.flops / 300 if self.bandwidth is None else self.bandwidth
 
     def spans_nodes(self, stride: int, degree: int) -> bool:

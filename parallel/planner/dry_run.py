@@ -1,8 +1,8 @@
-"""Dry runs: one rank of any mesh in one process, with the engine's own build and step, without memory and network.
+"""Dry runs: one rank of any mesh in one process, with the engine's build and step, without memory and network.
 
 The process group is torch's fake one, in which a collective returns at once; the model is built on `meta` and made of
 fake tensors, which have shapes and no data. So any rank of 64, with a model of 8 B, fits a laptop, and the counts are
-those of the engine's real step: every collective, the bytes of the rank's shards, the tensors alive at each moment.
+the engine's real step's: every collective, the bytes of the rank's shards, the tensors alive at each moment.
 """
 
 import multiprocessing
@@ -99,15 +99,13 @@ def dry_run(shape: ModelShape, candidate: Candidate, rank: int = 0) -> DryRun:
     """Run two steps of one rank in this process, which must have no process group; the second one is counted.
 
     Raises:
-        ValueError: the engine refuses the plan, or it cannot run on fake tensors (DDP's own buckets).
+        ValueError: the engine refuses the plan, or it cannot run on fake tensors (DDP's buckets).
     """
     if candidate.plan.is_ddp:
         raise ValueError("DDP's reducer does not run on fake tensors: see dp_replicate with zero, which has its bytes")
     dist.init_process_group("fake", rank=rank, world_size=candidate.mesh.size)
     try:
-        with patch.object(
-            repetition, "is_due", _never_due
-        ):  # a pass that is looked at recomputes all, and has no values
+        with patch.object(repetition, "is_due", _never_due):  # an examined pass recomputes all, and has no values
             return _dry_run(shape, candidate, rank)
     finally:
         dist.destroy_process_group()
@@ -165,7 +163,7 @@ class _Unmoved(Decoder):
     """A decoder that is not moved between devices: moving would turn fake tensors into others."""
 
     def to(self, *_args: Any, **_options: Any) -> "_Unmoved":
-        """Return the model as it is."""
+        """Return the unchanged model."""
         return self
 
 
@@ -251,7 +249,7 @@ def _stage_kind(shape: ModelShape, candidate: Candidate) -> type[pipeline.Stage]
 
 
 def apart(shape: ModelShape, candidate: Candidate, rank: int = 0, *, timeout_s: float = 600.0) -> DryRun:
-    """Run `dry_run` in a process of its own, which isolates torch's process groups and caches.
+    """Run `dry_run` in a separate process, which isolates torch's process groups and caches.
 
     Raises:
         ValueError: the engine refuses the plan.

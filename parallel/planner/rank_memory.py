@@ -26,7 +26,7 @@ def machine_of(device: str, num_ranks: int) -> Machine:
 
     Args:
         device: "cpu" or "cuda".
-        num_ranks: ranks on it, each with a GPU of its own, or all with an equal part of its memory.
+        num_ranks: ranks on it, each with a GPU, or all with an equal part of its memory.
 
     Raises:
         ValueError: it has fewer GPUs.

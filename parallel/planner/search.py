@@ -1,4 +1,4 @@
-"""The search over all meshes of a cluster: those that fit a model, best first, and why the others do not.
+"""The search over all meshes of a cluster: the plans that fit a model, best first, and why the others do not.
 
 A mesh is tried with the stages of ZeRO, the schedules of a pipeline, and the largest micro-batch that fits, or with
 recomputation if none does. Plans are ranked by predicted tokens per second. If two are within a per cent of each other,
@@ -97,7 +97,7 @@ def search(model: ModelShape, cluster: Cluster, wanted: Wanted, *, only: Mesh | 
 
 
 def ranked(predictions: list[Prediction]) -> list[Prediction]:
-    """Sort by speed; but the first is the simplest of those that are as fast as the fastest."""
+    """Sort by speed; ties within 1 % go to the simplest plan."""
     by_speed = sorted(predictions, key=lambda found: -found.tokens_per_s)
     if not by_speed:
         return []

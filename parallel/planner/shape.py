@@ -8,7 +8,7 @@ MLPS = ("gelu", "swiglu")
 NORMS = ("layernorm", "rmsnorm")
 
 LAYERS_MAX, WHOLE_MAX = 100_000, 2**40
-"""Largest numbers of layers and of all else in a model: each layer is a piece that is placed on a stage."""
+"""Largest number of layers, and largest other number, of a model: each layer is a piece that is placed on a stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class ModelShape:
         )
 
     def head(self) -> tuple[Weight, ...]:
-        """Return the parameters after the last block; a tied head has no table of its own."""
+        """Return the parameters after the last block; a tied head has no separate table."""
         table = () if self.tied else (Weight("head", (self.vocab, self.hidden), 0),)
         return (*self._norm("norm"), *table)
 

@@ -18,7 +18,7 @@ def parse(kind: type[Kind], presets: Mapping[str, Kind], text: str, *, what: str
     Args:
         kind: a frozen dataclass; fields without a default are required.
         presets: by name.
-        text: numbers as 80e9 or 128, words as they are, true and false.
+        text: numbers as 80e9 or 128, plain words, true and false.
         what: the name of the thing, for the faults.
 
     Raises:
@@ -38,7 +38,7 @@ def parse(kind: type[Kind], presets: Mapping[str, Kind], text: str, *, what: str
 def read(
     kind: type[Kind], presets: Mapping[str, Kind], table: Mapping[str, Any], *, what: str, faults: Iterable[str] = ()
 ) -> Kind:
-    """Construct the thing from a table of values, or of their texts; `faults` are those already known.
+    """Construct the thing from a table of values, or of strings; `faults` are those already known.
 
     Raises:
         ValueError: with every fault, one a line.
@@ -66,7 +66,7 @@ def read(
 
 
 def _value(types: tuple[type, ...], text: str) -> Any:
-    """Return the value of a text; the text itself if it has none of the types, which the thing then refuses."""
+    """Return the value of a string; the string itself if it fits no type, which the thing then refuses."""
     if NoneType in types and text == "none":
         return None
     if bool in types:

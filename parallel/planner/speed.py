@@ -1,4 +1,4 @@
-"""The computation of one rank in a step: seconds of its matrix products, attention, and bytes of its own memory.
+"""The computation of one rank in a step: seconds of its matrix products, attention, and bytes of its memory.
 
 Legend: M x N x K a product's sizes, e `efficiency`, F the peak [operations/s], B the memory's bandwidth [bytes/s].
 

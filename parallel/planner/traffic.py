@@ -9,7 +9,7 @@ Legend: n ranks of a group, M bytes of the group's tensors together. A ring move
 ZeRO-1 and -2 gather and reduce each parameter once, which is the volume of DDP's all-reduce; ZeRO-3 gathers it again
 for the backward pass: 1.5 times as much. A tensor-parallel block has two all-reduces of its activations in each
 direction, or, with the sequence sharded, an all-gather and a reduce-scatter in place of each; recomputation repeats
-those of the forward pass.
+the forward pass's.
 
 Sources: Rajbhandari et al. 2020, section 7; Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al. 2022,
 section 4.2; Narayanan et al. 2021, section 3.2.
@@ -135,7 +135,7 @@ def _tensor(model: ModelShape, candidate: Candidate, rank: int) -> Iterator[Traf
     blocks = sum(stage.num_blocks for stage in own)
     embeddings, heads = sum(s.has_embedding for s in own), sum(s.has_head for s in own)
     whole = candidate.item_bytes * model.sequence * candidate.microbatch * model.hidden
-    # an embedding reduces forward and, with the sequence sharded, gathers backward; a head the other way round
+    # an embedding reduces forward and, with the sequence sharded, gathers backward; a head the reverse
     calls = m * (4 * blocks + embeddings + heads)
     again = m * blocks if plan.recompute == "full" else 0  # without the last product, whose sum is not needed
     if plan.sequence_parallel:

@@ -19,7 +19,7 @@ class Share:
     """A rank's part of a model, or of one unit of it, in elements."""
 
     local: int = 0
-    """Elements of the rank's own shards."""
+    """Elements of the rank's shards."""
 
     gathered: int = 0
     """Elements of the same tensors on all shards together, with the rows that pad every shard to equal length."""

@@ -21,10 +21,10 @@ from atoll.task.base import TRAINED
 from atoll.training.base.base_files import BaseRefused
 from atoll.training.base.digests import digest_of
 from atoll.training.base.loading import Matched, load
-from atoll.training.local.compiled import in_place
-from atoll.training.local.frozen import frozen_of, keep_frozen
-from atoll.training.local.parameters import forms_of, value_fault, value_faults
 from atoll.training.local.training import seed_everything
+from atoll.training.model.compiled import in_place
+from atoll.training.model.frozen import frozen_of, keep_frozen
+from atoll.training.model.parameters import forms_of, value_fault, value_faults
 from atoll.training.worker.warm_start import Aliases, Start, StartRefused, start_model
 
 

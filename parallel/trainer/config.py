@@ -43,22 +43,22 @@ class TrainConfig:
     """Passes over the pooled data (>= 1); none: `local.epochs`, the epochs of every site in one round."""
 
     steps: int | None = None
-    """Optimizer steps (>= 1), whatever the number of epochs; none: `local.max_steps`, or those of the epochs."""
+    """Optimizer steps (>= 1), whatever the number of epochs; none: `local.max_steps`, or the epochs' steps."""
 
     batch_size: int | None = None
     """Examples of one step on all ranks together (>= 1); none: `local.batch_size` for each data-parallel rank."""
 
     optimizer: str | None = None
     """The optimizer: sgd, adam, adamw, lars, larc, lamb or novograd; none: `local.optimizer`. If it differs from that
-    of `local`, momentum and weight decay are its own defaults."""
+    of `local`, momentum and weight decay are its defaults."""
 
     start: str | None = None
     """The safetensors file from which the model starts, such as one that `atoll model export` writes, or
     "run:NAME[@VERSION]", a version of a deployed run, which is exported first; a tied tensor may have any of its names.
-    A training that continues from its checkpoint does not read it; none: the task's own model."""
+    A training that continues from its checkpoint does not read it; none: the task's model."""
 
     strict: bool = True
-    """Refuse a `start` that lacks a tensor of the model, or has others; false: what does not fit keeps the task's own
+    """Refuse a `start` that lacks a tensor of the model, or has others; false: what does not fit keeps the task's
     values, and is listed."""
 
     schedule: str = "constant"
@@ -77,7 +77,7 @@ class TrainConfig:
     """The batch for which `local.lr` was chosen (>= 1); none: `local.batch_size`."""
 
     sampling: str = "global"
-    """The assignment of examples. global: any rank may get any example; partition: each data-parallel rank has its own
+    """The assignment of examples. global: any rank may get any example; partition: each data-parallel rank has a fixed
     part."""
 
     last: str = "uneven"
@@ -94,7 +94,7 @@ class TrainConfig:
     parameters, whose products are too small to share, and for others the number of torch or of OMP_NUM_THREADS."""
 
     seed: int = 0
-    """The seed of the initial weights, of the order of the examples, and of the model's own randomness (>= 0)."""
+    """The seed of the initial weights, of the order of the examples, and of the model's randomness (>= 0)."""
 
     log_every: int = 10
     """Steps between two lines of the log (>= 1)."""
@@ -118,7 +118,7 @@ class TrainConfig:
     """Evaluations without a better `watch` after which the training stops early (>= 1); none: it never does."""
 
     watch: str = "loss"
-    """The metric for early stopping: on the sites' own test data if they have any, else on the task's."""
+    """The metric for early stopping: on the sites' test data if they have any, else on the task's."""
 
     goal: str = "min"
     """The direction of a better `watch`: smaller (min) or larger (max)."""

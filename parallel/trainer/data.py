@@ -17,9 +17,10 @@ from atoll.task.context import context_of
 from atoll.task.errors import TaskBroken
 from atoll.task.randomness import data_of, server_data_of
 from atoll.task.task import Task
-from atoll.training.local.draws import Steady
-from atoll.training.local.row_forms import kind_of
-from atoll.training.local.trial import Rows, sites_by_kind, try_batches
+from atoll.training.data.draws import Steady
+from atoll.training.data.row_forms import kind_of
+from atoll.training.trials.first_batch import Batches, Rows, first_batch, sites_by_kind
+from atoll.training.trials.trial import refuse
 
 NAMES_MAX = 4
 """Sites that a sentence names."""
@@ -52,7 +53,7 @@ class Data:
     train: Any
     """The sites' training data, pooled."""
     tests: Mapping[str, Any]
-    """The data for evaluations: `sites`, the sites' test data pooled, and `test`, the task's own, as far as there are
+    """The data for evaluations: `sites`, the sites' test data pooled, and `test`, the task's, as far as there are
     any."""
 
 
@@ -76,7 +77,7 @@ def data_for(
         evaluated_at_once: examples of a batch of an evaluation; None: as in the training.
 
     Raises:
-        TaskBroken: there is none to train on; the task's own test data has no examples, as a simulated or deployed run
+        TaskBroken: there is none to train on; the task's test data has no examples, as a simulated or deployed run
             refuses it; or the model, the loss or a metric cannot take a batch.
     """
     train, test = data_of_sites(task, "train"), data_of_sites(task, "test")
@@ -94,7 +95,7 @@ def data_for(
         + ([] if own is None else [Rows(data=own, where="task.test_data()", context=context, at_once=evaluated)])
     )
     cast = partial(casting, plan, device)
-    try_batches(task, every, seed=seed, device=device, casting=cast, reading=readable)
+    refuse([first_batch], Batches(task=task, every=every, seed=seed, device=device, casting=cast, reading=readable))
     found = {"sites": _whole(test, tested), "test": own}
     return Data(_whole(train, trained), {name: data for name, data in found.items() if data is not None})
 

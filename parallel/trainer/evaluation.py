@@ -10,9 +10,9 @@ from atoll.parallel.data.batch import Batch, map_tensors
 from atoll.parallel.engine.step import Engine
 from atoll.task.metrics import Statistics, add, as_statistics, of_batch, of_parts, sound, values
 from atoll.task.task import Task
-from atoll.training.local.one_loss import one_loss
-from atoll.training.local.unit_check import UnitCheck
-from atoll.training.local.units import units_of
+from atoll.training.data.units import units_of
+from atoll.training.trials.contract import one_loss
+from atoll.training.trials.unit_check import UnitCheck
 
 
 def evaluate(

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from atoll.parallel.data.batch import map_tensors, tensors
 from atoll.task.task import Task
-from atoll.training.local.parameters import model_on_meta
+from atoll.training.model.parameters import model_on_meta
 
 PEAKS = {
     "H200": (989e12, 67e12),

@@ -18,9 +18,9 @@ from atoll.task.task import Task
 from atoll.training.base.base_files import BaseRefused
 from atoll.training.base.loading import Matched
 from atoll.training.base.peft_models import adapter_faults
-from atoll.training.local.frozen import keep_frozen, match_base
-from atoll.training.local.parameters import model_on_meta, travel_faults
-from atoll.training.local.units import SUM
+from atoll.training.data.units import SUM
+from atoll.training.model.frozen import keep_frozen, match_base
+from atoll.training.model.parameters import model_on_meta, travel_faults
 
 
 class JobRefused(ValueError):
@@ -82,7 +82,7 @@ def check_job(job: Job, world_size: int) -> None:
 
 
 def _faults_of_inputs(task: Task, config: TrainConfig) -> Iterator[str]:
-    """Yield what a training lacks: a loop that is ours, data, the file that it starts from."""
+    """Yield what a training lacks: the built-in loop, data, the file that it starts from."""
     if task.fit is not None:
         yield "the task has its own loop (fit), which the trainer can neither distribute nor resume"
     if not task.sites:

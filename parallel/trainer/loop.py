@@ -15,7 +15,6 @@ from atoll.parallel.data.batch import Batch
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.engine.buffers import differing_buffers
 from atoll.parallel.engine.step import Engine, Measured
-from atoll.parallel.trainer.between_passes import OWN_EXAMPLES
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.evaluation import evaluate
 from atoll.parallel.trainer.guard import Guard
@@ -27,11 +26,12 @@ from atoll.parallel.trainer.recipe import Recipe
 from atoll.parallel.trainer.same_batch import SameBatch
 from atoll.parallel.trainer.saver import Saver
 from atoll.parallel.trainer.stopping import Agreement
+from atoll.parallel.trials.between_passes import OWN_EXAMPLES
 from atoll.task.errors import NotFinite, TaskBroken
 from atoll.task.task import Task
-from atoll.training.local.same_form import SameForm
-from atoll.training.local.unit_check import UnitCheck, is_due
-from atoll.training.local.units import units_of
+from atoll.training.data.units import units_of
+from atoll.training.trials.same_form import SameForm
+from atoll.training.trials.unit_check import UnitCheck, is_due
 
 Values = dict[str, float | None]
 """The values of the metrics, by DATA/METRIC."""
@@ -105,7 +105,7 @@ class Training:
             The reason of the end: finished, early or interrupted. In each case the last checkpoint is complete.
 
         Raises:
-            NotFinite: the loss is no longer finite; the checkpoints are of steps before that.
+            NotFinite: the loss is no longer finite; the checkpoints are of earlier steps.
             TaskBroken: ranks that must read the same batch read different ones (`same_batch`); the units of the loss
                 are guessed, and wrong (`unit_check`), or 0 in all steps; or a forward pass has changed the model's
                 form. Nothing of that step is saved.
@@ -191,7 +191,7 @@ class Training:
         return "there is no checkpoint yet" if newest is None else f"the checkpoint of step {newest} is kept"
 
     def _check_task(self) -> None:
-        """Refuse wrong guesses of the loss's units, and another form of the model, on all ranks together."""
+        """Refuse wrong guesses of the loss's units, and a changed form of the model, on all ranks together."""
         fault = self.unit_check.found or self.form.fault()
         if found := [sentence for sentence in self.ranks.gather(fault) if sentence]:
             self._settle()

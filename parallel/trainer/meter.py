@@ -46,7 +46,7 @@ class Meter:
         return self._before + self._clock() - self._began
 
     def step(self, batch: Batch, examples: int) -> None:
-        """Count one more step with this number of examples on all ranks; the first batch tells an example's tokens."""
+        """Count one more step with this number of examples on all ranks; the first batch has an example's tokens."""
         if self._done == 0:
             self._tokens = tokens_of(batch)
         self._examples += examples

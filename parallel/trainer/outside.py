@@ -1,7 +1,7 @@
 """The state of a model and of a task's functions that is neither parameter nor buffer, as a part of each checkpoint.
 
-Numbers, texts, tensors, arrays, random generators, and containers and objects of them: in the attributes of modules, of
-a loss and of metrics, in what these enclose, and in the globals that a task's functions name. What has changed since
+Numbers, strings, tensors, arrays, random generators, and containers and objects of them: in the attributes of modules,
+of a loss and of metrics, in what these enclose, and in the globals that a task's functions name. What has changed since
 the model was built is saved; what has no such form is named. Torch loads it as weights alone: nothing is executed.
 """
 
@@ -11,7 +11,6 @@ import logging
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -27,7 +26,7 @@ from atoll.parallel.engine.repetition import DEEP, OF_TORCH, PLAIN, copied, is_h
 from atoll.task.context import Contextual
 from atoll.task.metrics import Metric
 from atoll.task.task import Task
-from atoll.training.local.places import is_generator
+from atoll.training.model.places import is_generator
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +104,7 @@ class Outside:
         if name not in self._named:
             self._named.add(name)
             logger.warning(
-                "%s has changed, and a checkpoint cannot hold it (%s): after a resume it begins anew", name, why
+                "%s has changed, and a checkpoint cannot hold it (%s): after a resume it starts over", name, why
             )
 
     def _places(self) -> dict[str, tuple[Holder, str]]:
@@ -356,16 +355,3 @@ def _encoded(form: Any) -> str:
 
 def _decoded(text: str) -> Any:
     return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
-
-
-@contextmanager
-def loss_kept(loss: Any) -> Iterator[None]:
-    """Set back at the end what a loss holds: a trial must not move it."""
-    memo: dict[int, Any] = {}
-    before = [(holder, key, copied(holder.get(key), memo, DEEP)) for _, holder, key in _of_callable("loss", loss)]
-    try:
-        yield
-    finally:
-        for holder, key, value in before:
-            if not is_same(value, holder.get(key), DEEP):
-                holder[key] = value

@@ -22,8 +22,8 @@ def faults_of_place(folder: Path, kind: str, overwritten: Iterable[str] = ()) ->
     Args:
         folder: the folder, which may be missing.
         kind: the run's, `SIMULATION` or `TRAINING`.
-        overwritten: names of files there that the run would overwrite, and that are of no run; told of a folder that
-            has no other kind, whose files they would be.
+        overwritten: names of files there that the run would overwrite, and that are of no run; reported where the
+            folder has no other kind of run.
     """
     found = {kind_there: mark for mark, kind_there in MARKS.items() if (folder / mark).exists()}
     found.pop(kind, None)

@@ -1,6 +1,5 @@
 """One rank's whole training: from a job to a model on disk. All checks come first."""
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -27,13 +26,11 @@ from atoll.parallel.trainer.building import Built, agreed_base, build, give_valu
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import Data, data_for, in_order
 from atoll.parallel.trainer.flops import flops_per_example, peak_flops
-from atoll.parallel.trainer.forward import Forward, check_forward, moved_by_passes
 from atoll.parallel.trainer.guard import Guard
 from atoll.parallel.trainer.job import Job, JobRefused, check_job
 from atoll.parallel.trainer.logs import Report
 from atoll.parallel.trainer.loop import Training, Values
 from atoll.parallel.trainer.meter import Meter
-from atoll.parallel.trainer.mixed_rows import mixes_rows
 from atoll.parallel.trainer.noise import NoiseMeter
 from atoll.parallel.trainer.outside import Outside, functions_of
 from atoll.parallel.trainer.patience import Patience
@@ -41,20 +38,19 @@ from atoll.parallel.trainer.recipe import Recipe, make_recipe
 from atoll.parallel.trainer.same_batch import SameBatch
 from atoll.parallel.trainer.saver import Carried, Saver, settings_of
 from atoll.parallel.trainer.stopping import Agreement
+from atoll.parallel.trials.mesh import try_on_mesh
 from atoll.parallel.world import World, process_group
 from atoll.task.context import context_of, within
 from atoll.task.json_text import to_json
 from atoll.task.randomness import generators_kept
 from atoll.training.base.kept_lines import BASES
-from atoll.training.local.batches import fetcher
-from atoll.training.local.frozen import frozen_of
-from atoll.training.local.same_form import SameForm
-from atoll.training.local.unit_check import UnitCheck
-from atoll.training.local.units import units_of
+from atoll.training.data.batches import fetcher
+from atoll.training.data.units import units_of
+from atoll.training.model.frozen import frozen_of
 from atoll.training.optimizers.make import make_optimizer
+from atoll.training.trials.same_form import SameForm
+from atoll.training.trials.unit_check import UnitCheck
 from atoll.training.worker.warm_start import Start
-
-logger = logging.getLogger(__name__)
 
 CHECKPOINTS, LOG, RESULT = "checkpoints", "log.jsonl", "result.json"
 """The entries in the folder of a training, beside the models."""
@@ -119,21 +115,11 @@ def train(job: Job, here: Surroundings) -> Result:
 def _train(job: Job, here: Surroundings) -> Result:
     check_job(job, here.world.size)
     found = _data(job, here)
-    forward = check_forward(job.task, job.plan, job.config.seed, found.train)
-    if here.world.is_first:
-        _tell(job, found.train, forward)
+    borrowed = try_on_mesh(job.task, job.plan, job.config.seed, found.train, tells=here.world.is_first)
     built = build(job, _start(job.config, here))
     recipe = _recipe(job, len(found.train), built.model)
     with _threads(threads_for(built.model, job.config.threads)), _axes(job, here) as axes:
-        return _Builder(job, recipe, here, axes, built, forward.borrowed).train(found.train, found.tests)
-
-
-def _tell(job: Job, data: Any, forward: Forward) -> None:
-    """Log what the plan computes otherwise than one process, and does not refuse."""
-    task, plan, seed = job.task, job.plan, job.config.seed
-    for line in (moved_by_passes(task, plan, seed, data, forward), mixes_rows(task, plan, seed, data)):
-        if line:
-            logger.warning("%s", line)
+        return _Builder(job, recipe, here, axes, built, borrowed).train(found.train, found.tests)
 
 
 def _data(job: Job, here: Surroundings) -> Data:
@@ -302,7 +288,7 @@ class _Builder:
         )
 
     def _agreed(self, borrowed: list[str]) -> list[str]:
-        """Return the first rank's list: a model that branches by its values may take another way on other machines."""
+        """Return the first rank's list: a model that branches by its values may differ on other machines."""
         lists = [borrowed]
         if self.axes is not None:
             dist.broadcast_object_list(lists, src=0)

@@ -81,7 +81,7 @@ class Saver:
         return None if path is None else int(path.name.removeprefix("step-"))
 
     def other_rows(self, path: Path) -> str:
-        """Return how the data differ from that of a checkpoint, as the end of a sentence; empty: they are the same."""
+        """Return how the data differ from a checkpoint's, as the end of a sentence; empty: they are the same."""
         before = read_about(path)["extra"].get("rows")  # not in an older one
         return other_rows(before, self._rows) if before else ""
 
@@ -137,7 +137,7 @@ def _other_data(folder: Path, found: str) -> str:
     start = f", from this model: --set train.start={model}" if model.is_file() else ""
     return (
         f"{folder} holds a training {found}: one order of examples cannot have both; "
-        f"give the task the data of its beginning again, or begin anew in another folder (--out){start}"
+        f"give the task the data of its beginning again, or start over in another folder (--out){start}"
     )
 
 

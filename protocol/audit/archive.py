@@ -1,7 +1,7 @@
 """The archive of a log: a folder of its older files, unchanged, with the public key that verifies them.
 
-The last archived line is a checkpoint. The log continues with an event that names the hash of that line, and with a
-checkpoint over it: without the key nothing can pass removed lines off as archived.
+The last archived line is a checkpoint. The log continues with an event that contains the hash of that line, and with a
+checkpoint over it: without the key, deleted lines cannot be passed off as archived.
 """
 
 import filecmp
@@ -17,12 +17,12 @@ from atoll.protocol.audit.chain import Verifier
 
 
 class ArchiveRefused(OSError):
-    """A folder that cannot take an archive; the text says why."""
+    """Error: a folder cannot take an archive; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """The lines that were archived."""
+    """Lines that were archived."""
 
     first: int
     last: int
@@ -30,16 +30,17 @@ class Archived:
     """Their files in the archive; empty: nothing was written since the last archive, and nothing is moved."""
     num_bytes: int
     found: Verifier
-    """Verifier that has read them, with their faults; without files, the log as it is."""
+    """Verifier that has read them, with their faults; without files, the log unchanged."""
 
 
 def copy_into(out: Path, files: Sequence[Path], key: Path) -> list[Path]:
     """Copy files of a log, with its public key, into an archive, durably.
 
-    A copy that is there already stays; one that a crash has left, before more was written to its file, is replaced.
+    An existing copy is kept, unless a crash left it incomplete, before more was written to its file; then it is
+    replaced.
 
     Raises:
-        ArchiveRefused: the folder is of another log, or has other files of these names.
+        ArchiveRefused: the folder belongs to another log, or has other files of these names.
         OSError: it cannot be written.
     """
     if out.exists() and not out.is_dir():

@@ -1,6 +1,7 @@
 """The hash chain of an audit log: its JSON lines, the signed checkpoints among them, and its verification. Pure.
 
-A line is canonical JSON: ASCII, sorted keys, no blanks, no number but `seq`. Two kinds are numbered together:
+A line is canonical JSON: ASCII, sorted keys, no blanks, no number except `seq`. The two kinds of lines share one
+numbering:
 
     {"action", "actor", "digests", "object", "outcome", "prev", "role", "seq", "time"}    an event
     {"key", "prev", "seq", "signature", "time"}                                            a checkpoint
@@ -9,10 +10,10 @@ A line is canonical JSON: ASCII, sorted keys, no blanks, no number but `seq`. Tw
 line it is 64 zeros. A checkpoint signs itself without its signature (Ed25519), and so, through `prev`, all lines
 before.
 
-A reader detects every changed, missing, reordered or repeated line before the last checkpoint; behind it every changed
-line but the last, unless all later hashes were recomputed; and more than EVENTS_MAX events in a row without a
-checkpoint. The log alone cannot show that its end was cut off, at a checkpoint or up to EVENTS_MAX events after one,
-nor that the owner of the key has rewritten all of it. Against both, keep a checkpoint's number and `prev` elsewhere
+A reader detects every changed, missing, reordered or repeated line before the last checkpoint; after it, every changed
+line except the last, unless all later hashes were recomputed; and more than EVENTS_MAX events in a row without a
+checkpoint. The log alone cannot show that its end was truncated, at a checkpoint or up to EVENTS_MAX events after one,
+nor that the owner of the key has rewritten it all. To detect both, keep a checkpoint's number and `prev` elsewhere
 (`Checkpoint`): a log without that line is not the same log.
 """
 
@@ -31,20 +32,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from atoll.ground.printable import count_of
 
 EVENTS_MAX = 256
-"""Most events in a row without a checkpoint."""
+"""Largest number of events in a row without a checkpoint."""
 
 LINE_BYTES_MAX = 32 * 1024
 TEXT_MAX = 200
-"""Most characters of each text of an event; longer texts are cut."""
+"""Largest length of each string of an event [characters]; longer ones are truncated."""
 DIGESTS_MAX = 4
 
 GENESIS = "0" * 64
 
 REPAIR, FAULT, ARCHIVE = "audit.repair", "audit.fault", "audit.archive"
-"""Actions of the log itself: a torn end was cut off; the log continues behind a damaged file; behind archived lines."""
+"""Actions of the log itself: a torn end was truncated; the log continues after a damaged file; after archived lines."""
 
 ARCHIVED = "archived"
-"""Name of the digest of an `ARCHIVE` event that is the hash of the last archived line."""
+"""Name of the digest of an `ARCHIVE` event that holds the hash of the last archived line."""
 
 _EVENT_KEYS = frozenset({"action", "actor", "digests", "object", "outcome", "prev", "role", "seq", "time"})
 _CHECKPOINT_KEYS = frozenset({"key", "prev", "seq", "signature", "time"})
@@ -55,12 +56,12 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=T
 
 
 class LineFault(ValueError):
-    """Bytes that are no line of an audit log; the text says why."""
+    """Error: bytes are not a line of an audit log; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event: its actor, the action and its outcome."""
+    """An event: its actor, action and outcome."""
 
     time: str
     """Instant in RFC 3339, see `instant`."""
@@ -74,19 +75,19 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The name of a checkpoint, to be kept elsewhere: a log without this line is not the same log."""
+    """Identity of a checkpoint, to be kept elsewhere: a log without this line is not the same log."""
 
     seq: int
     """Number of the checkpoint's line."""
     digest: str
-    """Hash of the line before it, which is its `prev`."""
+    """Hash of the previous line, which is its `prev`."""
 
     def __str__(self) -> str:
         return f"{self.seq}:{self.digest}"
 
     @classmethod
     def parse(cls, text: str) -> "Checkpoint":
-        """Read the text that `str` returns, SEQ:DIGEST.
+        """Read a string SEQ:DIGEST, which `str` returns.
 
         Raises:
             ValueError: the text has another form.
@@ -99,24 +100,24 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The end of a log: the values that the next line continues."""
+    """End of a log: the values that the next line continues."""
 
     seq: int = 0
     """Number of the next line."""
     digest: str = GENESIS
     """Hash of the last line."""
     unsigned: int = 0
-    """Events since the last checkpoint."""
+    """Number of events since the last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a log: an event or a checkpoint."""
+    """Line of a log: an event or a checkpoint."""
 
     seq: int
     prev: str
     digest: str
-    """Hash of this line, which is the next line's `prev`."""
+    """Hash of this line, the next line's `prev`."""
     time: str
     event: Event | None
     """The event; None: the line is a checkpoint."""
@@ -127,18 +128,18 @@ class Line:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Name of a checkpoint's line, to be kept elsewhere."""
+        """Identity of a checkpoint's line, to be kept elsewhere."""
         return Checkpoint(self.seq, self.prev)
 
 
 def archive_event(at: str, actor: str, role: str, archived: tuple[int, int], head: Head) -> Event:
-    """Return the event with which a log continues behind archived lines.
+    """Return the event with which a log continues after archived lines.
 
     Args:
         at: the time of the event.
         actor: its actor.
         role: the actor's role.
-        archived: the number of the first line, and of the faults in the lines up to the one before the head.
+        archived: number of the first archived line, and of the faults in the archived lines, which end before the head.
         head: of the log.
     """
     first, num_faults = archived
@@ -147,12 +148,12 @@ def archive_event(at: str, actor: str, role: str, archived: tuple[int, int], hea
 
 
 def instant(at: float) -> str:
-    """Return an instant [s since the epoch] as RFC 3339 in UTC: texts of one length, ordered as the times are."""
+    """Return an instant [s since the epoch] as RFC 3339 in UTC: strings of one length that sort by time."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def event_line(event: Event, head: Head) -> tuple[bytes, Head]:
-    """Return the line of an event, its end included, and the head behind it; texts are cut to TEXT_MAX characters."""
+    """Return the line of an event, line end included, and the head after it; strings are truncated to TEXT_MAX."""
     digests = {_cut(name): _cut(event.digests[name]) for name in list(event.digests)[:DIGESTS_MAX]}
     texts = {name: _cut(getattr(event, name)) for name in ("actor", "role", "action", "object", "outcome")}
     line = _encode({**texts, "digests": digests, "time": event.time, "prev": head.digest, "seq": head.seq}).encode()
@@ -160,7 +161,7 @@ def event_line(event: Event, head: Head) -> tuple[bytes, Head]:
 
 
 def checkpoint_line(at: str, head: Head, key: Ed25519PrivateKey) -> tuple[bytes, Head]:
-    """Return a checkpoint over all lines before it, its end included, and the head behind it."""
+    """Return a checkpoint over all previous lines, with its line end, and the head after it."""
     fields = {"key": key.public_key().public_bytes_raw().hex(), "prev": head.digest, "seq": head.seq, "time": at}
     signature = key.sign(_SIGNED + _encode(fields).encode()).hex()
     line = _encode({**fields, "signature": signature}).encode()
@@ -168,7 +169,7 @@ def checkpoint_line(at: str, head: Head, key: Ed25519PrivateKey) -> tuple[bytes,
 
 
 def read_line(data: bytes) -> Line:
-    """Read one line, its end included.
+    """Read one line, with its line end.
 
     Raises:
         LineFault: it is unfinished, too long, or not byte for byte what a writer writes.
@@ -191,7 +192,7 @@ def read_line(data: bytes) -> Line:
 
 
 def _parse_canonical(content: bytes) -> dict[str, Any]:
-    """Parse a JSON object whose bytes are exactly those that `_encode` gives."""
+    """Parse a JSON object whose bytes are exactly the output of `_encode`."""
     with suppress(ValueError, RecursionError):
         fields: dict[str, Any] = json.loads(content)
         if type(fields) is dict and _encode(fields).encode() == content:
@@ -200,16 +201,16 @@ def _parse_canonical(content: bytes) -> dict[str, Any]:
 
 
 def _read_event(fields: Mapping[str, Any]) -> Event:
-    """Take the event from a line's fields; all of its values are strings."""
+    """Read the event from a line's fields; all of its values are strings."""
     texts = {name: fields[name] for name in ("time", "actor", "role", "action", "object", "outcome")}
     digests = fields["digests"]
     if type(digests) is not dict or not all(type(text) is str for text in (*texts.values(), *digests.values())):
-        raise LineFault("a value of its event is no string")
+        raise LineFault("a value of its event is not a string")
     return Event(digests=digests, **texts)
 
 
 def is_signed(line: Line) -> bool:
-    """Return whether a checkpoint's signature is that of the key which it names."""
+    """Return whether a checkpoint's signature is valid for the key that it names."""
     fields = {"key": line.key, "prev": line.prev, "seq": line.seq, "time": line.time}
     try:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(line.key))
@@ -242,7 +243,7 @@ def _check_time(time: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of a log, which no honest writer leaves behind."""
+    """Fault of a log, which no honest writer causes."""
 
     where: str
     """File and number of the line, counted from 1."""
@@ -257,11 +258,11 @@ FAULTS_MAX = 100
 
 @dataclass(slots=True)
 class Verifier:
-    """Verifies a log line by line, in the order of its files; memory grows with the faults, not with the log.
+    """Verifier of a log, line by line, in the order of its files; memory grows with the faults, not with the log.
 
     Attributes:
-        key: public key [hex] that must have signed; None: the key of the first checkpoint.
-        whole: the log must begin with line 0.
+        key: public key [hex] of the signatures; None: the key of the first checkpoint.
+        whole: whether the log must begin with line 0.
         expected: checkpoints, kept elsewhere, that the log must have.
     """
 
@@ -278,7 +279,7 @@ class Verifier:
     """Line with the highest number."""
     last_checkpoint: Line | None = None
     archived: Line | None = None
-    """First line, if it is an `ARCHIVE` event: the log relies on the archive that it names, which was not read."""
+    """First line, if it is an `ARCHIVE` event: the log relies on the archive named there, which was not read."""
     mended: list[Line] = field(default_factory=list)
     """Lines in which the log records a repair or a damaged file, at most FAULTS_MAX of them."""
     _before: Line | None = None
@@ -286,7 +287,7 @@ class Verifier:
     _missing: list[tuple[int, int, str]] = field(default_factory=list)
 
     def feed(self, data: bytes, where: str) -> Line | None:
-        """Verify the next line, its end included or missing; return it, or None when it is no line."""
+        """Verify the next line, whose line end may be missing; return it, or None if it is not a line."""
         try:
             line = read_line(data)
         except LineFault as fault:
@@ -322,7 +323,7 @@ class Verifier:
             if self.archived is not None and checkpoint.seq < self.archived.seq:
                 self._add_fault("the archive", f"checkpoint {checkpoint} is of an archived line: name its --archive")
                 continue
-            self._add_fault("the end", f"checkpoint {checkpoint} is not in this log: it was cut off, or written anew")
+            self._add_fault("the end", f"checkpoint {checkpoint} is not in this log: it was cut off, or rewritten")
         self._missing, self.expected = [], []
         return self.faults
 
@@ -349,7 +350,7 @@ class Verifier:
         self.expected = [known for known in self.expected if known != line.checkpoint]
 
     def _no_archive(self, why: str) -> None:
-        """Refuse a first line that claims an archive: a process that writes here without the key could claim one."""
+        """Report a first line that claims an archive: a process that writes here without the key could claim one."""
         assert self.archived is not None
         self._add_fault(self._before_where, f"lines 0 to {self.archived.seq - 1} are missing, not archived: {why}")
         self.archived = None

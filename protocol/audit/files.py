@@ -1,14 +1,14 @@
 """The files of an audit log: appended to by one process at a time, readable at any time, repaired after a crash.
 
 audit-<seq of its first line>.jsonl   lines; the next file continues the chain
-cut-<seq>.bin                         torn end that a crash has left, as it was cut off
+cut-<seq>.bin                         torn end that a crash has left, moved here
 key.pem, public.pem                   private key that signs checkpoints, and the public key that verifies them
 lock                                  lock file, locked while lines are appended
 
-A power failure may tear the lines that no checkpoint signs yet, for only a checkpoint waits for the disk. Readable ones
-stay, the torn end is cut off and stored beside the log, and the log records it (`audit.repair`). A checkpoint is
-written when all lines before it are on the disk, so they are never torn and never touched. Damage there, or such as no
-crash leaves, stays as it is for `atoll audit verify` to name; the log continues in the next file, whose first line
+A power failure may tear the lines that no checkpoint signs yet, because only a checkpoint waits for the disk. Readable
+lines stay, the torn end is moved to a file beside the log, and the log records this (`audit.repair`). A checkpoint is
+written when all lines before it are on the disk, so they are never torn and never changed. Damage to them, or damage
+that no crash causes, is left for `atoll audit verify` to report; the log continues in the next file, whose first line
 records it (`audit.fault`).
 """
 
@@ -57,11 +57,11 @@ FILE_BYTES = 16 * 2**20
 """Size from which a file is followed by the next one."""
 
 APPEND_MAX = 4 * EVENTS_MAX
-"""Most events of one append; a power failure may lose as many."""
+"""Largest number of events of one append, and so of events that a power failure may lose."""
 
 
 class AuditUnusable(OSError):
-    """A log that cannot be continued; the text says what to do."""
+    """Error: a log cannot be continued; the text says what to do."""
 
 
 def audit_folder(state: Path) -> Path:
@@ -75,7 +75,7 @@ def log_files(folder: Path) -> list[Path]:
 
 
 def cut_files(folder: Path) -> list[Path]:
-    """Return the files of the torn ends that were cut off, in the log's order."""
+    """Return the files with the torn ends, in the log's order."""
     return sorted(folder.glob("cut-" + "[0-9]" * 12 + ".bin"))
 
 
@@ -85,7 +85,7 @@ def is_log_file(name: str) -> bool:
 
 
 def read_lines(path: Path, *, num_bytes: int | None = None) -> Iterator[bytes]:
-    """Yield the lines of a file with their ends; a line longer than LINE_BYTES_MAX comes in parts.
+    """Yield the lines of a file with their line ends; a line longer than LINE_BYTES_MAX is split.
 
     Args:
         path: of the file.
@@ -103,7 +103,7 @@ def sizes(folder: Path) -> list[tuple[Path, int]]:
     try:
         with shared(folder / "lock"):
             return [(path, path.stat().st_size) for path in log_files(folder)]
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # a copy of a log, or one that is read by others
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # a copy of a log, or a log that others read
         return [(path, path.stat().st_size) for path in log_files(folder)]
 
 
@@ -121,7 +121,7 @@ def public_key(path: Path) -> str:
     """Return the public key of a PEM file, hexadecimal, as checkpoints name it.
 
     Raises:
-        AuditUnusable: the file has no key, or one of another kind.
+        AuditUnusable: the file has no key, or a key of another kind.
     """
     try:
         key = serialization.load_pem_public_key(text_of(path.read_bytes(), path).encode())
@@ -138,7 +138,7 @@ def public_key(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The end of the log as of this process's last append; another process may have appended since."""
+    """End of the log as of this process's last append; another process may have appended since."""
 
     path: Path
     num_bytes: int
@@ -146,11 +146,11 @@ class _Place:
 
 
 _Parts = list[list[bytes]]
-"""Lines to write: the second part and all further ones begin with a checkpoint."""
+"""Lines to write: the second and every later part begin with a checkpoint."""
 
 
 class AuditFiles:
-    """Appends to a log. Threads must not share an instance; each process may have its own.
+    """Appender to a log. Threads must not share an instance; several processes may append to one log.
 
     Args:
         folder: of the log; it is made when it is missing.
@@ -179,7 +179,7 @@ class AuditFiles:
         self.checkpoint: Checkpoint | None = None
         """Newest checkpoint that this process has written."""
         self.damage = ""
-        """The sentence about damage that this process has found; empty: it has found none."""
+        """Description of damage that this process has found; empty: none."""
         try:
             with exclusively(self._lock):
                 self._key = self._load_or_make_key()
@@ -195,14 +195,14 @@ class AuditFiles:
     def append(self, events: Sequence[Event], *, sign: bool = False) -> None:
         """Append at most APPEND_MAX events, with a checkpoint after each EVENTS_MAX of them.
 
-        On return they survive the death of the process; those before a checkpoint survive a power failure, too.
+        On return they survive a crash of the process; events before a checkpoint survive a power failure, too.
 
         Args:
             events: in their order.
             sign: write a checkpoint after the last one, too.
 
         Raises:
-            DiskFull: there is no room; nothing was written.
+            DiskFull: the disk is full; nothing was written.
         """
         assert len(events) <= APPEND_MAX
         with exclusively(self._lock):
@@ -213,9 +213,9 @@ class AuditFiles:
             self.checkpoint = signed or self.checkpoint
 
     def archive(self, out: Path, *, actor: str, role: str) -> Archived:
-        """Move all lines into an archive; the log continues with a signed event that names the hash of the last one.
+        """Move all lines into an archive; the log continues with a signed event that holds the hash of the last line.
 
-        A crash leaves the log as it was, or with lines that the archive has, too.
+        A crash leaves the log unchanged, or with lines that the archive has, too.
 
         Args:
             out: folder of the archive, which may have older lines of this log.
@@ -223,10 +223,10 @@ class AuditFiles:
             role: the actor's role.
 
         Returns:
-            The lines; none if nothing but that event was written since the last archive, or the log was emptied.
+            The archived lines; none if only that event was written since the last archive, or the log was emptied.
 
         Raises:
-            ArchiveRefused: the folder is of another log, or lies in the state directory of this one.
+            ArchiveRefused: the folder belongs to another log, or lies in the state directory of this one.
             OSError: the archive or the log cannot be written.
         """
         if out.resolve().is_relative_to(state := self.folder.resolve().parent):
@@ -234,7 +234,7 @@ class AuditFiles:
             raise ArchiveRefused(f"{out} lies in the log's state directory {state}, where {why}: name another folder")
         with exclusively(self._lock):
             head, key = self._signed_end(), public_key(self.folder / PUBLIC_KEY)
-            files = [path for path in log_files(self.folder) if _number(path) < head.seq]  # one may be begun and empty
+            files = [path for path in log_files(self.folder) if _number(path) < head.seq]  # the last may be empty
             if not files or (head.seq - _number(files[0]) <= 2 and _begins_behind_archive(files[0])):
                 found = _verified(log_files(self.folder), key)
                 return Archived(head.seq, head.seq - 1, (), 0, found)
@@ -254,7 +254,7 @@ class AuditFiles:
         return Archived(first, place.head.seq - 1, tuple(copies), num_bytes, found)
 
     def _signed_end(self) -> Head:
-        """Return the head behind a checkpoint over all lines, which is written if there is none."""
+        """Return the head after a checkpoint over all lines; write the checkpoint if there is none."""
         place = self._find_end()
         if place.head.unsigned:
             parts, head, self.checkpoint = self._compose([], place.head, sign=True)
@@ -263,7 +263,7 @@ class AuditFiles:
         return place.head
 
     def _give_to_owner_of(self, path: Path) -> None:
-        """Let the new file belong to the log's owner: root may archive beside a service of another user."""
+        """Give the new file the log's owner: root may archive beside a service of another user."""
         if os.geteuid() == 0:
             of = path.stat()
             os.fchown(self._file, of.st_uid, of.st_gid)
@@ -276,11 +276,11 @@ class AuditFiles:
     # ------------------------------------------------------------ writing
 
     def _compose(self, events: Sequence[Event], head: Head, *, sign: bool) -> tuple[_Parts, Head, Checkpoint | None]:
-        """Return the lines of events and checkpoints, the head behind them, and the last checkpoint."""
+        """Return the lines of events and checkpoints, the head after them, and the last checkpoint."""
         parts: _Parts = [[]]
         signed = None
         for event in events:
-            if head.unsigned >= EVENTS_MAX:  # a crash came between the events before and their checkpoint
+            if head.unsigned >= EVENTS_MAX:  # a crash came between earlier events and their checkpoint
                 signed, head = self._sign(head, parts)
             line, head = event_line(event, head)
             parts[-1].append(line)
@@ -296,12 +296,12 @@ class AuditFiles:
         return Checkpoint(head.seq, head.digest), after
 
     def _write(self, place: _Place, parts: _Parts, head: Head) -> None:
-        self._place = None  # until all of it is written
+        self._place = None  # until everything is written
         try:
             with naming_full_disk(place.path):
                 num_bytes = self._write_parts(parts, place.num_bytes)
         except OSError:
-            with suppress(OSError):  # else a repetition would write the lines twice; recovery copes if this fails
+            with suppress(OSError):  # else a retry would write the lines twice; recovery copes if this fails
                 os.ftruncate(self._file, place.num_bytes)
             raise
         self._place = _Place(place.path, num_bytes, head)
@@ -312,12 +312,12 @@ class AuditFiles:
             while view:
                 count = os.pwrite(self._file, view, at)
                 view, at = view[count:], at + count
-            if len(parts) > 1:  # a checkpoint on the disk proves that all lines before it are
+            if len(parts) > 1:  # a durable checkpoint proves that all lines before it are durable
                 os.fdatasync(self._file)
         return at
 
     def _find_end(self) -> _Place:
-        """Return where to append: at this process's last place, unless another process has appended or it is full."""
+        """Find where to append: after this process's last line, unless others have appended or the file is full."""
         place, files = self._place, None
         if place is None or not _is_end(place):
             files = log_files(self.folder)
@@ -343,7 +343,7 @@ class AuditFiles:
     # ------------------------------------------------------------ after a crash
 
     def _recover(self, files: list[Path]) -> _Place:
-        """Return the end of the last file, after cutting off a torn end or beginning the next file behind damage."""
+        """Return the end of the last file, after removing a torn end or starting the next file after damage."""
         path = files[-1]
         with _opened(path) as data:
             end = find_end(data, _start_of(files, data), self._key.public_key().public_bytes_raw().hex())
@@ -362,10 +362,10 @@ class AuditFiles:
         return self._record(place, REPAIR, f"line {place.head.seq}", outcome, {"cut": sha256(torn).hexdigest()})
 
     def _continue_behind(self, path: Path, end: End, digest: str) -> _Place:
-        """Leave a damaged file as it is, and record it in the first line of the next file."""
+        """Leave a damaged file unchanged, and record it in the first line of the next file."""
         place = self._begin(end.head)
         self.damage = (
-            f"{path} was changed by a person or a failing disk, not by a crash: {end.damage}. It stays as it is, and "
+            f"{path} was changed by a person or a failing disk, not by a crash: {end.damage}. It stays unchanged, and "
             f"the log continues in {place.path.name}. First copy the folder; then `atoll audit verify` names the lines"
         )
         logger.error("%s", self.damage)
@@ -446,7 +446,7 @@ def _opened(path: Path) -> Iterator[Data]:
 
 
 def _start_of(files: list[Path], data: Data) -> Head:
-    """Return the head that the last file continues: from its own first line, or else from the file before."""
+    """Return the head that the last file continues: from its first line, or else from the previous file."""
     number = _number(files[-1])
     first, before = first_line(data), None
     if first is not None and first.seq == number:

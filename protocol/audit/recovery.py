@@ -1,8 +1,8 @@
-"""The recovery of a file of an audit log: its sound end, and the distinction between a torn end and damage. Pure.
+"""The recovery of an audit log's file: its sound end, and the distinction between a torn end and damage. Pure.
 
 A writer appends a checkpoint only when all lines before it are on the disk (`files`). So a crash damages nothing before
-a checkpoint. Behind the last one it leaves only sound lines, then blocks that never reached the disk and read as zeros,
-parts of lines between them, and a last line without its end.
+a checkpoint. After the last one it leaves only sound lines, then blocks that never reached the disk and read as zeros,
+parts of lines between them, and an incomplete last line.
 """
 
 import hashlib
@@ -16,23 +16,24 @@ from atoll.protocol.audit.chain import EVENTS_MAX, LINE_BYTES_MAX, Head, Line, L
 Data = bytes | mmap.mmap
 
 TORN_BYTES_MAX = 2 * (EVENTS_MAX + 1) * LINE_BYTES_MAX
-"""Most bytes behind the last checkpoint on the disk: the next checkpoint, and the events before and behind it."""
+"""Largest number of bytes after the last durable checkpoint: the next checkpoint, and the events before and after
+it."""
 
-_SIGNATURE = b'"signature":"'  # the quotes in an event's texts are escaped
+_SIGNATURE = b'"signature":"'  # the quotes in an event's strings are escaped
 _BEGINNINGS = b'{"action":"', b'{"key":"'
 _TORN = re.compile(rb"[\0\x20-\x7e]*")
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of the sound lines in a file."""
+    """End of the sound lines in a file."""
 
     head: Head
-    """Head that the next line continues; for a damaged file, with a number that no line there has."""
+    """Head that the next line continues; for a damaged file, its number exceeds every line's."""
     num_bytes: int
-    """Size of the sound lines [bytes]; behind them the file is torn or damaged."""
+    """Size of the sound lines [bytes]; after them the file is torn or damaged."""
     damage: str = ""
-    """Description of damage that no crash leaves; empty: none was found."""
+    """Description of damage that no crash causes; empty: none."""
 
 
 def find_end(data: Data, start: Head, key: str) -> End:
@@ -48,15 +49,15 @@ def find_end(data: Data, start: Head, key: str) -> End:
     if signed is not None:
         at, head = _line_end(data, begin), Head(signed.seq + 1, signed.digest)
         if _digest_of(data, begin, start.seq) != signed.prev:
-            damage = f"the lines before line {signed.seq} are not those that this checkpoint signs"
+            damage = f"the lines before line {signed.seq} are not the ones that this checkpoint signs"
     at, head = _read_events(data, at, head)
     if not damage and not is_torn(data, at):
-        damage = f"in place of line {head.seq} there are bytes that no crash leaves"
+        damage = f"line {head.seq} is replaced by bytes that no crash leaves"
     return End(_head_behind(data, at, head, start.seq + 1) if damage else head, at, damage)
 
 
 def is_torn(data: Data, at: int = 0) -> bool:
-    """Return whether the bytes from `at` on are none, or such as a crash leaves behind the sound lines."""
+    """Return whether the bytes from `at` on are none, or could be left by a crash after the sound lines."""
     if len(data) - at > TORN_BYTES_MAX:
         return False
     pieces = list(_lines(data, at))
@@ -74,7 +75,7 @@ def last_line(data: Data) -> Line | None:
 
 
 def _last_signed(data: Data, key: str) -> tuple[int, Line | None]:
-    """Return the last checkpoint that a key has signed, after the byte at which its line begins."""
+    """Return the last checkpoint signed by a key, after the offset of its line."""
     begin = len(data)
     while (found := data.rfind(_SIGNATURE, 0, begin)) >= 0:
         begin = data.rfind(b"\n", 0, found) + 1
@@ -85,7 +86,7 @@ def _last_signed(data: Data, key: str) -> tuple[int, Line | None]:
 
 
 def _digest_of(data: Data, end: int, seq: int) -> str | None:
-    """Return the hash of the last line before `end`, recomputed from the file's begin; None: it begins otherwise."""
+    """Return the hash of the last line before `end`, recomputed from the file's start; None: another start."""
     first = first_line(data)
     if first is None or first.seq != seq:
         return None
@@ -96,7 +97,7 @@ def _digest_of(data: Data, end: int, seq: int) -> str | None:
 
 
 def _read_events(data: Data, at: int, head: Head) -> tuple[int, Head]:
-    """Read the events behind the last checkpoint, for as long as each follows from the one before."""
+    """Read the events after the last checkpoint, as long as each one follows from its predecessor."""
     for piece in _lines(data, at):
         line = _read(piece)
         if line is None or line.event is None or (line.seq, line.prev) != (head.seq, head.digest):
@@ -106,8 +107,8 @@ def _read_events(data: Data, at: int, head: Head) -> tuple[int, Head]:
 
 
 def _head_behind(data: Data, at: int, head: Head, least: int) -> Head:
-    """Return a head behind a damaged file: a number that no line of it has, and the hash of its last line."""
-    limit = head.seq + len(data)  # each line has at least a byte, so no sound line has a number beyond this
+    """Return a head for after a damaged file: a number that no line of it has, and the hash of its last line."""
+    limit = head.seq + len(data)  # each line has at least one byte, so no sound line has a larger number
     seq, digest = max(head.seq, least), head.digest
     for piece in _lines(data, at):
         line = _read(piece)
@@ -137,7 +138,7 @@ def _read(piece: bytes) -> Line | None:
 
 
 def _lines(data: Data, at: int, end: int | None = None) -> Iterator[bytes]:
-    """Yield the lines with their ends; the last one may lack it."""
+    """Yield the lines with their line ends; the last one may lack it."""
     end = len(data) if end is None else end
     while at < end:
         after = min(end, _line_end(data, at))
@@ -146,6 +147,6 @@ def _lines(data: Data, at: int, end: int | None = None) -> Iterator[bytes]:
 
 
 def _line_end(data: Data, at: int) -> int:
-    """Return the byte behind the line that the byte `at` is in."""
+    """Return the offset after the line that contains the byte `at`."""
     found = data.find(b"\n", at)
     return len(data) if found < 0 else found + 1

@@ -1,4 +1,4 @@
-"""X.509 certificates (RFC 5280): an authority's own, the leaves that it signs, and the requests for leaves.
+"""X.509 certificates (RFC 5280): of an authority, the leaves that it signs, and the requests for leaves.
 
 Keys are ECDSA P-256, because gRPC's TLS refuses Ed25519. A leaf names one identity, as its only URI, and its usage:
 proof of identity when dialling (clientAuth), when listening (serverAuth), or both. A leaf that listens also has a DNS
@@ -33,8 +33,8 @@ LIFETIME_S = 30 * 86400.0
 
 AUTHORITY_LIFETIME_S = 10 * 365 * 86400.0
 AUTHORITY_EARLY_S = 365 * 86400.0
-"""Time by which an authority is valid before it is made [s]: the clock that made it may have been ahead, and nothing
-renews it."""
+"""Time by which an authority is valid before it is made [s]: the clock that made it may have been ahead, and an
+authority is never renewed."""
 
 SKEW_S = 300
 """Time by which a certificate is valid before it is issued, because clocks differ [s]."""
@@ -52,7 +52,7 @@ USAGES = {
     Role.AGGREGATOR: (_DIALS, _LISTENS),
     Role.AUTHORITY: (_DIALS,),
 }
-"""Usages of each role's certificates, exactly."""
+"""Usages of each role's certificates."""
 
 _CONSENT = b"atoll renewal\0"
 
@@ -63,11 +63,11 @@ _UNREADABLE = (
     *(ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion),
     *(x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
 )
-"""Errors of `cryptography` about bytes that are no certificate or request, or of an unknown kind."""
+"""Errors of `cryptography` about bytes that are not a certificate or request, or are of an unknown kind."""
 
 
 class CertificateError(ValueError):
-    """Bytes that are no certificate, key or request of the allowed form; the text names the fault."""
+    """Error: bytes are not a certificate, key or request of the allowed form; the text names the fault."""
 
 
 # ---------------------------------------------------------------- keys
@@ -88,7 +88,7 @@ def read_key(pem: bytes) -> PrivateKey:
     """Read the private key of a PEM file.
 
     Raises:
-        CertificateError: the file has no key, or an encrypted one, or one that is not on P-256.
+        CertificateError: the file has no key, or an encrypted one, or one not on P-256.
     """
     _refuse_wide(pem)
     try:
@@ -113,7 +113,7 @@ def read_request(request: bytes) -> PublicKey:
     """Return the public key of a request for a certificate; its names and extensions are ignored.
 
     Raises:
-        CertificateError: it is no request, too long, for a key that is not on P-256, or not signed by that key.
+        CertificateError: it is not a request, is too long, is for a key not on P-256, or is not signed by that key.
     """
     if len(request) > REQUEST_BYTES_MAX:
         raise CertificateError(f"request of {count_of(len(request), 'byte')}; allowed: at most {REQUEST_BYTES_MAX}")
@@ -139,12 +139,12 @@ def key_fingerprint(key: PublicKey) -> str:
 
 
 def consent(key: PrivateKey, request: bytes) -> bytes:
-    """Sign a request with an older key: its owner consents to a certificate for the key of the request."""
+    """Sign a request with an older key, as its owner's consent to a certificate for the new key."""
     return key.sign(_CONSENT + request, ec.ECDSA(hashes.SHA256()))
 
 
 def check_consent(certificate_pem: bytes, request: bytes, signature: bytes) -> None:
-    """Check a signature of `consent` with the key of the older certificate; raises CertificateError."""
+    """Check a consent signature with the key of the older certificate; raises CertificateError."""
     key = certified_key(certificate_pem)
     try:
         key.verify(signature, _CONSENT + request, ec.ECDSA(hashes.SHA256()))
@@ -157,7 +157,7 @@ def check_consent(certificate_pem: bytes, request: bytes, signature: bytes) -> N
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """An authority's certificate and key; `issue` signs leaves."""
+    """Authority that signs leaves: a certificate and its key."""
 
     certificate: x509.Certificate
     key: PrivateKey = field(repr=False)
@@ -172,7 +172,7 @@ class Issuer:
             name: of the authority.
             now: seconds since the epoch.
             lifetime_s: of the certificate, from `now` on.
-            early_s: time before `now` at which it begins [s].
+            early_s: time by which its validity begins before `now` [s].
         """
         key = new_key()
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -198,7 +198,7 @@ class Issuer:
 
         Raises:
             ValueError: the name is not allowed for a server.
-            CertificateError: the authority's own certificate has expired.
+            CertificateError: the authority's certificate has expired.
         """
         alternative: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri)]
         usages = USAGES[identity.role]
@@ -220,9 +220,10 @@ class Issuer:
         return builder.sign(self.key, hashes.SHA256())
 
     def vouch(self, other: x509.Certificate, *, now: float) -> x509.Certificate:
-        """Certify the key of the next authority: members that trust this one then trust that one.
+        """Certify the key of the next authority: members that trust this authority then trust the next.
 
-        No path of TLS goes through it: members take it as the grounds to trust the next one's own certificate.
+        TLS builds no path through this certificate: it only makes members trust the next authority's self-signed
+        certificate.
         """
         key = other.public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
@@ -233,15 +234,15 @@ class Issuer:
 
 
 def vouched(ca_pem: bytes, cross_pem: bytes, trusted_pem: bytes) -> bytes:
-    """Return those authorities that are trusted already, or whose key a trusted one has certified (`Issuer.vouch`).
+    """Return the authorities that are already trusted, or whose key a trusted one has certified (`Issuer.vouch`).
 
     Args:
-        ca_pem: authorities that a coordinator names.
-        cross_pem: certificates of next authorities' keys by the ones before; may be empty.
+        ca_pem: authorities named by a coordinator.
+        cross_pem: certificates in which authorities vouch for their successors; may be empty.
         trusted_pem: the authorities that are trusted now.
 
     Raises:
-        CertificateError: none is left, or a file is malformed.
+        CertificateError: no authority is left, or a file is malformed.
     """
     trusted = {*read_certificates(trusted_pem)}
     crosses = [*read_certificates(cross_pem)] if cross_pem else []
@@ -252,14 +253,14 @@ def vouched(ca_pem: bytes, cross_pem: bytes, trusted_pem: bytes) -> bytes:
         if authority in trusted or any(_is_issued_by(cross, each) for cross in of_it for each in trusted):
             found.append(authority)
     if not found:
-        raise CertificateError("the authority is another one, which the one before has not vouched for")
+        raise CertificateError("the authority differs from the trusted one, which has not vouched for it")
     return to_pem(*found)
 
 
 def _builder(
     key: PublicKey, subject: x509.Name, issuer: x509.Name, now: float, lifetime_s: float, early_s: float = SKEW_S
 ) -> x509.CertificateBuilder:
-    begin = math.floor(now) - early_s  # certificates count whole seconds
+    begin = math.floor(now) - early_s  # certificates have whole seconds
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -276,7 +277,7 @@ def _subject(identity: Identity) -> x509.Name:
 
 
 def server_name(identity: Identity) -> str:
-    """Return the DNS name of a server that dialling sides check: `main.coordinator.atoll.internal`.
+    """Return the DNS name of a server, which dialling sides check: `main.coordinator.atoll.internal`.
 
     Raises:
         ValueError: the role does not listen, or the name has characters that are not safe in DNS.
@@ -305,13 +306,13 @@ def read_certificates(pem: bytes) -> Sequence[x509.Certificate]:
 
 
 def _refuse_wide(content: bytes) -> None:
-    """Refuse a file that an editor or a redirection of PowerShell has saved in another encoding.
+    """Refuse a file that an editor or PowerShell has saved in another encoding.
 
     Raises:
         CertificateError: it is UTF-16 or UTF-32.
     """
     if encoding := wide_encoding(content):
-        raise CertificateError(f"is {encoding}; save it as UTF-8, or copy the original file as it is")
+        raise CertificateError(f"is {encoding}; save it as UTF-8, or copy the original file unchanged")
 
 
 def is_authority(pem: bytes) -> bool:
@@ -324,7 +325,7 @@ def is_authority(pem: bytes) -> bool:
 
 
 def validity_of(certificate: x509.Certificate) -> Validity:
-    """Return the time in which a certificate is valid."""
+    """Return the period in which a certificate is valid."""
     return Validity(certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp())
 
 
@@ -335,7 +336,7 @@ def fingerprint(certificate: x509.Certificate) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """The content of a leaf; times in seconds since the epoch. Validity begins `SKEW_S` before `issued_at`."""
+    """Content of a leaf; times in seconds since the epoch. Validity begins `SKEW_S` before `issued_at`."""
 
     identity: Identity
     serial: int
@@ -343,12 +344,12 @@ class Leaf:
     expires_at: float
 
 
-@lru_cache(4096)  # every call of every peer asks
+@lru_cache(4096)  # every call of every peer reads it
 def read_leaf(pem: bytes) -> Leaf:
-    """Return the content of a PEM file's first certificate; TLS or `check_issued` must have checked its signature.
+    """Return the content of a PEM file's first certificate; its signature must have been checked before.
 
     Raises:
-        CertificateError: it is no certificate, or does not name exactly one identity.
+        CertificateError: it is not a certificate, or does not name exactly one identity.
     """
     certificate = read_certificates(pem)[0]
     try:
@@ -370,7 +371,7 @@ def certified_key(pem: bytes) -> PublicKey:
     """Return the public key of a PEM file's first certificate.
 
     Raises:
-        CertificateError: the file has no certificate, or one for a key that is not on P-256.
+        CertificateError: the file has no certificate, or one for a key not on P-256.
     """
     try:
         key = read_certificates(pem)[0].public_key()
@@ -390,7 +391,7 @@ def check_issued(leaf_pem: bytes, ca_pem: bytes, key: PublicKey) -> None:
     The period of validity is not checked.
 
     Raises:
-        CertificateError: one of these is not so; the text says which.
+        CertificateError: one check fails; the text says which.
     """
     certificate = read_certificates(leaf_pem)[0]
     role = read_leaf(leaf_pem).identity.role
@@ -401,7 +402,7 @@ def check_issued(leaf_pem: bytes, ca_pem: bytes, key: PublicKey) -> None:
     except _UNREADABLE:
         usages = set()
     if usages != set(USAGES[role]):
-        raise CertificateError(f"the certificate's usages are not those of the role {role}")
+        raise CertificateError(f"the certificate's usages do not fit the role {role}")
     if not is_issued_by(leaf_pem, ca_pem):
         raise CertificateError("the certificate is not signed by this authority")
 
@@ -410,7 +411,7 @@ def is_issued_by(leaf_pem: bytes, ca_pem: bytes) -> bool:
     """Return whether a leaf is signed by one of these authorities; the period of validity is not checked.
 
     Raises:
-        CertificateError: one of the texts is no certificate.
+        CertificateError: a file is not a certificate.
     """
     certificate = read_certificates(leaf_pem)[0]
     return any(_is_issued_by(certificate, authority) for authority in read_certificates(ca_pem))

@@ -1,6 +1,6 @@
-"""The sentences about a certificate that is not valid at this time: one of two clocks may be wrong.
+"""The messages about a certificate that is not valid now: one of two clocks may be wrong.
 
-Pure, but for the clock that is read when no time is given.
+Pure, except that the clock is read when no time is given.
 """
 
 import time
@@ -11,11 +11,11 @@ SKEW_S = 300.0
 
 _EARLY = "not yet valid", "certificate_not_yet_valid"
 _LATE = "has expired", "certificate_expired", "certificate expired"
-"""Parts of the texts of OpenSSL and BoringSSL for a certificate outside of its time."""
+"""Parts of the messages of OpenSSL and BoringSSL about a certificate outside of its validity."""
 
 
 class Validity(NamedTuple):
-    """The time in which a certificate is valid, both ends included [s since the epoch]."""
+    """Period in which a certificate is valid, both ends included [s since the epoch]."""
 
     begin: float
     end: float
@@ -34,19 +34,19 @@ def instant(at: float) -> str:
 
 
 def out_of_time(what: str, validity: Validity, now: float, remedy: str) -> str:
-    """Return the sentence about a certificate that this machine's clock takes for not valid.
+    """Return the message about a certificate that is not valid by this machine's clock.
 
     Args:
         what: names the certificate and its owner.
         validity: of the certificate.
         now: this machine's clock [s since the epoch].
-        remedy: for the case that both clocks are right.
+        remedy: what to do if both clocks are right.
     """
     return f"{what} is valid {validity}, {_clocks(now)}, {remedy}"
 
 
 def refused_in_time(what: str, validity: Validity, now: float) -> str:
-    """Return the sentence about this machine's certificate that is valid by its own clock, and is refused."""
+    """Return the message about this machine's certificate that is valid by the local clock, but refused."""
     return (
         f"the server ends the connection when it has seen {what}, which is valid {validity}: this machine's clock "
         f"shows {instant(now)}, and the clock of the other machine may be wrong; compare them (NTP); if both are "
@@ -55,11 +55,11 @@ def refused_in_time(what: str, validity: Validity, now: float) -> str:
 
 
 def with_clock_hint(text: str, now: float | None = None) -> str:
-    """Return the text of a failed handshake; one about the time of a certificate becomes a sentence about clocks.
+    """Return the message of a failed handshake; one about a certificate's time is replaced by advice about clocks.
 
     Args:
-        text: the text of the TLS library.
-        now: this machine's clock [s since the epoch]; None: as it is now.
+        text: the message of the TLS library.
+        now: this machine's clock [s since the epoch]; None: the present time.
     """
     said = text.lower()
     early, late = (any(sign in said for sign in signs) for signs in (_EARLY, _LATE))

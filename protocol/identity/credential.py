@@ -3,10 +3,10 @@
 key.pem           private key, readable by its owner only; it never leaves this machine
 certificate.pem   certificate for the key
 ca.pem            trusted authorities
-lock              locked by a person's command while it renews; a process has a state directory of its own instead
+lock              locked by an operator's command while it renews; a process has a separate state directory instead
 
-The replacement of a credential is atomic although it has three files: the new files are written beside the old ones,
-and the rename of the key decides. A reader takes the certificate that fits the key.
+Although a credential has three files, replacing it is atomic: the new files are written beside the old ones, and the
+rename of the key commits them. A reader uses the certificate that matches the key.
 """
 
 import os
@@ -39,19 +39,19 @@ RENEW_AFTER = 2 / 3
 """Fraction of a certificate's lifetime after which it is renewed."""
 
 RENEW_JITTER = 0.1
-"""Largest fraction of the lifetime by which a renewal is earlier, so that certificates issued together spread out."""
+"""Largest fraction of the lifetime by which renewal is early, so that certificates issued together spread out."""
 
 
 class CredentialError(ConfigError):
-    """A folder without a usable credential; the text says which file, and what to do."""
+    """Error: a folder has no usable credential; the text says which file, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A private key, its certificate and the trusted authorities; all PEM, as gRPC takes them.
+    """Private key, its certificate and the trusted authorities; all PEM, as gRPC takes them.
 
     Raises:
-        CredentialError: they do not belong together.
+        CredentialError: they do not match.
     """
 
     key_pem: bytes = field(repr=False)
@@ -97,19 +97,19 @@ class Credential:
 
     @staticmethod
     def load(folder: Path) -> "Credential":
-        """Read the credential in a folder; during a replacement, the old or the new one as a whole.
+        """Read the credential in a folder; during a replacement, the complete old or new one.
 
         Raises:
             CredentialError: it is missing or damaged, or other users may read its key.
         """
-        for _ in range(3):  # files may be renamed between our reads
+        for _ in range(3):  # files may be renamed between these reads
             key = _read_private(folder / KEY)
             for found, _ in _fitting(folder, key):
                 return found
         raise CredentialError([_explain(folder, key)])
 
     def store(self, folder: Path) -> None:
-        """Store it in a folder, in place of the one there; durable on return, and the old or the new one after a crash.
+        """Store it in a folder, replacing the one there; durable on return, and after a crash the old or the new one.
 
         Raises:
             CredentialError: the folder has an authority.
@@ -128,7 +128,7 @@ class Credential:
 
 
 def _fitting(folder: Path, key: bytes) -> Iterator[tuple[Credential, Sequence[str]]]:
-    """Yield the credentials in a folder that fit a key, the settled one first, each with the files it is read from."""
+    """Yield the credentials in a folder that match a key, the settled one first, each with its files."""
     for certificate in (CERTIFICATE, CERTIFICATE + _NEW):
         for authorities in (AUTHORITIES, AUTHORITIES + _NEW):
             with suppress(OSError, CredentialError):
@@ -137,7 +137,7 @@ def _fitting(folder: Path, key: bytes) -> Iterator[tuple[Credential, Sequence[st
 
 
 def _settle(folder: Path) -> None:
-    """Finish a replacement that was interrupted after its key was renamed, before another one overwrites its files."""
+    """Finish a replacement that was interrupted after the key's rename, before the next one overwrites its files."""
     with suppress(FileNotFoundError):
         for _, names in _fitting(folder, (folder / KEY).read_bytes()):
             for name in names:
@@ -175,7 +175,7 @@ def _read_private(path: Path) -> bytes:
 
 
 def spare_authority(folder: Path) -> None:
-    """Refuse a folder with an authority (CredentialError): its files have the same names, its key has no copy."""
+    """Refuse a folder with an authority (CredentialError): its files have the same names, and its key has no copy."""
     try:
         is_there = is_authority((folder / CERTIFICATE).read_bytes())
     except OSError:
@@ -186,9 +186,9 @@ def spare_authority(folder: Path) -> None:
 
 @contextmanager
 def alone_with(folder: Path) -> Iterator[bool]:
-    """Hold the lock on a credential's replacement for the block, and yield True; two at once would mix their files.
+    """Hold the lock for a credential's replacement in the block, and yield True; two at once would mix their files.
 
-    Yields False when another process holds it; the caller then continues with the credential that is there.
+    Yields False when another process holds it; the caller then continues with the present credential.
     """
     try:
         lock = lock_file(folder / LOCK)
@@ -202,12 +202,12 @@ def alone_with(folder: Path) -> Iterator[bool]:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder that only its owner may enter; an existing one stays as it is."""
+    """Make a folder that only its owner may enter; leave an existing one unchanged."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner may read, durable and atomic: it appears whole or not at all.
+    """Write a file that only its owner may read, durably and atomically.
 
     Raises:
         OSError: the file cannot be written.

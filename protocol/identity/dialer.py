@@ -1,4 +1,4 @@
-"""The dialers: they open channels to servers, which must prove their identity before a byte is sent."""
+"""The dialers: they open channels to servers, which must prove their identity before any byte is sent."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -15,11 +15,11 @@ Option = tuple[str, int | str]
 
 
 class Dialer(Protocol):
-    """Opens channels to servers, with its own newest credential."""
+    """Dialer of channels to servers, with its newest credential."""
 
     @property
     def credential(self) -> Credential | None:
-        """The newest credential; None: the connection is insecure, and neither end proves its identity."""
+        """Newest credential; None: the connection is insecure, and neither end proves its identity."""
 
     def check(self, address: str) -> None:
         """Check that an address may be dialled; raises ConfigError."""
@@ -41,7 +41,7 @@ class Dialer(Protocol):
 
 
 class InsecureDialer:
-    """Dials without TLS and without credentials, on this machine only."""
+    """Dialer without TLS and credentials, on this machine only."""
 
     credential = None
 
@@ -61,7 +61,7 @@ class InsecureDialer:
 
 
 class MutualDialer:
-    """Dials with mutual TLS 1.3: both ends prove their identities by certificates of one authority.
+    """Dialer with mutual TLS 1.3: both ends prove their identities by certificates of one authority.
 
     The server's certificate must have the DNS name of its identity. So its address does not matter, and a client that
     listens there gains nothing: its certificate has no such name.
@@ -79,7 +79,7 @@ class MutualDialer:
         return self._keeper.current
 
     def check(self, address: str) -> None:
-        """Refuse a text that is no address (ConfigError)."""
+        """Refuse a string that is not an address (ConfigError)."""
         parse_address(address)
 
     def channel(self, address: str, server: Identity, options: Sequence[Option] = ()) -> grpc.aio.Channel:
@@ -92,7 +92,7 @@ class MutualDialer:
         return grpc.aio.secure_channel(address, self._credentials(), options=options_to(server, options))
 
     def blocking_channel(self, address: str, server: Identity, options: Sequence[Option] = ()) -> grpc.Channel:
-        """Open such a channel with blocking calls."""
+        """Open such a channel, with blocking calls."""
         self.check(address)
         return grpc.secure_channel(address, self._credentials(), options=options_to(server, options))
 
@@ -107,4 +107,4 @@ def options_to(server: Identity, more: Sequence[Option] = ()) -> list[tuple[str,
 
 
 def _options(more: Sequence[Option], *own: Option) -> list[tuple[str, Any]]:
-    return list((dict(client_options()) | dict(more) | dict(own)).items())  # of duplicates gRPC takes the first
+    return list((dict(client_options()) | dict(more) | dict(own)).items())  # gRPC uses the first of several duplicates

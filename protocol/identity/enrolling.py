@@ -2,8 +2,8 @@
 
 Only the fingerprint in the code is trusted. First an unverified handshake fetches the server's certificate. Then a
 channel is opened to a server that proves the possession of exactly this certificate, and over it comes the authority's
-certificate. Only if that has the fingerprint, and has signed the server's certificate, does the secret leave this
-machine.
+certificate. The secret leaves this machine only if this certificate has the fingerprint and has signed the server's
+certificate.
 """
 
 import asyncio
@@ -56,29 +56,29 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 30.0
 ENROLLING = "enrolling.pem"
-"""The file in the credential's folder that has the key until there is a certificate for it."""
+"""File in the credential's folder that holds the key until there is a certificate for it."""
 
 PATIENCE_S, BUSY_WAIT_S = 120.0, (1.0, 5.0)
-"""Time for attempts while too many others enrol [s], and the bounds of the random wait between two of them [s]."""
+"""Time for attempts while too many others enrol [s], and the bounds of the random wait between two attempts [s]."""
 
 _TRY_AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class EnrolmentFailed(ConfigError):
-    """An enrolment without a certificate; the text says why, and what to do."""
+    """Error: an enrolment got no certificate; the text says why, and what to do."""
 
 
 class Unreachable(EnrolmentFailed):
-    """An enrolment without an answer: it may succeed another time."""
+    """Error: an enrolment got no answer; it may succeed later."""
 
 
 class Busy(Unreachable):
-    """An enrolment at a coordinator that too many enrol at just now."""
+    """Error: too many members enrol at the coordinator now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The addresses of a member's coordinator, and the invitation that led to them."""
+    """Addresses of a member's coordinator, and the invitation that led to them."""
 
     address: str
     admin_address: str
@@ -103,7 +103,7 @@ class Place:
                 ]
             ) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CredentialError([f"{folder / PLACE} is damaged ({error}): enrol anew"]) from error
+            raise CredentialError([f"{folder / PLACE} is damaged ({error}): enrol again"]) from error
         return place
 
     def store(self, folder: Path) -> None:
@@ -113,7 +113,7 @@ class Place:
 
 
 def is_enrolled(folder: Path, code: JoinCode, now: float) -> bool:
-    """Return whether this join code was used here and its credential has not expired."""
+    """Return whether this join code was used here and the resulting credential has not expired."""
     try:
         return Place.load(folder).invitation == code.id.hex() and not Credential.load(folder).is_expired(now)
     except CredentialError:
@@ -128,10 +128,10 @@ async def enrol(code: JoinCode, folder: Path, wanted: Wanted = ANYBODY) -> Crede
     Args:
         code: join code of the invitation.
         folder: of the credential.
-        wanted: identities that the caller accepts; a code for another one is refused, and stays valid.
+        wanted: identities that the caller accepts; a code for another identity is refused, and stays valid.
 
     Raises:
-        Unreachable: there is no answer at any of the code's addresses.
+        Unreachable: no address in the code answers.
         EnrolmentFailed: the server is not the code's coordinator, or refuses the invitation.
         CredentialError, OSError: the folder cannot be used.
     """
@@ -175,7 +175,7 @@ def key_in(folder: Path) -> PrivateKey:
 async def _ask_while_busy(
     address: str, code: JoinCode, key: PrivateKey, wanted: Wanted
 ) -> tuple[pb.Certificate, bytes]:
-    """Ask for a certificate; while the coordinator is busy, again after random waits, for at most `PATIENCE_S`."""
+    """Ask for a certificate; while the coordinator is busy, repeat after random waits, for at most `PATIENCE_S`."""
     until = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -190,7 +190,7 @@ async def _ask_while_busy(
 
 
 async def _ask_again(address: str, code: JoinCode, key: PrivateKey, wanted: Wanted) -> tuple[pb.Certificate, bytes]:
-    """Ask for a certificate; once more in case the coordinator renewed its own between our two handshakes."""
+    """Ask for a certificate; retry once in case the coordinator renewed its certificate between our two handshakes."""
     try:
         return await _ask(address, code, key, wanted)
     except Busy:
@@ -228,7 +228,7 @@ async def _ask(address: str, code: JoinCode, key: PrivateKey, wanted: Wanted) ->
 
 
 def _trusted(named: pb.AuthorityReply, wanted: bytes, shown: bytes, address: str) -> bytes:
-    """Return the authority with the code's fingerprint, and those that it vouches for; one has signed the server's own.
+    """Return the authority with the code's fingerprint and those it vouches for; one has signed the server's leaf.
 
     Args:
         named: the certificates that the server sent as its authorities.
@@ -255,11 +255,11 @@ def _trusted(named: pb.AuthorityReply, wanted: bytes, shown: bytes, address: str
 
 
 def _check_time(what: str, pem: bytes, remedy: str) -> None:
-    """Refuse a certificate that is not valid now: with a wrong clock, a new certificate would be of no use either.
+    """Refuse a certificate that is not valid now: with a wrong clock, a new certificate would not help.
 
     Raises:
-        Unreachable: a clock may be wrong, and is set soon.
-        CertificateError: it is no certificate.
+        Unreachable: a clock may be wrong, and may be set soon.
+        CertificateError: it is not a certificate.
     """
     times, now = validity_of(read_certificates(pem)[0]), time.time()
     if not times.includes(now):

@@ -1,7 +1,8 @@
-"""The wait of a member whose certificate has expired by this machine's clock, which may be the wrong one of two.
+"""The wait of a member whose certificate has expired by this machine's clock, which may be wrong.
 
-A machine may start with a clock that is ahead, and get its time from NTP a moment later. Its coordinator renews its own
-certificate all the time: if that one is valid by this clock, the clocks agree, and the member's has expired indeed.
+A machine may start with a clock that is ahead, and get its time from NTP a moment later. The coordinator regularly
+renews its certificate: if this one is valid by the member's clock, the clocks agree, and the member's certificate has
+indeed expired.
 """
 
 import asyncio
@@ -19,10 +20,10 @@ from atoll.protocol.settings import ConfigError
 logger = logging.getLogger(__name__)
 
 AGAIN_S = 15.0
-"""Interval between two looks at the coordinator's certificate [s]."""
+"""Interval between two checks of the coordinator's certificate [s]."""
 
 LOOK_S = 5.0
-"""Time for a look [s]."""
+"""Time limit of one check [s]."""
 
 
 async def wait_until_valid(keeper: Keeper, address: str) -> None:
@@ -50,7 +51,7 @@ async def wait_until_valid(keeper: Keeper, address: str) -> None:
 
 
 async def doubt_about_clock(own: Credential, address: str) -> str | None:
-    """Return why this machine's clock, by which its certificate has expired, may be wrong; None: it agrees.
+    """Return why this machine's clock, by which its certificate has expired, may be wrong; None: the clocks agree.
 
     Args:
         own: this member's credential.

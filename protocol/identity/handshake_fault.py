@@ -1,8 +1,8 @@
-"""The cause of a failed TLS handshake: which certificate is outside of its time by this machine's clock.
+"""The cause of a failed TLS handshake: which certificate is outside of its validity by this machine's clock.
 
-gRPC gives the text of BoringSSL without the certificate's times, and of a server that refuses this machine's
-certificate no more than a closed connection: TLS 1.3 ends the handshake of the dialling side first. So the
-certificates are looked at here, this machine's own and the one that the server shows.
+gRPC passes on BoringSSL's message without the certificate's times; and if a server refuses this machine's certificate,
+it reports only a closed connection, because in TLS 1.3 the dialling side finishes its handshake first. So this module
+checks both certificates, this machine's and the one that the server shows.
 """
 
 import os
@@ -17,29 +17,30 @@ from atoll.protocol.identity.shown_certificate import certificate_at
 from atoll.protocol.settings import ConfigError
 
 LOOK_S = 5.0
-"""Time for the look at the server's certificate [s]."""
+"""Time limit for fetching the server's certificate [s]."""
 
 _FAILURES = "Tls handshake failed", "verification check failed"
-"""gRPC's texts for an end that failed to prove its identity; their code, UNAVAILABLE, is that of a coordinator that is
-down, too."""
+"""gRPC's messages for an end that failed to prove its identity; a coordinator that is down gives the same status code,
+UNAVAILABLE."""
 
 _NO_CONNECTION, _IN_HANDSHAKE = "failed to connect to all addresses", "Handshake read failed"
 _CLOSED = "Socket closed", "Connection reset by peer"
-"""gRPC's texts for a connection that its server has closed; without `_IN_HANDSHAKE` it has shown its certificate."""
+"""gRPC's messages for a connection closed by its server; without `_IN_HANDSHAKE` the server has shown its
+certificate."""
 
 
 def is_handshake_failure(detail: str) -> bool:
-    """Return whether gRPC's text is about a connection on which one end did not accept the other's certificate."""
+    """Return whether gRPC's message says that one end did not accept the other's certificate."""
     return any(text in detail for text in _FAILURES) or _is_closed(detail)
 
 
 async def explained(detail: str, address: str, own: Credential | None, server: Identity = COORDINATOR) -> str:
-    """Return the cause of a failed handshake in words; gRPC's text where no certificate is outside of its time.
+    """Return the cause of a failed handshake in words, or gRPC's message if both certificates are valid now.
 
     Args:
-        detail: gRPC's text.
+        detail: gRPC's message.
         address: host:port of the server.
-        own: the credential that this machine has shown; None: none, the connection is insecure.
+        own: the credential that this machine has shown; None: the connection is insecure.
         server: the identity that the server should have proven.
     """
     if own is None or not is_handshake_failure(detail):
@@ -61,11 +62,11 @@ async def explained(detail: str, address: str, own: Credential | None, server: I
 
 
 def own_fault(own: Credential, now: float) -> str | None:
-    """Return the fault of this machine's own certificate, or of its authority's; None: both are valid at `now` [s]."""
+    """Return the fault of this machine's certificate or of its authority's; None: both are valid at `now` [s]."""
     mine = validity_of(read_certificates(own.certificate_pem)[0])
     if not mine.includes(now):
-        remedy = "enrol anew, with a new join code"
-        return out_of_time(f"this machine's own certificate, of {own.identity},", mine, now, remedy)
+        remedy = "enrol again, with a new join code"
+        return out_of_time(f"this machine's certificate, of {own.identity},", mine, now, remedy)
     authorities = [validity_of(authority) for authority in read_certificates(own.ca_pem)]
     if not any(times.includes(now) for times in authorities):
         remedy = "the federation needs a new authority"

@@ -1,10 +1,10 @@
-"""The join code: everything that an enrolment needs, as one word that can be read out over a telephone.
+"""The join code: everything that an enrolment needs, in one word that can be read out over a telephone.
 
     atoll-AE3K...    letters A-Z and digits 2-7, in either case; blanks, line ends and hyphens are ignored
 
 It contains the addresses to enrol at, the fingerprint of the trusted authority (SHA-256 of its certificate), and the id
 of the invitation with its 128-bit secret. Its last four bytes are a CRC-32, which detects every mistake within four
-neighbouring letters or digits, and all but one in 2^32 of the others.
+neighbouring letters or digits, and all but one in 2^32 of all other mistakes.
 """
 
 import base64
@@ -23,7 +23,7 @@ ID_BYTES, SECRET_BYTES, FINGERPRINT_BYTES = 8, 16, 32
 ADDRESSES_MAX = 4
 ADDRESS_LETTERS_MAX = 255
 TEXT_MAX = 4096
-"""Most characters of a code, ignored ones included."""
+"""Largest length of a code [characters], ignored ones included."""
 
 _HEAD_BYTES, _SUM_BYTES = 1 + ID_BYTES + SECRET_BYTES + FINGERPRINT_BYTES, 4
 _IGNORED = re.compile(r"[\s-]+", re.ASCII)
@@ -33,12 +33,12 @@ _PORT = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
 
 
 class JoinCodeError(ValueError):
-    """A text that is no join code; the message never contains a part of the secret."""
+    """Error: a string is not a join code; the message never contains a part of the secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinCode:
-    """The content of a join code.
+    """Content of a join code.
 
     Raises:
         JoinCodeError: a part does not have the allowed form.
@@ -65,7 +65,7 @@ class JoinCode:
             raise JoinCodeError("fingerprint, id and secret have 32, 8 and 16 bytes")
 
     def __str__(self) -> str:
-        """Return the code as one word; its possession suffices to enrol."""
+        """Return the code as one word; possession of it suffices to enrol."""
         head = bytes([_VERSION]) + self.id + self.secret + self.fingerprint
         body = head + ",".join(self.addresses).encode("ascii")
         whole = body + zlib.crc32(body).to_bytes(_SUM_BYTES, "big")
@@ -73,14 +73,14 @@ class JoinCode:
 
     @classmethod
     def parse(cls, text: str) -> "JoinCode":
-        """Read the code in a text.
+        """Read the code in a string.
 
         Raises:
-            JoinCodeError: the text is no join code, has a mistake, or is of another version.
+            JoinCodeError: the string is not a join code, has a mistake, or has another version.
         """
         if len(text) > TEXT_MAX:
             raise JoinCodeError(
-                f"a text of {count_of(len(text), 'character')} is no join code; allowed: at most {TEXT_MAX}"
+                f"a string of {count_of(len(text), 'character')} is not a join code; allowed: at most {TEXT_MAX}"
             )
         body = _checked(text)
         if body[0] != _VERSION:
@@ -104,7 +104,7 @@ class JoinCode:
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text is host:port, with a name, an IPv4 address, or an IPv6 address in brackets."""
+    """Return whether a string is host:port, with a name, an IPv4 address, or an IPv6 address in brackets."""
     host, _, port = text.rpartition(":")
     if len(text) > ADDRESS_LETTERS_MAX or _PORT.fullmatch(port) is None or int(port) > 65535:
         return False
@@ -121,15 +121,15 @@ def _checked(text: str) -> bytes:
     plain = _IGNORED.sub("", text).upper()
     prefix = PREFIX.rstrip("-").upper()
     if not (text.isascii() and plain.startswith(prefix)):
-        raise JoinCodeError(f"no join code: it begins with {PREFIX}, and has letters A-Z and digits 2-7 only")
+        raise JoinCodeError(f"not a join code: a code begins with {PREFIX}, and has only letters A-Z and digits 2-7")
     coded = plain.removeprefix(prefix)
     try:
         whole = base64.b32decode(coded + "=" * (-len(coded) % 8))
     except binascii.Error:
-        raise JoinCodeError("no join code: a letter or digit is missing, or one of 0, 1, 8 and 9 is in it") from None
+        raise JoinCodeError("not a join code: a letter or digit is missing, or it contains 0, 1, 8 or 9") from None
     if base64.b32encode(whole).decode("ascii").rstrip("=") != coded:
         raise JoinCodeError("the join code is not complete: its end is missing")
     body, checksum = whole[:-_SUM_BYTES], whole[-_SUM_BYTES:]
     if not body or zlib.crc32(body) != int.from_bytes(checksum, "big"):
-        raise JoinCodeError("the join code has a mistake: copy it anew, as a whole")
+        raise JoinCodeError("the join code has a mistake: copy all of it again")
     return body

@@ -1,4 +1,4 @@
-"""The keeper of a process's own credential, in memory and in its folder; it notifies listeners of replacements."""
+"""The keeper of a process's credential, in memory and in its folder; it notifies listeners of replacements."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from atoll.protocol.identity.names import Identity
 
 
 class Keeper:
-    """Keeps the newest credential, which any thread may read.
+    """Keeper of the newest credential, which any thread may read.
 
     Args:
         folder: of the credential.
@@ -37,26 +37,27 @@ class Keeper:
     def check(self) -> None:
         """Check that the certificate has not expired; raises CredentialError.
 
-        One that is not valid yet passes: time brings it, or the clock of a machine that has just started is set.
+        A certificate that is not valid yet passes: time will make it valid, or the clock of a just started machine will
+        be set.
         """
         if self._current.is_expired(now := time.time()):
             times = validity_of(read_certificates(self._current.certificate_pem)[0])
             what = f"the certificate in {self.folder} has expired: it"
-            raise CredentialError([out_of_time(what, times, now, "enrol anew, with a new join code")])
+            raise CredentialError([out_of_time(what, times, now, "enrol again, with a new join code")])
 
     def on_replaced(self, listener: Callable[[Credential], None]) -> None:
-        """Call `listener` with each newer credential, on the thread that brings it."""
+        """Call `listener` with each newer credential, on the thread that installs it."""
         self._listeners.append(listener)
 
     def replace(self, credential: Credential) -> None:
-        """Replace the credential by a newer one, on disk first, and notify the listeners."""
+        """Replace the credential with a newer one, on disk first, and notify the listeners."""
         credential.store(self.folder)
         self._current = credential
         for listener in self._listeners:
             listener(credential)
 
     def reload(self) -> None:
-        """Read the folder again, after another process has replaced the credential in it."""
+        """Read the folder again after another process has replaced the credential."""
         found = Credential.load(self.folder)
         if found != self._current:
             self._current = found

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-import signal
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -29,12 +28,12 @@ DEFAULT_ADDRESS = "127.0.0.1:7070"
 """Default address of an insecure coordinator."""
 
 AGAIN_S = (0.5, 15.0)
-"""First and longest wait between two attempts to enrol while there is no answer [s]."""
+"""First and longest wait between two attempts to enrol while the coordinator does not answer [s]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The membership of one process; `take` makes it."""
+    """Membership of one process; `take` makes it."""
 
     address: str
     """Address of the coordinator."""
@@ -84,17 +83,12 @@ class Membership:
 
 
 async def unless_stopped(taking: Coroutine[Any, Any, Membership]) -> Membership | None:
-    """Return the membership; None: a signal ended the wait for the coordinator.
+    """Take the membership; None: a signal ended the wait for the coordinator.
 
     The signal handlers stay installed; the caller replaces them.
     """
     task = asyncio.ensure_future(taking)
-
-    def end(number: signal.Signals) -> None:
-        logger.info("stopped by %s before it was enrolled", number.name)
-        task.cancel()
-
-    call_at_end(end)
+    call_at_end(task.cancel, "stopped by %s before it was enrolled")
     try:
         await asyncio.wait({task})
     finally:
@@ -103,7 +97,7 @@ async def unless_stopped(taking: Coroutine[Any, Any, Membership]) -> Membership 
 
 
 async def _enrol(code: JoinCode, folder: Path, wanted: Wanted) -> None:
-    """Enrol, and wait for a coordinator that is away: a supervisor may start both in any order."""
+    """Enrol, and wait for an absent coordinator: a supervisor may start both in any order."""
     attempt, complaint, rng = 0, "", random.Random()
     while not is_enrolled(folder, code, time.time()):
         try:

@@ -1,6 +1,6 @@
 """The identities of members: a role and a name, as in a certificate's subject alternative name.
 
-`atoll://client/north` is the client north. This name counts, and neither the name in a message nor the subject's common
+`atoll://client/north` is the client north. Only this name counts, neither a name in a message nor the subject's common
 name.
 """
 
@@ -13,11 +13,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _SCHEME = "atoll://"
 
 PLACE = "place.json"
-"""The file beside a member's credential that has the addresses of its coordinator."""
+"""File beside a member's credential with the addresses of its coordinator."""
 
 
 class Role(StrEnum):
-    """The role of a member; `server/identity/rules` lists the rights of each."""
+    """Role of a member; `server/identity/rules` lists the rights of each."""
 
     OWNER = "owner"
     """Grants roles, and has all rights of an operator."""
@@ -26,18 +26,18 @@ class Role(StrEnum):
     AUDITOR = "auditor"
     """Reads members, ranks and manifests, and changes nothing."""
     CLIENT = "client"
-    """Takes part in rounds, under its own name only."""
+    """Takes part in rounds, under this name only."""
     COORDINATOR = "coordinator"
     """Serves clients, ranks and commands, which dial it."""
     AGGREGATOR = "aggregator"
     """Serves as an aggregation rank; its name is its number."""
     AUTHORITY = "authority"
-    """Signs certificates on another machine; it makes its own certificate."""
+    """Signs certificates on another machine; its certificate is self-signed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A role and a name.
+    """Identity of a member: a role and a name.
 
     Raises:
         ValueError: the name does not have the allowed form.
@@ -60,11 +60,11 @@ class Identity:
         """Read the URI of a certificate.
 
         Raises:
-            ValueError: it has another form, or an unknown role.
+            ValueError: its form or role is not allowed.
         """
         role, slash, name = uri.removeprefix(_SCHEME).partition("/")
         if not (uri.startswith(_SCHEME) and slash and role in set(Role)):
-            raise ValueError(f"{uri[:120]!r} is no identity: allowed is {_SCHEME}ROLE/NAME, ROLE one of {_roles()}")
+            raise ValueError(f"{uri[:120]!r} is not an identity; allowed: {_SCHEME}ROLE/NAME, ROLE one of {_roles()}")
         return cls(Role(role), name)
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The identities that an enrolling process accepts."""
+    """Identities that an enrolling process accepts."""
 
     roles: tuple[str, ...] = ()
     """Accepted roles; empty: any."""
@@ -103,7 +103,7 @@ def _roles() -> str:
 
 
 COORDINATOR = Identity(Role.COORDINATOR, "main")
-"""Identity of the one coordinator of a federation."""
+"""Identity of the single coordinator of a federation."""
 
 
 def aggregator(rank: int) -> Identity:

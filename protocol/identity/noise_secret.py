@@ -14,10 +14,10 @@ FILE = "noise.key"
 
 
 def noise_secret(folder: Path) -> bytes:
-    """Return the secret of a directory that this process has locked, 32 bytes; the first call makes it.
+    """Return the secret of a directory locked by this process, 32 bytes; the first call makes it.
 
     Raises:
-        OSError: it cannot be read or written, or is damaged: another one would draw other noise for the same work.
+        OSError: it cannot be read or written, or is damaged: a new secret would draw other noise for the same work.
     """
     path = folder / FILE
     try:
@@ -32,9 +32,9 @@ def noise_secret(folder: Path) -> bytes:
 
 
 def run_number(folder: Path, run_id: str) -> int:
-    """Return the public number of a run of a coordinator, from 1 to 2^63 - 1, for apps that name their run by one.
+    """Return the public number of a coordinator's run, from 1 to 2^63 - 1, for apps that identify a run by a number.
 
-    It is a function of the secret of the coordinator's directory and of the run's name, which no later run gets: the
-    same after a restart, another in each directory. Raises as `noise_secret`.
+    It is a function of the coordinator's secret and of the run's name, which no later run gets: the same after a
+    restart, different in each directory. Raises the errors of `noise_secret`.
     """
     return int.from_bytes(key_of(noise_secret(folder), "run number", run_id)[:8]) >> 1 or 1

@@ -1,7 +1,7 @@
 """The HTTP proxy of a site, which opens tunnels to the outside (CONNECT), as HTTPS_PROXY and NO_PROXY name it.
 
-The proxy sees addresses and encrypted bytes. Loopback addresses are never reached over it. gRPC's own reading of the
-environment is off: it makes no exception for loopback, and also reads variables that are meant for other protocols.
+The proxy sees addresses and encrypted bytes. Loopback addresses are never reached over it. gRPC's proxy support is off:
+it makes no exception for loopback, and also reads variables that are meant for other protocols.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ _ALLOWED = "allowed: http://HOST:PORT or http://USER:PASSWORD@HOST:PORT, with sp
 
 
 class ProxyRefused(OSError):
-    """A tunnel that the proxy does not open; the text has its answer."""
+    """Error: the proxy refuses a tunnel; the text contains its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpProxy:
-    """A proxy, and the hosts that are reached without it."""
+    """Proxy, and the hosts that are reached without it."""
 
     host: str
     port: int
@@ -45,7 +45,7 @@ class HttpProxy:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "HttpProxy | None":
-        """Return the proxy that an environment names; None: it names none.
+        """Return the proxy that an environment names, or None.
 
         Raises:
             ConfigError: the proxy cannot be used. The text contains no credentials.
@@ -129,11 +129,11 @@ class HttpProxy:
 
 
 class _Fault(ValueError):
-    """A fault of the proxy's URL; the text contains no secret."""
+    """Fault of the proxy's URL; the text contains no secret."""
 
 
 class ProxyDialer:
-    """Dials like another dialer, over a proxy for the addresses that need it."""
+    """Dialer that wraps another one and uses a proxy for the addresses that need it."""
 
     def __init__(self, dialer: Dialer, proxy: HttpProxy) -> None:
         self._dialer, self._proxy = dialer, proxy
@@ -169,7 +169,7 @@ def through_proxy(dialer: Dialer, environment: Mapping[str, str]) -> Dialer:
 def _status(answer: bytes) -> int:
     words = answer.split(b"\r\n", 1)[0].split()
     if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-        raise ProxyRefused("the server at the proxy's address is no HTTP proxy")
+        raise ProxyRefused("the server at the proxy's address is not an HTTP proxy")
     return int(words[1][:3])
 
 

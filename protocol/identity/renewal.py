@@ -18,7 +18,7 @@ from atoll.protocol.identity.keeper import Keeper
 logger = logging.getLogger(__name__)
 
 LOOK_S = 60.0
-"""Longest interval between two looks at the wall clock [s], which may be set, or run on while the machine sleeps."""
+"""Longest interval between two checks of the wall clock [s], which may be set, or advance while the machine sleeps."""
 
 LEAST_WAIT_S = 0.25
 """Shortest interval between two renewals [s], whatever the certificates' lifetimes."""
@@ -29,19 +29,19 @@ TRIES = 20
 TIMEOUT_S = 30.0
 
 Renew = Callable[[bytes, bytes], Awaitable[tuple[bytes, bytes, bytes]]]
-"""Function from a request and the older key's consent to the certificate, the authorities, and the certificates with
-which older authorities vouch for newer ones, all PEM.
+"""Function that exchanges a request and the older key's consent for the certificate, the authorities, and the
+certificates in which older authorities vouch for newer ones, all PEM.
 
-Raises MembershipEnded when no attempt can succeed any more, or NotRenewed.
+Raises MembershipEnded if no further attempt can succeed, or NotRenewed.
 """
 
 
 class MembershipEnded(CredentialError):
-    """The end of a membership: the identity is revoked or its certificate has expired; it takes a new join code."""
+    """End of a membership: the identity is revoked or its certificate has expired; joining takes a new join code."""
 
 
 class NotRenewed(OSError):
-    """A renewal that failed this time, and is repeated."""
+    """Error: a renewal failed, and is repeated."""
 
 
 async def keep_renewed(
@@ -53,8 +53,8 @@ async def keep_renewed(
         keeper: of the credential.
         renew: asks for a certificate.
         rng: source of the jitter.
-        check: waits, after a failure, while the credential may still be renewed, and raises CredentialError once it
-            has expired; None: its own authority renews an expired one, too.
+        check: after a failure, waits while the credential may still be renewed, and raises CredentialError once it has
+            expired; None: the authority renews expired credentials, too.
 
     Raises:
         MembershipEnded: the identity is revoked, or the credential has expired.
@@ -64,7 +64,7 @@ async def keep_renewed(
     while True:
         mine = keeper.current
         wait = mine.renew_at(jitter) - (now := time.time())
-        if wait > 0 and not mine.is_early(now):  # one that is not valid yet was made by a clock that was ahead
+        if wait > 0 and not mine.is_early(now):  # it is early if made by a clock that was ahead
             await asyncio.sleep(min(wait, LOOK_S))
             continue
         try:
@@ -85,8 +85,8 @@ async def renew_once(mine: Credential, renew: Renew) -> Credential:
     """Return a newer credential for the same identity.
 
     Raises:
-        MembershipEnded: no attempt can succeed any more.
-        NotRenewed: the attempt failed, or the answer does not fit.
+        MembershipEnded: no further attempt can succeed.
+        NotRenewed: the attempt failed, or the answer does not match the request.
     """
     key = new_key()
     request = make_request(key)
@@ -116,7 +116,7 @@ def over(channel: Callable[[], grpc.aio.Channel]) -> Renew:
 
 
 def refusal_of(error: grpc.aio.AioRpcError) -> MembershipEnded | NotRenewed:
-    """Return the error that a failed call means for a member that renews."""
+    """Return the error that a failed renewal call means for the member."""
     detail = f"{error.code().name}: {error.details()}"
     if is_end(error.code()):
         return MembershipEnded([f"{error.details()}: this takes a new join code"])

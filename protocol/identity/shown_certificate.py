@@ -1,4 +1,4 @@
-"""The certificate that a server shows, fetched by a TLS handshake that verifies nothing and sends no byte."""
+"""The certificate that a server shows, fetched by a TLS handshake that verifies nothing and sends no data."""
 
 import asyncio
 import ssl
@@ -17,12 +17,12 @@ async def certificate_at(
 
     Args:
         address: host:port.
-        proxy: of this site; None: there is none.
+        proxy: of this site, or None.
         server: the identity whose name the handshake asks for.
         timeout_s: for the connection and the handshake.
 
     Raises:
-        OSError, TimeoutError: there is no server, or no handshake in time.
+        OSError, TimeoutError: no server answers, or the handshake takes too long.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -37,7 +37,7 @@ async def certificate_at(
     try:
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     finally:
-        writer.transport.abort()  # without a goodbye: the server is not verified
+        writer.transport.abort()  # closed abruptly: the server is not verified
         with suppress(OSError):
             await writer.wait_closed()
     return ssl.DER_cert_to_PEM_cert(shown).encode()

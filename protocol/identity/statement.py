@@ -1,17 +1,17 @@
 r"""The signed statement of each message that the coordinator pushes to a client, and its verification.
 
 A statement is the whole content of a `ServerMessage`, for one client and one instant, as canonical bytes. So no content
-can be changed on the way, sent to another client, or replayed as new. Left out are only bytes that a digest in the
-statement commits to. A field that a later Atoll adds is signed without a change here, and a client that does not know
-it refuses the message instead of ignoring the field.
+can be changed on the way, sent to another client, or replayed as new. It omits only bytes that a digest in the
+statement commits to. Fields added by a later Atoll are signed without a change here, and a client that does not know a
+field refuses the message.
 
     b"atoll.v1 statement\n" + {"client":"north","issued_us":1767225600000000,"message":{"invite":{...}}}
 
-The second part is JSON with sorted keys and no spaces, ASCII. A field with its default value is left out, a float is
-the 16 hexadecimal digits of its IEEE 754 bytes (big-endian), bytes are hexadecimal.
+The second part is JSON with sorted keys and no spaces, ASCII. A field with its default value is omitted, a float is the
+16 hexadecimal digits of its IEEE 754 bytes (big-endian), bytes are hexadecimal.
 
-The key is Ed25519 (RFC 8032); the coordinator's certificate certifies it in every Welcome. So a new key or a new
-certificate needs only a new connection.
+The key is Ed25519 (RFC 8032); the coordinator's certificate certifies it in every Welcome. So a new key or certificate
+only needs a new connection.
 """
 
 import json
@@ -31,7 +31,8 @@ from atoll.protocol.identity.clock_hint import SKEW_S, instant
 from atoll.protocol.identity.names import Role
 
 LEFT_OUT = frozenset({"ServerMessage.signature", "Invite.manifest", "Invite.data", "Evaluate.manifest"})
-"""Fields without a signature: `model_digest` is the SHA-256 of the manifest, which has the digests of all pieces."""
+"""Fields without a signature: `model_digest` is the SHA-256 of the manifest, which contains the digests of all
+pieces."""
 
 KEY_BYTES = 32
 SIGNATURE_BYTES_MAX = 128
@@ -40,11 +41,11 @@ _STATEMENT, _PUBLISHER = b"atoll.v1 statement\n", b"atoll.v1 publisher\n"
 
 
 class NotTrusted(ValueError):
-    """A signature or a certificate that does not prove what it must; the text says which and why."""
+    """Error: a signature or a certificate does not prove what it must; the text says which and why."""
 
 
 def statement(message: pb.ServerMessage, client: str, issued_us: int) -> bytes:
-    """Return the bytes to sign for a message to a client at an instant [us since the epoch]."""
+    """Return the bytes to sign for a message to one client at one instant [us since the epoch]."""
     return _STATEMENT + _canonical({"client": client, "issued_us": issued_us, "message": _plain(message)})
 
 
@@ -52,19 +53,19 @@ def check_signature(message: pb.ServerMessage, client: str, key: Ed25519PublicKe
     """Check that the owner of the key has signed this message for this client.
 
     Raises:
-        NotTrusted: it has not, or the message was changed since.
+        NotTrusted: it has not signed it, or the message was changed.
     """
     if not message.HasField("signature"):
         raise NotTrusted("it is not signed")
     try:
         key.verify(message.signature.ed25519, statement(message, client, message.signature.issued_us))
     except InvalidSignature:
-        fault = "its signature is not that of this coordinator's publisher key for this client and this content"
+        fault = "its signature does not match this coordinator's publisher key, this client and this content"
         raise NotTrusted(fault) from None
 
 
 def publisher_statement(publisher: pb.Publisher) -> bytes:
-    """Return the bytes that certify a publisher key, to be signed by the key of the coordinator's certificate."""
+    """Return the bytes that certify a publisher key, for signing with the key of the coordinator's certificate."""
     fields = {"key": publisher.key.hex(), "issued_us": publisher.issued_us, "expires_us": publisher.expires_us}
     return _PUBLISHER + _canonical(fields)
 
@@ -78,8 +79,8 @@ def check_publisher(publisher: pb.Publisher, ca_pem: bytes, now: float) -> Ed255
         now: seconds since the epoch.
 
     Raises:
-        NotTrusted: the certificate is no coordinator's, is of another authority or not valid now, or the signature is
-            not by its key.
+        NotTrusted: the certificate does not belong to a coordinator, comes from another authority or is not valid now,
+            or the signature is not by its key.
     """
     try:
         leaf = read_leaf(publisher.certificate)
@@ -113,7 +114,7 @@ def _canonical(fields: dict[str, Any]) -> bytes:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """Return the fields that are set, without those in LEFT_OUT."""
+    """Return the fields that are set, except those in LEFT_OUT."""
     kind = message.DESCRIPTOR.name
     return {
         field.name: [_value(field, item) for item in value] if field.is_repeated else _value(field, value)

@@ -1,4 +1,4 @@
-"""Notices: what a person has to know, once for each condition and hour, and its delivery; below `identity`.
+"""Notices: what an operator has to know, at most hourly for each condition, and its delivery.
 
 It may import the settings, files and threads of the room.
 """

@@ -1,8 +1,8 @@
-"""The book of notices: which condition lasts, what was told of it and when, what is due. Pure.
+"""The notification state: which conditions persist, what was sent about each and when, what is due. Pure.
 
-A message is due when a condition begins, and of most again each day while it lasts; an end and a new beginning
-within the hour make no second one. What fails stays due. The book is written before each attempt, so that a process
-which dies in it repeats it an hour later at the earliest.
+A message is due when a condition begins, and for most conditions again each day while it persists; if it ends and
+begins again within an hour there is no second message. A failed message stays due. The state is written before each
+attempt, so that a process that crashes meanwhile repeats it an hour later at the earliest.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,61 +11,62 @@ from dataclasses import dataclass, field
 from atoll.protocol.notices.notice import ENDS, FEW, Notice
 
 HOUR_S = 3600.0
-"""Least time between two messages about one condition of one subject [s]."""
+"""Shortest time between two messages about one condition of one subject [s]."""
 
 REMIND_S = 86400.0
-"""Time after which a condition that lasts is told again [s]."""
+"""Time after which a persisting condition is reported again [s]."""
 
 EVENTS_MAX = 1000
-"""Largest number of events that are remembered, so that a repetition is not told; the oldest are forgotten."""
+"""Number of events that are remembered, so that a repetition is not reported; the oldest are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The newest message about one condition of one subject."""
+    """Newest message about one condition of one subject."""
 
     at: float
-    """Time of the message [s since the epoch]; 0: none was sent, as the condition is older than the book."""
+    """Time of the message [s since the epoch]; 0: none was sent, because the condition is older than this state."""
     sentence: str
     lasts: bool = True
-    """The condition has not ended since."""
+    """Whether the condition has persisted since."""
     is_event: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A notice that is told, or about to be."""
+    """Notice whose message is due or being sent."""
 
     notice: Notice
     since: float
-    """Time from which on it was due [s since the epoch]."""
+    """Time since which it has been due [s since the epoch]."""
 
 
 @dataclass
 class Book:
-    """The state of the notices of one process, kept across its restarts."""
+    """Notification state of one process, kept across its restarts."""
 
     told: dict[str, Told] = field(default_factory=dict)
     begun: dict[str, float] = field(default_factory=dict)
-    """Beginnings of the conditions that must last before they are told [s since the epoch]."""
+    """Start times of the conditions that must persist before they are reported [s since the epoch]."""
     due: dict[str, Due] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     """Facts whose change is an event, by subject: the software of each site."""
     lasting: list[str] = field(default_factory=list)
-    """Sentences about the conditions that last, for commands."""
+    """Messages about the persisting conditions, for commands."""
     is_new: bool = True
-    """No look was taken yet: a run that has ended before the first one is not told."""
+    """Whether conditions were never checked: a run that ended before the first check is not reported."""
 
     def since(self, key: str, now: float) -> float:
-        """Return when a condition that must last has begun [s since the epoch]."""
+        """Return when a condition that must persist has begun [s since the epoch]."""
         return min(self.begun.get(key, now), now)
 
     def look(self, active: Sequence[Notice], now: float) -> None:
-        """Take note of the conditions that last at `now`; the others have ended.
+        """Record the conditions that hold at `now`; all others have ended.
 
         Args:
             active: one notice for each condition and subject.
-            now: the time [s since the epoch]; a clock that was set back shortens no interval by more than it was ahead.
+            now: the time [s since the epoch]; if the clock was set back, no interval shrinks by more than the clock was
+                ahead.
         """
         self._follow_clock(now)
         by_key = {notice.key: notice for notice in active}
@@ -94,19 +95,19 @@ class Book:
             self.due[key] = Due(notice, now)
 
     def post(self, notice: Notice, now: float) -> None:
-        """Take note of an event; one that was told in the same words is a repetition."""
+        """Record an event; one with the same message as before is a repetition."""
         told = self.told.get(notice.key)
         if told is None or told.sentence != notice.sentence:
             self.due[notice.key] = Due(notice, now)
             self.told[notice.key] = Told(told.at if told else -HOUR_S, told.sentence if told else "", is_event=True)
 
     def note_fact(self, subject: str, fact: str) -> str | None:
-        """Note a fact; return the one before it, if it was another; None: it is the first, or the same."""
+        """Record a fact; return the previous one if it differs; None: it is the first, or the same."""
         before, self.facts[subject] = self.facts.get(subject), fact
         return None if before == fact else before
 
     def ready(self, now: float) -> list[list[Due]]:
-        """Return what may be told at `now`, by message: one notice, or all of a condition of which there are many."""
+        """Return what may be sent at `now`, by message: one notice, or all notices of a frequent condition."""
         groups: dict[str, list[Due]] = {}
         for key, due in sorted(self.due.items(), key=lambda item: (item[1].since, item[0])):
             told = self.told.get(key)
@@ -115,7 +116,7 @@ class Book:
         return [part for group in groups.values() for part in ([group] if len(group) > FEW else [[it] for it in group])]
 
     def attempted(self, group: Iterable[Due], now: float) -> dict[str, Told | None]:
-        """Note an attempt to tell a group; return what `failed` needs to undo it."""
+        """Record an attempt to send a group; return what `failed` needs to undo it."""
         before = {}
         for due in group:
             key = due.notice.key
@@ -124,7 +125,7 @@ class Book:
         return before
 
     def succeeded(self, group: Iterable[Due]) -> None:
-        """Note that a group was told."""
+        """Record that a group was sent."""
         for due in group:
             self.due.pop(due.notice.key, None)
         events = [key for key, told in self.told.items() if told.is_event]
@@ -132,7 +133,7 @@ class Book:
             del self.told[key]
 
     def failed(self, before: dict[str, Told | None]) -> None:
-        """Undo an attempt that has failed."""
+        """Undo a failed attempt."""
         for key, told in before.items():
             if told is None:
                 self.told.pop(key, None)
@@ -143,7 +144,7 @@ class Book:
         return key in self.told and self.told[key].is_event
 
     def _follow_clock(self, now: float) -> None:
-        """Take a time that lies ahead, from a clock that was ahead, for this one."""
+        """Replace a time in the future, from a clock that was ahead, by the present time."""
         self.begun = {key: min(at, now) for key, at in self.begun.items()}
         for key, told in self.told.items():
             if told.at > now:

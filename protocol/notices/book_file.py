@@ -1,6 +1,6 @@
-"""The file of the book of notices.
+"""The file of the notification state.
 
-notices.json     in the state directory, replaced when the book changes. It is no part of a backup
+notices.json     in the state directory, replaced when the book changes. Not part of a backup
 """
 
 import json
@@ -15,12 +15,12 @@ FILE = "notices.json"
 
 
 def notices_shown(folder: Path) -> list[str]:
-    """Return the sentences about the conditions that last, by the book in a state directory."""
+    """Return the messages about persisting conditions from the notification state in a state directory."""
     return read_book(folder / FILE)[0].lasting
 
 
 def encoded(book: Book) -> bytes:
-    """Return the content of the file of a book."""
+    """Return the content of the file for a notification state."""
     told = {key: asdict(each) for key, each in book.told.items()}
     due = {key: {**asdict(each.notice), "since": each.since} for key, each in book.due.items()}
     found = {"told": told, "begun": book.begun, "due": due, "facts": book.facts, "lasting": book.lasting}
@@ -28,7 +28,7 @@ def encoded(book: Book) -> bytes:
 
 
 def read_book(path: Path) -> tuple[Book, bytes]:
-    """Return the book in a file, and the file's content; a missing or illegible one is a new book."""
+    """Return the notification state in a file, and the file's content; a missing or unreadable file is a new state."""
     try:
         content = path.read_bytes()
         found: dict[str, Any] = json.loads(content)

@@ -1,4 +1,4 @@
-"""The delivery of a message, by a command, a URL or a mail. It blocks, for at most `BOUND_S` for each of its steps."""
+"""The delivery of a message, by a command, a URL or e-mail. It blocks, each step for at most `BOUND_S`."""
 
 import asyncio
 import json
@@ -14,25 +14,25 @@ from atoll.protocol.notices.settings import NotifyConfig, read_password
 from atoll.protocol.threads import on_daemon_thread
 
 BOUND_S = 20.0
-"""Longest time of a command, or of one step of a connection [s]."""
+"""Time limit of a command, or of one step of a connection [s]."""
 
 Message = dict[str, Any]
 """The fields of a line of `--log json`, with `condition`, `subject`, `id` and `host`."""
 
 
 _running: set[int] = set()
-"""Process ids of the commands that run now, each the leader of its group."""
+"""Process ids of the running commands, each the leader of its process group."""
 
 
 class NotDelivered(Exception):
-    """A delivery that has failed; the text says why, without secrets."""
+    """Error: a delivery has failed; the text says why, without secrets."""
 
 
 def deliver(config: NotifyConfig, message: Message) -> None:
-    """Deliver a message by the way of the settings; without one do nothing.
+    """Deliver a message by the configured way, if there is one.
 
     Raises:
-        NotDelivered: it has failed, or its outcome is not known.
+        NotDelivered: it failed, or its outcome is unknown.
     """
     try:
         if config.command:
@@ -41,19 +41,19 @@ def deliver(config: NotifyConfig, message: Message) -> None:
             _post(config, message)
         elif config.mail:
             _mail(config, message)
-    except OSError as error:  # also urllib's and smtplib's
+    except OSError as error:  # including errors of urllib and smtplib
         raise NotDelivered(_in_words(error)) from error
-    except UnicodeError as error:  # of these two, which know ASCII alone; the error may repeat what is secret
+    except UnicodeError as error:  # from these two libraries, which support only ASCII; the error may contain a secret
         raise NotDelivered("a host, user or password that is not ASCII cannot be sent") from error
 
 
 async def deliver_within(config: NotifyConfig, message: Message) -> None:
-    """Deliver a message as `deliver` does, on a thread that is left behind after twice `BOUND_S`.
+    """Deliver a message as `deliver` does, on a thread that is abandoned after twice `BOUND_S`.
 
-    A receiver that answers a byte at a time never ends a step.
+    A receiver that answers one byte at a time would never exceed the limit of a step.
 
     Raises:
-        NotDelivered: it has failed, or its outcome is not known.
+        NotDelivered: it failed, or its outcome is unknown.
     """
     try:
         await asyncio.wait_for(on_daemon_thread(lambda: deliver(config, message)), 2 * BOUND_S)
@@ -62,7 +62,7 @@ async def deliver_within(config: NotifyConfig, message: Message) -> None:
 
 
 def end_commands() -> None:
-    """End the commands that run now, with their children: their process ends, and would leave them behind."""
+    """Kill the running commands and their children: the process is exiting and would leave them behind."""
     for pid in [*_running]:
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
@@ -95,13 +95,13 @@ def _run(config: NotifyConfig, message: Message) -> None:
 
 
 def _post(config: NotifyConfig, message: Message) -> None:
-    import http.client  # here, as below: a process that tells by another way, or not at all, imports little
+    import http.client  # imported here, as below: a process that notifies in another way, or not at all, imports little
     import urllib.error
     import urllib.request
 
     class NoRedirect(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, *_: Any) -> None:
-            """Follow no redirection, which would lose the body of a POST."""
+            """Follow no redirect, which would lose the body of a POST."""
             return None
 
     headers = {"Content-Type": "application/json", "User-Agent": "atoll"}
@@ -113,7 +113,7 @@ def _post(config: NotifyConfig, message: Message) -> None:
         error.close()
         raise NotDelivered(f"it answers {error.code} {error.reason}"[:200]) from None
     except http.client.HTTPException as error:
-        raise NotDelivered(f"it answers no HTTP ({type(error).__name__})") from None
+        raise NotDelivered(f"its answer is not HTTP ({type(error).__name__})") from None
 
 
 def _mail(config: NotifyConfig, message: Message) -> None:
@@ -155,16 +155,16 @@ def _is_here(host: str) -> bool:
 
 
 def _as_json(message: Message) -> bytes:
-    """Return a message as JSON; the bytes of a path that are no UTF-8 are escaped."""
+    """Return a message as JSON; bytes of a path that are not UTF-8 are escaped."""
     return json.dumps(message, ensure_ascii=False).encode(errors="backslashreplace")
 
 
 def _in_words(error: OSError) -> str:
-    """Return why a delivery has failed, in one line; the answer of a mail server to a login is not repeated."""
+    """Return why a delivery has failed, in one line, without a mail server's answer to a login."""
     if (code := getattr(error, "smtp_code", None)) is not None:
         is_login = type(error).__name__ == "SMTPAuthenticationError"
         said = "" if is_login else f" {error.smtp_error!r}"  # type: ignore[attr-defined]
         return f"the mail server {'refuses the user and password' if is_login else 'answers'} ({code}){said}"[:200]
-    reason = getattr(error, "reason", error)  # of urllib
+    reason = getattr(error, "reason", error)  # from urllib
     text = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason) or type(reason).__name__
     return " ".join(text.split())[:200]

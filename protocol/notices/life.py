@@ -1,4 +1,4 @@
-"""The life of a process that holds a state directory: a start tells that the last one ended without a goodbye."""
+"""The life of a process that holds a state directory: the next start reports if it ended without a clean exit."""
 
 import logging
 import threading
@@ -9,14 +9,14 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 RUNNING, RUNNING_S = "running", 2.0
-"""The file of a state directory that is there while its process lives, renewed at this interval [s]."""
+"""File of a state directory that exists while its process runs, and the interval of its renewal [s]."""
 
 
 class Life:
-    """The life of the process that holds a state directory, from here to `close`; it knows how the last one ended.
+    """Life of the process that holds a state directory, from here to `close`; it knows how the previous process ended.
 
     Args:
-        folder: the directory, locked. Where it cannot be written, nothing is told at the next start.
+        folder: the directory, locked. If it cannot be written, the next start reports nothing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,10 +28,10 @@ class Life:
         self._renewing.start()
 
     def tell(self, recovered: str = "") -> None:
-        """Log that the last process ended without a goodbye, if it did: killed, or with its machine.
+        """Log that the previous process ended without a clean exit, if so: it was killed, or its machine went down.
 
         Args:
-            recovered: what this process has of that one; empty: nothing.
+            recovered: what was recovered from that process; empty: nothing.
         """
         if self._last is not None:
             what = "the last process ended without a goodbye: it was killed, or its machine went down"
@@ -40,7 +40,7 @@ class Life:
             logger.warning("%s. It was last alive at %s%s", what, at, more)
 
     def close(self) -> None:
-        """End cleanly: the next start tells nothing."""
+        """Exit cleanly: the next start reports nothing."""
         self._is_over.set()
         self._renewing.join()
         with suppress(OSError):

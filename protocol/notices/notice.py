@@ -1,17 +1,17 @@
-"""A notice: a condition, its subject, and one sentence that names what is wrong, where, and what to do. Pure."""
+"""A notice: a condition, its subject, and one sentence that says what is wrong, where, and what to do. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 FEW = 3
-"""Largest number of notices of one condition that are told one by one; more at once are one message."""
+"""Largest number of notices of one condition with a message each; more at once are one message."""
 
 NAMES_MAX = 20
-"""Largest number of subjects that a message of several notices names; the others are counted."""
+"""Largest number of subjects that a message of several notices names; the rest are counted."""
 
 
 class Condition(StrEnum):
-    """The conditions of which a person is told."""
+    """Conditions that are reported to an operator."""
 
     RUN_FAILED = "run_failed"
     RUN_PAUSED = "run_paused"
@@ -30,12 +30,13 @@ class Condition(StrEnum):
 
 
 CERTIFICATE_LEFT = 1 / 4
-"""Part of its lifetime that a certificate has left when it is told: its renewal, at a third, has failed for long."""
+"""Fraction of its lifetime that a certificate has left when it is reported: its renewal, due at a third, has failed for
+long."""
 
 ENDS = frozenset(
     {Condition.RUN_FAILED, Condition.RUN_PAUSED, Condition.RUN_STOPPED, Condition.RUN_FINISHED},
 )
-"""Conditions of a run that begin with its state and are told once, however long the state lasts."""
+"""Conditions of a run that begin with its state and are reported once, however long the state lasts."""
 
 _LEVELS = {
     Condition.RUN_FAILED: "error",
@@ -49,7 +50,7 @@ _LEVELS = {
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One condition of one subject. It has names, times and sizes alone: neither metrics nor labels nor weights."""
+    """Condition of one subject. It has only names, times and sizes: neither metrics nor labels nor weights."""
 
     condition: Condition
     subject: str
@@ -57,15 +58,15 @@ class Notice:
     sentence: str
     run: str = ""
     hold: float = 0.0
-    """Time for which the condition must last before it is told [s]."""
+    """Time for which the condition must last before it is reported [s]."""
     is_logged: bool = False
-    """The log has the sentence already."""
+    """Whether the log has the sentence already."""
     is_once: bool = False
-    """Told once, however long the condition lasts; those of `ENDS` are anyway."""
+    """Whether it is reported once, however long the condition lasts; conditions in `ENDS` always are."""
 
     @property
     def key(self) -> str:
-        """Key of the condition and the subject: a message an hour at most."""
+        """Key of the condition and the subject: at most one message per hour."""
         return f"{self.condition} {self.subject}"
 
     @property
@@ -75,7 +76,7 @@ class Notice:
 
 
 def merged(notices: list[Notice]) -> Notice:
-    """Return several notices of one condition as one: the first sentence, and the other subjects by name."""
+    """Merge several notices of one condition into one: the first sentence, and the other subjects by name."""
     first, *others = notices
     if not others:
         return first

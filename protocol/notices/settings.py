@@ -1,4 +1,4 @@
-"""The settings of notices: one way by which a person is told, and the limits from which on."""
+"""The settings of notices: how an operator is notified, and the thresholds."""
 
 import os
 import re
@@ -20,58 +20,58 @@ Away = Annotated[float, Field(ge=1, le=366 * 86400, allow_inf_nan=False)]
 PASSWORD_BYTES_MAX = 4096
 
 _MAIL = re.compile(r"[^\s<>,;:\"@\\]+@[A-Za-z0-9.-]+", re.ASCII)
-"""A mail address without quotes, comments and further ones."""
+"""Pattern of one mail address without quotes and comments."""
 
 
 _PATH = re.compile(r"(?<=://)([^/?#]*[/?#]).+", re.DOTALL)
-"""The end of a URL from its host on: the host, and what may be secret behind it."""
+"""Pattern of a URL's host and of the path after it, which may be secret."""
 
 _HIDDEN_PATH = re.compile(r"://[^/?#]*[/?#]\(hidden\)")
-"""Rest of a URL that `_without_path` leaves, from its host on."""
+"""URL from its host on, after `_without_path` has removed the path."""
 
 
 class MailServer(NamedTuple):
-    """The mail server of `notify.smtp`."""
+    """Mail server of `notify.smtp`."""
 
     is_tls: bool
-    """TLS from the first byte; else STARTTLS where the server offers it, and always before a password."""
+    """Whether TLS starts with the first byte; else STARTTLS if the server offers it, and always before a password."""
     host: str
     port: int
     user: str
 
 
 class NotifyConfig(BaseModel):
-    """The way by which a person is told of what needs one: a command, a URL or a mail; without one the log has it."""
+    """How an operator is notified: by a command, a URL or e-mail; without one of them, only in the log."""
 
     model_config = STRICT
 
     command: str = ""
-    """Command that is told, with its arguments, without a shell: the message is JSON on its standard input, and its
-    parts are in ATOLL_CONDITION, ATOLL_SUBJECT and ATOLL_MESSAGE. Another exit code than 0 is a failure."""
+    """Command to run, with its arguments, without a shell: it gets the message as JSON on its standard input, and its
+    parts in ATOLL_CONDITION, ATOLL_SUBJECT and ATOLL_MESSAGE. An exit code other than 0 is a failure."""
 
     url: str = ""
-    """Address that is told, `https://...` or `http://...`: the message is JSON, sent by POST. Only its host is logged
-    and printed, as the path of a webhook is often a secret."""
+    """URL to notify, `https://...` or `http://...`: the message is JSON, sent by POST. Only its host is logged and
+    printed, because the path of a webhook is often a secret."""
 
     mail: str = ""
-    """Mail address that is told, over `smtp`; also the sender, unless the user of `smtp` is an address."""
+    """Mail address to notify, over `smtp`; also the sender, unless the user of `smtp` is an address."""
 
     smtp: str = "smtp://localhost"
     """Mail server: `smtp://HOST:PORT`, `smtps://HOST:PORT` (TLS from the first byte), with a password
     `smtp://USER@HOST:PORT`, where USER may be an address with `%40` for its @."""
 
     password_file: Folder | None = None
-    """File of the password of `smtp`'s user, readable by its owner only (mode 0600); absent: it has none."""
+    """File with the password of `smtp`'s user, readable by its owner only (mode 0600); absent: no password."""
 
     away: Away = 3600.0
-    """Seconds that a site, or at an agent the coordinator, is away before it is told."""
+    """Seconds after which an absent site, or at an agent the absent coordinator, is reported."""
 
     disk: int = Field(default=2**30, ge=0, le=2**60)
-    """Bytes free on the disk of the state directory below which it is told; 0: never."""
+    """Free bytes on the disk of the state directory below which a notice is sent; 0: never."""
 
     @property
     def way(self) -> str:
-        """The way in words, without what may be secret; empty: there is none."""
+        """Way in words, without secrets; empty: there is none."""
         if self.command:
             return f"the command {shlex.split(self.command)[0]}"
         if self.url:
@@ -81,12 +81,12 @@ class NotifyConfig(BaseModel):
 
     @property
     def server(self) -> MailServer:
-        """The mail server."""
+        """Mail server, or None."""
         return _server(self.smtp)
 
     @field_serializer("url", "command")
     def _without_paths(self, text: str, info: FieldSerializationInfo) -> str:
-        """Hide the paths of URLs, which may be secret, from all readers but the owner."""
+        """Hide the paths of URLs, which may be secret, from everyone except the owner."""
         if (info.context or {}).get(WHOLE) or "://" not in text:
             return text
         words = shlex.split(text) if info.field_name == "command" else ()
@@ -112,7 +112,7 @@ class NotifyConfig(BaseModel):
         if found is None or found.scheme not in ("http", "https") or not found.hostname:
             raise _hidden("allowed: https://HOST/PATH or http://HOST/PATH")
         if not url.isascii():
-            raise _hidden("allowed: ASCII alone; write another letter as the %XX of its UTF-8, a host as xn--...")
+            raise _hidden("allowed: only ASCII; write another letter as the %XX of its UTF-8, a host as xn--...")
         if found.username is not None or found.password is not None:
             raise _hidden("a user or password in a URL is not sent; allowed: https://HOST/PATH, or a command")
         return url
@@ -155,7 +155,7 @@ class NotifyConfig(BaseModel):
 
 
 def faults_of_machine(config: NotifyConfig) -> list[str]:
-    """List what is lacking for a way of telling: the command, the file of the password, or a path that was hidden."""
+    """List what is missing on this machine: the command, the password file, or a hidden path."""
     faults = []
     if config.command and shutil.which(name := shlex.split(config.command)[0]) is None:
         faults.append(
@@ -178,7 +178,7 @@ def read_password(path: Path) -> str:
     """Read the password in a file, for one use.
 
     Raises:
-        ValueError: the file cannot be read, others may read it, or it holds no password; the text says which.
+        ValueError: the file cannot be read, others may read it, or it contains no password; the text says which.
     """
     try:
         with path.open("rb") as file:
@@ -188,7 +188,7 @@ def read_password(path: Path) -> str:
     if mode & 0o077:
         raise ValueError(f"{path} may be read by others (mode {mode:03o}): chmod 600 {path}")
     try:
-        password = content.decode("ascii").rstrip("\r\n")  # the only one that smtplib sends
+        password = content.decode("ascii").rstrip("\r\n")  # the only characters that smtplib sends
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not ASCII: allowed: the password in the first line, and nothing else") from None
     if not password or "\n" in password or len(content) > PASSWORD_BYTES_MAX:
@@ -197,7 +197,7 @@ def read_password(path: Path) -> str:
 
 
 def _hidden(message: str) -> PydanticCustomError:
-    """Return the error of a URL, which it does not repeat: the path of a webhook is often a secret."""
+    """Return the error about a URL without the URL: the path of a webhook is often a secret."""
     return PydanticCustomError(HIDDEN, "{message}", {"message": message})
 
 
@@ -213,12 +213,12 @@ def _server(text: str) -> MailServer:
 
 
 def _split(text: str) -> SplitResult | None:
-    """Return the parts of a URL; None: it is none."""
+    """Return the parts of a URL; None: it is not a URL."""
     if not text.isprintable() or " " in text:
         return None
     try:
         found = urlsplit(text)
-        (found.hostname or "").encode("idna")  # as the connection does: a name without an empty or a long label
+        (found.hostname or "").encode("idna")  # like the connection: a name without an empty or a long label
         return found if found.port is None or found.port > 0 else None
     except ValueError:
         return None

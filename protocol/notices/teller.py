@@ -1,4 +1,4 @@
-"""The teller: it looks at the conditions of a process, writes each notice into its log, and has it delivered."""
+"""The notifier of a process: it checks the process's conditions, logs each notice, and delivers it."""
 
 import asyncio
 import hashlib
@@ -23,35 +23,35 @@ from atoll.protocol.threads import on_thread
 logger = logging.getLogger(__name__)
 
 LOOK_S, LOOK_SHARE = 1.0, 20
-"""Least interval between two looks [s], and as a multiple of the look itself."""
+"""Smallest interval between two checks [s], and as a multiple of the duration of a check."""
 
 RETRY_S = (10.0, 900.0)
-"""First and longest wait after a delivery that has failed [s]."""
+"""First and longest wait after a failed delivery [s]."""
 
 CLOSE_S = 8.0
-"""Time that the end of the process waits for what is due [s]."""
+"""Time that the process's exit waits for due messages [s]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Teller:
-    """The process that tells, as its log names it, and the site of an agent."""
+    """Process that notifies, as its log names it, and the site of an agent."""
 
     process: str
     site: str = ""
 
 
 Look = Callable[[Book, float], Awaitable[Sequence[Notice]]]
-"""Function from the book and the time [s since the epoch] to the conditions that last then."""
+"""Function from the notification state and the time [s since the epoch] to the conditions that hold then."""
 
 
 class Notices:
-    """The notices of one process, on its event loop; files and deliveries are on threads.
+    """Notifier of one process, on its event loop; files and deliveries use threads.
 
     Args:
-        config: the way, and the limits.
+        config: the way, and the thresholds.
         folder: the state directory.
         teller: the process.
-        look: returns the conditions that last.
+        look: returns the conditions that hold.
     """
 
     def __init__(self, config: NotifyConfig, folder: Path, teller: Teller, look: Look) -> None:
@@ -63,28 +63,28 @@ class Notices:
         self._rng, self._looking = random.Random(), asyncio.Lock()
 
     def post(self, notice: Notice) -> None:
-        """Take note of an event, which the next look tells."""
+        """Record an event, which the next check reports."""
         self._events.append(notice)
 
     async def run(self) -> None:
-        """Look and tell, until cancelled."""
+        """Check and report, until cancelled."""
         while True:
             begun = time.monotonic()
             await self.look()
             await asyncio.sleep(max(LOOK_S, LOOK_SHARE * (time.monotonic() - begun)))
 
     async def close(self) -> None:
-        """Tell what is due, within `CLOSE_S`; a failed delivery before does not delay this last one."""
+        """Report what is due, within `CLOSE_S`; an earlier failed delivery does not delay this last one."""
         self._retry_at = 0.0
         try:
             await asyncio.wait_for(self.look(), CLOSE_S)
         except TimeoutError:
             end_commands()
             what = (self.config.way, CLOSE_S)
-            logger.warning("notify: %s has not answered within %g s: the rest is told after the next start", *what)
+            logger.warning("notify: %s has not answered within %g s: the rest is sent after the next start", *what)
 
     async def look(self) -> None:
-        """Look once, and tell what is due."""
+        """Check the conditions once, and report what is due."""
         async with self._looking:
             await self._look_once()
 
@@ -103,7 +103,7 @@ class Notices:
                 break
 
     def _log(self, due: Due) -> None:
-        """Write a notice into the log, once, unless it has the sentence already."""
+        """Write a notice into the log, once, unless it was logged already."""
         notice, entry = due.notice, (due.notice.key, due.since)
         if not notice.is_logged and entry not in self._logged:
             about = {"run": notice.run} if notice.run else {}
@@ -112,7 +112,7 @@ class Notices:
         self._logged = {(each.notice.key, each.since) for each in self.book.due.values()} & {*self._logged, entry}
 
     async def _tell(self, group: list[Due]) -> bool:
-        """Deliver one message; return whether that has succeeded."""
+        """Deliver one message; return whether it succeeded."""
         before = self.book.attempted(group, time.time())
         if self.config.way:
             if not await self._write():
@@ -127,7 +127,7 @@ class Notices:
                 await self._write()
                 return False
             if self._num_failed:
-                logger.info("notify: %s takes messages again", self.config.way)
+                logger.info("notify: %s accepts messages again", self.config.way)
             self._num_failed = 0
         self.book.succeeded(group)
         await self._write()
@@ -136,14 +136,14 @@ class Notices:
     def _failed(self, why: str) -> None:
         if not self._num_failed:
             logger.warning(
-                "notify: %s: %s: it is tried again until it is told; try it by hand with `atoll notify`",
+                "notify: %s: %s: it is repeated until it succeeds; try it by hand with `atoll notify`",
                 *(self.config.way, why),
             )
         self._retry_at = time.monotonic() + delay(self._num_failed, *RETRY_S, self._rng)
         self._num_failed += 1
 
     async def _write(self) -> bool:
-        """Write the book if it has changed; return whether it is on disk."""
+        """Write the state if it has changed; return whether it is on disk."""
         content = encoded(self.book)
         if content == self._written:
             return True
@@ -151,7 +151,7 @@ class Notices:
             await on_thread(None, write_atomically, self._path, content)
         except OSError as error:
             if not self._has_failed_to_write:
-                logger.warning("notices cannot be recorded, and are not told until they are: %s", in_words(error))
+                logger.warning("notices cannot be recorded, and are not sent until they can: %s", in_words(error))
             self._has_failed_to_write = True
             return False
         self._written, self._has_failed_to_write = content, False
@@ -162,9 +162,9 @@ def message_of(teller: Teller, notice: Notice, at: float) -> Message:
     """Return the message of a notice, with the fields of a line of `--log json` and further ones.
 
     Args:
-        teller: who tells.
-        notice: what.
-        at: the time from which on it was due [s since the epoch].
+        teller: the process that notifies.
+        notice: the notice.
+        at: the time since which it was due [s since the epoch].
     """
     seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
     message: Message = {"time": f"{seconds}.{int(at % 1 * 1000):03d}Z", "level": notice.level}

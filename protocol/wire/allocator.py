@@ -1,4 +1,4 @@
-"""The tuning of the C library's allocator for freed memory (glibc; elsewhere without effect)."""
+"""The tuning of the C library's allocator for freed memory (glibc; no effect elsewhere)."""
 
 import ctypes
 from typing import Any
@@ -11,7 +11,7 @@ TRIM_BYTES, MMAP_BYTES = 32 << 20, 4 << 20
 ARENAS = 2
 
 MUCH_BYTES = 64 << 20
-"""Traffic after which it is worth giving back the memory of its buffers [bytes]."""
+"""Traffic after which it pays to return the memory of its buffers [bytes]."""
 
 _libc: Any = ctypes.CDLL(None)
 
@@ -19,8 +19,8 @@ _libc: Any = ctypes.CDLL(None)
 def keep_freed_memory() -> None:
     """Keep the memory of one chunk for the next one.
 
-    By default glibc returns it to the kernel, which clears every page again: that took a third of the processor time of
-    sending an update, and a download took a fifth longer in about one process of three.
+    By default glibc returns it to the kernel, which clears every page again: this took a third of the processor time of
+    sending an update, and prolonged a download by a fifth in about one process of three.
     """
     if hasattr(_libc, "mallopt"):
         _libc.mallopt(M_TRIM_THRESHOLD, TRIM_BYTES)
@@ -28,12 +28,12 @@ def keep_freed_memory() -> None:
 
 
 def share_heaps() -> None:
-    """Share two heaps among all threads: glibc would give each thread its own, which never shrinks."""
+    """Share two heaps among all threads: glibc would give each thread a separate heap, which never shrinks."""
     if hasattr(_libc, "mallopt"):
         _libc.mallopt(M_ARENA_MAX, ARENAS)
 
 
 def give_back() -> None:
-    """Return freed buffers from malloc to the system, such as those of many uploads before a fold."""
+    """Return freed buffers from malloc to the system, such as the buffers of many uploads before a fold."""
     if hasattr(_libc, "malloc_trim"):
         _libc.malloc_trim(0)

@@ -1,8 +1,8 @@
-"""The background work on a stream's bytes: a thread works on them while the event loop receives the next ones.
+"""The background processing of a stream's bytes: a thread processes them while the event loop receives the next ones.
 
-One hand-off to a thread costs a tenth of a millisecond or more; a transfer that pays this for every chunk, and waits
-for the work on one chunk before it takes the next, is slower by half. Here all chunks that arrived meanwhile go over at
-once.
+Handing work to a thread costs a tenth of a millisecond or more; a transfer that pays this for every chunk, and
+processes each chunk before it receives the next, is slower by half. Here all chunks that have arrived meanwhile are
+handed over at once.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ from atoll.protocol.threads import begin_on_thread
 from atoll.protocol.wire.bulk_messages import Buffer
 
 WAITING_BYTES_MAX = 1 << 20
-"""Default bound of the bytes that wait for the thread; beyond it `put` waits (back-pressure)."""
+"""Default bound of the bytes that wait for the thread; above it `put` waits (back-pressure)."""
 
 
 class Behind:
-    """Works on buffers in their order, on one thread at a time, with a bounded queue.
+    """Processor of buffers in their order, on one thread at a time, with a bounded queue.
 
     Args:
         work: processes some buffers, one after the other; runs on a thread.
-        executor: provides the threads; None: the loop's own.
+        executor: provides the threads; None: the event loop's.
     """
 
     def __init__(self, work: Callable[[Sequence[Buffer]], None], executor: Executor | None = None) -> None:
@@ -36,7 +36,7 @@ class Behind:
 
         Raises:
             BaseException: the error of the work; CancelledError when the executor has shut down. No further buffer is
-                processed after that, for one is missing before it.
+                processed after that, because an earlier one is missing.
         """
         self._raise_error()
         self._waiting.append(data)
@@ -47,7 +47,7 @@ class Behind:
         self._raise_error()
 
     async def finish(self) -> None:
-        """Wait until all buffers are processed, also when this task is cancelled; raises the errors of `put`."""
+        """Wait until all buffers are processed, even if this task is cancelled; raises the errors of `put`."""
         cancelled: asyncio.CancelledError | None = None
         while self._running is not None:
             try:

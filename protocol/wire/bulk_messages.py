@@ -25,14 +25,14 @@ _VARINT_BYTES_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk of an update; `data` is a view of the message and keeps it alive."""
+    """Chunk of an update; `data` is a view of the message and keeps it alive."""
 
     position: int
-    """Position of the first byte in the sequence of the update's pieces."""
+    """Position of the first byte in the concatenated pieces of the update."""
     data: Buffer
 
     def WhichOneof(self, oneof: str) -> Literal["chunk"]:
-        """Return the field that is set, like the `UploadRequest` that this stands for."""
+        """Return the field that is set, like the `UploadRequest` that this replaces."""
         return "chunk"
 
 
@@ -43,7 +43,7 @@ class Data:
     data: Buffer
 
     def WhichOneof(self, oneof: str) -> Literal["data"]:
-        """Return the field that is set, like the `DownloadReply` that this stands for."""
+        """Return the field that is set, like the `DownloadReply` that this replaces."""
         return "data"
 
 
@@ -59,7 +59,7 @@ def write_upload(message: UploadMessage) -> bytes:
     if isinstance(message, pb.UploadRequest):
         encoded: bytes = message.SerializeToString()
         return encoded
-    position = b"" if not message.position else bytes([_VARINT_1]) + varint(message.position)  # proto3 leaves out a 0
+    position = b"" if not message.position else bytes([_VARINT_1]) + varint(message.position)  # proto3 omits a 0
     inner = position + bytes([_BYTES_2]) + varint(len(message.data))
     return b"".join((bytes([_BYTES_2]), varint(len(inner) + len(message.data)), inner, message.data))
 
@@ -89,7 +89,7 @@ def read_upload(encoded: bytes) -> UploadMessage:
     """Parse a message of an upload.
 
     Raises:
-        google.protobuf.message.DecodeError: the bytes are no such message.
+        google.protobuf.message.DecodeError: the bytes are not such a message.
     """
     if encoded[:1] == b"\x12" and (chunk := _chunk(encoded)) is not None:
         return chunk
@@ -108,7 +108,7 @@ def read_download(encoded: bytes) -> DownloadMessage:
 
 
 def _chunk(encoded: bytes) -> Chunk | None:
-    """Parse a chunk in the encoding of `write_upload`; None: the message has another one."""
+    """Parse a chunk in the encoding of `write_upload`; None: the message has another encoding."""
     size, at = _read_varint(encoded, 1)
     if not at or at + size != len(encoded):
         return None
@@ -124,7 +124,7 @@ def _chunk(encoded: bytes) -> Chunk | None:
 
 
 def _read_varint(encoded: bytes, at: int) -> tuple[int, int]:
-    """Read a varint; return it and the byte behind it, or 0 and 0 when there is none."""
+    """Read a varint; return it and the offset after it, or 0 and 0 if there is none."""
     value = 0
     for place, byte in enumerate(encoded[at : at + _VARINT_BYTES_MAX]):
         value |= (byte & 0x7F) << 7 * place
@@ -146,24 +146,24 @@ _ANSWERED: Final = {
 
 
 def coordinator_stub(channel: grpc.aio.Channel | grpc.Channel) -> Stub:
-    """Return the coordinator's stub, with transfers in the messages of this module.
+    """Return the coordinator's stub, whose transfers use the messages of this module.
 
     Args:
-        channel: for asyncio, or a blocking one, whose calls are for threads.
+        channel: for asyncio, or a blocking one for threads.
     """
     return Stub(channel, "Coordinator", _CALLED)
 
 
 def aggregator_stub(channel: grpc.aio.Channel | grpc.Channel) -> Stub:
-    """Return an aggregation rank's stub, with transfers in the messages of this module."""
+    """Return an aggregation rank's stub, whose transfers use the messages of this module."""
     return Stub(channel, "Aggregator", _CALLED)
 
 
 def add_coordinator(servicer: object, server: grpc.aio.Server) -> None:
-    """Register the coordinator's service at a server, with transfers in the messages of this module."""
+    """Register the coordinator's service at a server; its transfers use the messages of this module."""
     add_servicer(servicer, server, "Coordinator", _ANSWERED)
 
 
 def add_aggregator(servicer: object, server: grpc.aio.Server) -> None:
-    """Register an aggregation rank's service at a server, with transfers in the messages of this module."""
+    """Register an aggregation rank's service at a server; its transfers use the messages of this module."""
     add_servicer(servicer, server, "Aggregator", _ANSWERED)

@@ -1,7 +1,7 @@
 """The protocol's limits and the gRPC options of both ends, which use the same numbers.
 
-A message is at most 4 MiB; bulk bytes travel in chunks of 1 MiB, of which each transfer has a few in flight. Keepalive
-detects a silent peer within 80 s, also when its machine has lost power.
+A message is at most 4 MiB; bulk bytes are sent in chunks of 1 MiB, and each transfer has a few of them in flight.
+Keepalive detects a silent peer within 80 s, even if its machine has lost power.
 """
 
 import ipaddress
@@ -19,51 +19,52 @@ MIB = 2**20
 MESSAGE_BYTES_MAX = 4 * MIB
 CHUNK_BYTES = 1 * MIB
 UPLOAD_WINDOW_BYTES = 4 * MIB
-"""Most bytes of one upload in flight, sent and not confirmed; less among many uploads, see `upload_window`."""
+"""Largest number of bytes of one upload in flight, sent but not confirmed; fewer among many uploads, see
+`upload_window`."""
 
 DOWNLOAD_WINDOW_BYTES = 6 * MIB
-"""Credit of one download beyond the bytes that have arrived [bytes]; bytes in flight at a cut are sent again."""
+"""Credit of one download beyond the bytes that have arrived [bytes]; bytes in flight when it is cut are sent again."""
 
 GRANT_BYTES = 4 * MIB
-"""Credit that a download grants at once [bytes]; a grant for each chunk would cost nearly as much as the chunk."""
+"""Credit that a download grants at once [bytes]; granting it for each chunk would cost nearly as much as the chunk."""
 
 INLINE_BYTES_MAX = 16 * 1024
-"""Largest model that rides in its invitation, and largest update that rides in its UploadOpen [bytes]: a transfer would
-cost more."""
+"""Largest model that is included in its invitation, and largest update that is included in its UploadOpen [bytes]: a
+separate transfer would cost more."""
 
 CONNECTIONS_MAX = 2100
 METADATA_BYTES_MAX = 8 * 1024
 STREAMS_MAX = 8
-"""Most RPCs that one connection has open at once; a further one waits at its caller. An agent needs four; those of a
-hostile client beyond the limit are refused before Python sees them."""
+"""Largest number of RPCs that one connection has open at once; further ones wait at their caller. An agent needs four;
+a hostile client's calls beyond the limit are refused before Python sees them."""
 
 KEEPALIVE_S = 20
 PING_ANSWER_S = 60
-"""Time in which a peer must answer a ping [s]: on a slow line the answer waits behind the bytes under way, at most
+"""Time within which a peer must answer a ping [s]: on a slow line the answer waits behind the queued bytes, at most
 `UNSENT_BYTES` and one chunk."""
 
 UNSENT_BYTES = 128 * 1024
-"""Most bytes that the operating system takes from a server for one connection before the line takes them. With its own
-bound, 4 MiB, a ping's answer waits for 256 s at 16 KiB/s, and the sender of a download does not notice a slow line."""
+"""Largest number of bytes that a server's operating system buffers for one connection. With its default, 4 MiB, a
+ping's answer waits for 256 s at 16 KiB/s, and the sender of a download does not notice a slow line."""
 
 CLOSED_WINDOW_S = 1800
 """Time after which the kernel cuts a connection whose peer's receive window has been closed since then [s].
 
-gRPC makes its keepalive timeout the socket's TCP_USER_TIMEOUT, which Linux counts from the first probe of a closed
-window. It begins anew only when a whole segment of up to 64 KiB fits the window, which small buffers never have: bytes
-arrive, or have all arrived minutes ago, and the connection ends as "Connection timed out (110)". With 10 s a line of
-20 kB/s was cut each 14 s. So this is longer than a connection is used for new calls, and short enough that what is
-closed and not delivered leaves the kernel. Silence is found by pings alone.
+gRPC sets the socket's TCP_USER_TIMEOUT to its keepalive timeout, and Linux counts this from the first probe of a closed
+window. The count restarts only when a whole segment of up to 64 KiB fits the window, which never happens with small
+buffers: bytes still arrive, or all arrived minutes ago, and yet the connection ends as "Connection timed out (110)".
+With 10 s, a line of 20 kB/s was cut every 14 s. So this is longer than a connection is used for new calls, but short
+enough that undelivered data of closed connections leaves the kernel. Only pings detect silence.
 """
 
 HANDSHAKE_S = 10
 PROOF_S = 5
-"""Time in which a new connection must complete its TLS handshake [s]. Each silent connection of a flood occupies a
-place for this time: beside such a flood a round took up to 9 s with 10 s, and 5 s with this value."""
+"""Time within which a new connection must complete its TLS handshake [s]. Each silent connection of a flood occupies a
+slot for this time: during such a flood a round took up to 9 s with 10 s, and 5 s with this value."""
 
 CONNECTION_AGE_S = 600
-"""Age after which a server takes a client's new calls only on a new connection, which authenticates again [s]. Running
-calls continue: a long transfer, or a control stream, whose caller is checked while it lasts."""
+"""Age after which a server accepts a client's new calls only on a new connection, which authenticates again [s].
+Running calls continue: a long transfer, or a control stream, whose caller is checked while it lasts."""
 
 HOST_CHARACTERS_MAX = 253
 
@@ -85,12 +86,12 @@ _BOTH: Options = [
 def server_options(*, connections_max: int = CONNECTIONS_MAX) -> Options:
     """Return the gRPC options of a server.
 
-    PINGs are not limited: an answer costs 0.1 us, and no more is read from a peer that does not take it. With a limit,
-    gRPC closes a connection beyond it once for every PING that it has read, each time with a longer reason, until the
-    peer reads: a single peer that read nothing kept a processor busy for 47 s.
+    PINGs are not limited: an answer costs 0.1 us, and a peer that does not read its answers is no longer read from.
+    With a limit, gRPC closes an offending connection once for every PING read, each time with a longer reason, until
+    the peer reads: a single peer that read nothing kept a processor busy for 47 s.
 
     Args:
-        connections_max: most connections of a port, including those before the end of their handshake, which cost 50 kB
+        connections_max: largest number of connections of a port, including unfinished handshakes, which cost 50 kB
             each. Further ones are closed at once.
     """
     return [
@@ -105,14 +106,14 @@ def server_options(*, connections_max: int = CONNECTIONS_MAX) -> Options:
 
 
 def client_options() -> Options:
-    """Return the gRPC options of a channel; gRPC's own back-off is short, since the caller decides when to redial."""
+    """Return the gRPC options of a channel; gRPC's reconnection back-off is short: the caller times the redialling."""
     return [
         *_BOTH,
-        ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection, with no back-off inherited
+        ("grpc.use_local_subchannel_pool", 1),  # a new channel means a new connection, with no inherited back-off
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 5000),  # also the shortest timeout of one attempt to connect
+        ("grpc.min_reconnect_backoff_ms", 5000),  # also the shortest timeout of one connection attempt
         ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.enable_http_proxy", 0),  # `identity/proxy` turns it on where a proxy is configured
+        ("grpc.enable_http_proxy", 0),  # `identity/proxy` turns it on if a proxy is configured
     ]
 
 
@@ -139,7 +140,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def loopback_only(address: str) -> tuple[str, int]:
-    """Parse `host:port` and refuse a host that is not this machine.
+    """Parse `host:port` and refuse a host other than this machine.
 
     Args:
         address: "127.0.0.1:7070" (any of 127.0.0.0/8), "localhost:7070" or "[::1]:7070"; port 0: the system chooses.
@@ -148,22 +149,22 @@ def loopback_only(address: str) -> tuple[str, int]:
         Host, without brackets, and port.
 
     Raises:
-        ConfigError: the address has another form, or is of another machine.
+        ConfigError: the address has another form, or belongs to another machine.
     """
     host, port = parse_address(address)
     if not _is_loopback(host):
-        fault = f"address {address!r}: allowed: 127.0.0.1, localhost or [::1]; what is insecure stays on one machine"
+        fault = f"address {address!r}: allowed: 127.0.0.1, localhost or [::1]; insecure connections stay on one machine"
         raise ConfigError([fault])
     return host, port
 
 
 def bracketed(host: str) -> str:
-    """Return a host in the form that stands before a port: an IPv6 address in brackets."""
+    """Return a host as it is written before a port: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def reached_as(address: str, public: str) -> str:
-    """Return the address at which others reach a listener: on the host `public`, or unchanged when that is empty."""
+    """Return the address at which others reach a listener: on the host `public`, or unchanged if that is empty."""
     return f"{bracketed(public)}:{parse_address(address)[1]}" if public else address
 
 

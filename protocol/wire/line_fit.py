@@ -1,10 +1,10 @@
-"""The bytes that fit a line: as many at once as arrive within seconds, whatever the line carries. Pure.
+"""The bytes in flight that suit a line: as many as arrive within seconds, whatever the line's speed. Pure.
 
     queued = time to a confirmation - the shortest answer so far
     queued < 1 s: twice as many bytes    queued > 3 s: half as many    else unchanged
 
-The shortest answer is that of an empty line, so a long way alone makes no transfer slow. A confirmation of bytes that
-were sent before the last change says nothing about it.
+The shortest answer comes from an empty line, so a long distance alone does not slow a transfer. A confirmation of bytes
+that were sent before the last change is ignored.
 
 Source: congestion avoidance by the delay of a line, as in Brakmo and Peterson, "TCP Vegas", IEEE JSAC 13(8), 1995.
 """
@@ -17,7 +17,7 @@ FIRST_BYTES, LEAST_BYTES = 256 * 1024, 16 * 1024
 
 
 class LineFit:
-    """The bytes that may be on the line at once.
+    """Number of bytes that may be on the line at once.
 
     Args:
         most: the largest number; a fast line reaches it after a few confirmations.
@@ -28,11 +28,11 @@ class LineFit:
         self._shortest, self._changed_at = math.inf, -math.inf
 
     def answered(self, seconds: float) -> None:
-        """Note the time of an answer to a message without bulk bytes [s]."""
+        """Record the time of an answer to a message without bulk bytes [s]."""
         self._shortest = min(self._shortest, seconds)
 
     def confirmed(self, sent_at: float, now: float) -> None:
-        """Note that bytes which were sent at `sent_at` have arrived; both on one clock [s]."""
+        """Record that bytes sent at `sent_at` have arrived; both times are on one clock [s]."""
         self.answered(now - sent_at)
         if sent_at < self._changed_at:
             return

@@ -2,7 +2,7 @@
 
     MFU = operations of the model per second / peak of the devices of all ranks
 
-of the training's last attempt, without what recomputation repeats (Chowdhery et al., "PaLM", 2022, appendix B).
+for the training's last attempt, without recomputed operations (Chowdhery et al., "PaLM", 2022, appendix B).
 """
 
 import math
@@ -20,7 +20,7 @@ class MeshUse:
 
     num_ranks: int
     peak_bytes: int = 0
-    """Largest memory of a rank [bytes]: of a GPU as its allocator gave it out, of a process without mapped files."""
+    """Largest memory of a rank [bytes]: of a GPU as allocated, of a process without mapped files."""
     steps_per_s: float = 0.0
     flops_per_s: float = 0.0
     """Operations of the model, forward and backward, on all ranks together [FLOP/s]."""
@@ -31,7 +31,7 @@ class MeshUse:
     def read(
         cls, num_ranks: int, peak_bytes: int, steps_per_s: float, flops_per_s: float, peak_flops: float
     ) -> "MeshUse | None":
-        """Return what a message states; numbers out of any range are not known, and a mesh without ranks is none."""
+        """Read the use that a message states; out-of-range numbers become unknown, a mesh without ranks None."""
         if not 1 <= num_ranks <= RANKS_MAX:
             return None
         steps_per_s, flops_per_s, peak_flops = (
@@ -48,12 +48,12 @@ class MeshUse:
 
     @property
     def mfu(self) -> float | None:
-        """The utilization of the devices; None: not known (`why_no_mfu`)."""
+        """Utilization of the devices; None: not known (`why_no_mfu`)."""
         return self.flops_per_s / self.peak_flops if self.flops_per_s and self.peak_flops else None
 
     @property
     def why_no_mfu(self) -> str:
-        """The reason for no utilization; empty: there is one."""
+        """Reason why the utilization is unknown; empty: it is known."""
         if not self.flops_per_s:
             return "the operations of the model are not known: it does not run without memory"
         return "" if self.peak_flops else "the peak of these devices is not known"
@@ -67,7 +67,7 @@ class MeshUse:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The values for a script; `mfu` is None where it is not known, with the reason."""
+        """Values for a script; `mfu` is None if it is unknown, with the reason."""
         return {
             "num_ranks": self.num_ranks,
             "peak_bytes": self.peak_bytes or None,

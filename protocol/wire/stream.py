@@ -1,8 +1,8 @@
-"""The bidirectional call that always reports its end, with the status that the other side gave.
+"""The bidirectional call that always reports its end, with the status that the other side sent.
 
-grpc.aio's own call loses a refusal in three ways (grpc issue 36066): a write that crosses the end of the call replaces
-the status that has arrived by an INTERNAL of its own; from then on `read` no longer returns the messages before the
-end; and the first message waits for ever when the call ends before its metadata were sent.
+A plain grpc.aio call loses a refusal in three ways (grpc issue 36066): a write that coincides with the end of the call
+replaces the received status by INTERNAL; after that `read` no longer returns the messages before the end; and the first
+message waits for ever if the call ends before its metadata were sent.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ Reply = TypeVar("Reply")
 
 
 class StreamBroken(ConnectionError):
-    """The end of a call that was cut, refused or timed out."""
+    """End of a call that was cut, refused or timed out."""
 
     def __init__(self, code: grpc.StatusCode, detail: str) -> None:
         self.code, self.detail = code, detail
@@ -25,7 +25,7 @@ class StreamBroken(ConnectionError):
 
     @property
     def is_displaced(self) -> bool:
-        """Return whether another process has the place of this one's name: it took the place, or keeps it."""
+        """Return whether another process uses this process's name."""
         is_replaced = self.code is grpc.StatusCode.ABORTED and "replaced" in self.detail
         return is_replaced or self.code is grpc.StatusCode.ALREADY_EXISTS
 
@@ -37,10 +37,10 @@ class StreamBroken(ConnectionError):
 
 @contextmanager
 def broken_streams() -> Iterator[None]:
-    """Turn every error of grpc about a call that has ended into StreamBroken."""
+    """Turn every grpc error about a call that has ended into StreamBroken."""
     try:
         yield
-    except grpc.RpcError as error:  # of an asyncio or a blocking call: both have a code and details
+    except grpc.RpcError as error:  # from an asyncio or a blocking call: both have a code and details
         raise StreamBroken(error.code(), error.details() or "") from None
     except asyncio.CancelledError:
         task = asyncio.current_task()
@@ -52,14 +52,14 @@ def broken_streams() -> Iterator[None]:
 
 
 class Status(NamedTuple):
-    """The status of a call that has ended."""
+    """Status of an ended call."""
 
     code: grpc.StatusCode
     detail: str
 
 
 def first_status(call: Any) -> "asyncio.Future[Status]":
-    """Return the future of the status with which the other side ends a streaming call; ask before the first write."""
+    """Return the future of the status with which the other side ends a streaming call; call before the first write."""
     status: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
 
     def note(_: Any) -> None:  # called again for each later status
@@ -71,7 +71,7 @@ def first_status(call: Any) -> "asyncio.Future[Status]":
 
 
 def _at_once(coroutine: "Coroutine[Any, Any, Any]") -> Any:
-    """Return the result of a coroutine of an ended call at once; awaited in a task it might report a later status."""
+    """Return the result of an ended call's coroutine at once; awaited in a task, it might report a later status."""
     try:
         coroutine.send(None)
     except StopIteration as answer:
@@ -81,9 +81,9 @@ def _at_once(coroutine: "Coroutine[Any, Any, Any]") -> Any:
 
 
 class Stream(Generic[Request, Reply]):
-    """A bidirectional call whose end is None or StreamBroken, never an error of grpc's own.
+    """Bidirectional call whose end is None or StreamBroken, never an error of grpc.
 
-    It iterates over the replies instead of reading them, and keeps the first status of the call: see above.
+    It iterates over the replies instead of calling `read`, and keeps the first status of the call (see the module).
     """
 
     def __init__(self, method: "grpc.aio.StreamStreamMultiCallable[Request, Reply]") -> None:
@@ -93,7 +93,7 @@ class Stream(Generic[Request, Reply]):
         self._is_begun, self._status = False, first_status(self._call)
 
     async def write(self, message: Request) -> None:
-        """Hand a message to the connection; without effect on a call that has ended, whose end `read` reports."""
+        """Hand a message to the connection; after the end of the call this does nothing, and `read` reports the end."""
         with suppress(asyncio.InvalidStateError, StreamBroken), broken_streams():
             if self._is_begun:
                 await self._call.write(message)
@@ -101,7 +101,7 @@ class Stream(Generic[Request, Reply]):
                 await self._begin(message)
 
     async def _begin(self, message: Request) -> None:
-        """Write the first message, and return when the call ends before its metadata were sent."""
+        """Write the first message; also return if the call ends before its metadata were sent."""
         writing: asyncio.Future[Any] = asyncio.ensure_future(self._call.write(message))
         try:
             await asyncio.wait({writing, self._status}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,17 +1,17 @@
-"""The window of an upload: the bytes that it may have in flight, fewer the more uploads run at the same time.
+"""The window of an upload: the bytes that it may have in flight, which shrinks as more uploads run concurrently.
 
     window = min(4 MiB, max(256 KiB, 16 MiB / n))    for n concurrent uploads
     chunk  = min(1 MiB, window / 4)
 
-Bytes in flight lie in the receiver's memory, so its use does not grow with the number of uploads (up to 64). The
-receiver sends its window with each confirmation. It confirms after half of the window that it sent last, and after each
-chunk smaller than a quarter of it: so a sender that stays within the window never waits for ever.
+Bytes in flight occupy the receiver's memory, so its use does not grow with the number of uploads (up to 64). The
+receiver sends its window with each confirmation. It confirms after half of the last window sent, and after each chunk
+smaller than a quarter of it: so a sender that stays within the window never waits for ever.
 """
 
 from atoll.protocol.wire.channel import CHUNK_BYTES, MIB, UPLOAD_WINDOW_BYTES
 
 UPLOADS_BYTES = 16 * MIB
-"""Bytes in flight of all uploads together; more only with more than 64 uploads."""
+"""Bytes in flight of all uploads together; more only with over 64 uploads."""
 
 WINDOW_BYTES_MIN = MIB // 4
 
@@ -27,11 +27,11 @@ def chunk_of(window: int) -> int:
 
 
 class Confirmations:
-    """The confirmations that the receiver of one upload sends.
+    """Confirmations that the receiver of one upload sends.
 
     Args:
-        position: bytes that were there before the upload.
-        window: window that the first confirmation had.
+        position: bytes present before the upload.
+        window: window of the first confirmation.
     """
 
     def __init__(self, position: int, window: int) -> None:
@@ -42,5 +42,5 @@ class Confirmations:
         return num_bytes < chunk_of(self._window) or position - self._confirmed >= self._window // 2
 
     def said(self, position: int, window: int) -> None:
-        """Note a confirmation that was sent."""
+        """Record a confirmation that was sent."""
         self._confirmed, self._window = position, window

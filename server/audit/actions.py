@@ -4,9 +4,9 @@ from enum import StrEnum
 
 
 class Action(StrEnum):
-    """An action; an event's `object` is what it concerned, its `outcome` the result.
+    """Action of an audit event, whose `object` is what it concerned, and whose `outcome` is the result.
 
-    The texts are in `docs/audit.md`.
+    `docs/audit.md` describes each action.
     """
 
     COORDINATOR_START = "coordinator.start"

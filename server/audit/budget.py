@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from atoll.server.transport.token_bucket import Bucket
 
 BURST = 10
-"""The lines that one caller may cause at once."""
+"""Number of lines that one caller may cause at once."""
 REFILL_S = 30.0
 """The time after which one more line is allowed [s]."""
 ALL_BURST, ALL_REFILL_S = 1000, 0.1
-"""The same limits for all callers together: about 12 MB of log an hour at most, besides lines with other bounds."""
+"""The same limits for all callers together: about 12 MB of log an hour at most, plus lines with other bounds."""
 KEYS_MAX = 1000
-"""The number of callers that are counted one by one; all others are counted together."""
+"""Number of callers that are counted individually; all others are counted together."""
 OTHERS = "others"
 
 
@@ -26,14 +26,14 @@ class _Known:
 
 @dataclass(slots=True)
 class Budget:
-    """Decides for each line of a caller whether it is written or only counted."""
+    """Budget that decides for each line of a caller whether it is written or only counted."""
 
     _of: dict[str, _Known] = field(default_factory=dict)
     _all: Bucket = field(default_factory=lambda: Bucket(1 / ALL_REFILL_S, ALL_BURST))
     _sweep_at: float = 0.0
 
     def allows(self, who: str, now: float) -> bool:
-        """Take one line of `who` at `now` [s] from the budget; False: it is not written, and `withheld` counts it."""
+        """Take one line of `who` at `now` [s] from the budget; False: it must not be written; `withheld` counts it."""
         if who not in self._of and len(self._of) >= KEYS_MAX and now >= self._sweep_at:
             self._forget_quiet(now)
         key = who if who in self._of or len(self._of) < KEYS_MAX else OTHERS
@@ -44,14 +44,14 @@ class Budget:
         return False
 
     def withheld(self) -> dict[str, int]:
-        """Return the lines that were not written since the last call, by caller."""
+        """Return the numbers of lines that were not written since the last call, by caller."""
         counts = {who: known.withheld for who, known in self._of.items() if known.withheld}
         for who in counts:
             self._of[who].withheld = 0
         return counts
 
     def _forget_quiet(self, now: float) -> None:
-        """Forget the callers whose allowance is full again and who have no line to be counted."""
+        """Forget the callers whose allowance is full again and who have no pending count."""
         self._sweep_at = now + REFILL_S
         full_s = BURST * REFILL_S
         self._of = {who: k for who, k in self._of.items() if k.withheld or now - k.allowance.at < full_s}

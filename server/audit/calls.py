@@ -1,7 +1,7 @@
 """The interceptor that records every admin call, with caller and outcome, and every refused call in the audit log.
 
-A failed admin call costs its caller nothing. As for refused calls, further ones are soon only counted, so that a caller
-without rights cannot fill the log. The interceptor runs before all others, and so records what those refuse.
+Admin calls have no budget, even failed ones. Repeated refused calls are soon only counted, so that a caller without
+rights cannot fill the log. The interceptor runs before all others, so it also records their refusals.
 """
 
 from collections.abc import AsyncIterator
@@ -27,11 +27,11 @@ REFUSALS = frozenset(
         grpc.StatusCode.UNIMPLEMENTED,
     }
 )
-"""The status codes that are recorded as refusals; all others happen to honest clients, too."""
+"""Status codes that are recorded as refusals; all others happen to honest clients, too."""
 
 
 class CallAudit(Interceptor):
-    """Records the calls of a server, and sets the caller that `acting` names; it changes nothing else.
+    """Interceptor that records the calls of a server, and sets the caller that `acting` names.
 
     Args:
         audit: the log.
@@ -53,7 +53,7 @@ class CallAudit(Interceptor):
             has_ended = True
         finally:
             code = code_of(context)
-            if code is grpc.StatusCode.OK and not has_ended:  # a call that was broken off has no code yet
+            if code is grpc.StatusCode.OK and not has_ended:  # a cut call has no code yet
                 code = grpc.StatusCode.CANCELLED
             self._record(method, _object_of(request), context, caller, code)
 
@@ -63,7 +63,7 @@ class CallAudit(Interceptor):
             object_ = f"{method} {about}".rstrip()
             if code is grpc.StatusCode.OK:
                 self._audit.record(Action.CALL, object_, outcome, caller=caller)
-            else:  # counted without the run: a caller may name any number of them
+            else:  # counted without the run, because a caller may name any number of runs
                 self._audit.record_bounded(Action.CALL, object_, outcome, caller=caller, counted_as=method)
         elif code in REFUSALS:
             self._audit.record_bounded(Action.CALL_REFUSE, method, outcome, caller=caller)

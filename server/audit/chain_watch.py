@@ -1,4 +1,4 @@
-"""The verification of a log while it is written, a few lines at a time: a change is found within minutes, not years."""
+"""The verification of a log while it is written, a few lines at a time: a change is found within minutes."""
 
 import logging
 import time
@@ -14,14 +14,14 @@ from atoll.server.audit.reading import Source, verify
 logger = logging.getLogger(__name__)
 
 LINES = 300
-"""Lines of one step: some milliseconds."""
+"""Lines of one step, which takes some milliseconds."""
 
 REST_S = 60.0
-"""Least time between the end of one pass and the begin of the next [s]; it is as long as the pass at least."""
+"""Shortest pause between two passes [s]; a pause is at least as long as the previous pass."""
 
 
 class ChainWatch:
-    """The watch over a coordinator's log. Call `step` at times, on a thread; one call at a time.
+    """Verifier that runs over a coordinator's log in passes. Call `step` repeatedly, on a thread; one call at a time.
 
     Args:
         state: the state directory.
@@ -32,10 +32,10 @@ class ChainWatch:
         self._lines: Iterator[tuple[str, bytes]] | None = None
         self._verifier, self._files = Verifier(), [Path()]
         self.fault = ""
-        """The sentence about a broken chain, by the newest whole pass; empty: it is whole."""
+        """Description of a broken chain, found by the newest complete pass; empty: none."""
 
     def step(self) -> None:
-        """Verify the next lines. A pass that a rotation or an archive has overtaken counts for nothing."""
+        """Verify the next lines. A pass that was overtaken by a rotation or an archive is discarded."""
         try:
             if self._lines is None and not self._begin():
                 return
@@ -44,7 +44,7 @@ class ChainWatch:
             if len(found) < LINES:
                 self._lines = None
                 self._conclude()
-        except OSError as error:  # it is being archived, or the disk does not answer
+        except OSError as error:  # the log is being archived, or the disk does not respond
             logger.debug("the audit log cannot be verified now: %s", error)
             self._lines, self._next = None, time.monotonic() + REST_S
 
@@ -63,12 +63,12 @@ class ChainWatch:
         if not self._verifier.finish():
             self.fault = ""
             return
-        again = verify(Source.of_state(self._state))  # at once: an archive may have moved lines meanwhile
+        again = verify(Source.of_state(self._state))  # recheck at once: an archive may have moved lines meanwhile
         if self._files != log_files(audit_folder(self._state)):
             return
         fault = ""
         if again.faults:
-            what = f"{again.faults[0]} ({count_of(again.num_faults, 'fault')} in all)"
+            what = f"{again.faults[0]} ({count_of(again.num_faults, 'fault')} in total)"
             remedy = f"First copy the folder; then `atoll audit verify --state {self._state}` names the lines"
             fault = f"the audit log in {audit_folder(self._state)} is broken: {what}. {remedy}"
         if fault and fault != self.fault:

@@ -1,8 +1,8 @@
-"""The audit log while it is written, by a thread of its own: `record` waits for nothing.
+"""The audit log while it is written, on a separate thread: `record` waits for nothing.
 
-Events go into a queue. The thread writes all that wait there at once; a checkpoint, which signs the chain, follows
-after EVENTS_MAX events, and SIGN_S seconds after the first unsigned one. A written event outlives the process, a signed
-one the machine.
+Events go into a queue. The thread writes all queued events at once; a checkpoint, which signs the chain, follows after
+EVENTS_MAX events, and SIGN_S seconds after the first unsigned one. A written event survives a crash of the process, a
+signed one also a crash of the machine.
 """
 
 import logging
@@ -26,19 +26,19 @@ from atoll.server.audit.budget import Budget
 logger = logging.getLogger(__name__)
 
 SIGN_S = 5.0
-"""The longest time that an event stays without a checkpoint that signs it [s]."""
+"""Longest time that an event remains without a checkpoint that signs it [s]."""
 WITHHELD_S = 60.0
-"""The interval at which withheld lines are counted into the log [s]."""
+"""Interval at which the numbers of withheld lines are logged [s]."""
 RETRY_S = 1.0
 WAITING_MAX = 100_000
-"""The events that may wait for a full disk; further ones are lost, and counted."""
+"""Number of events that may wait for a full disk; further ones are lost, and counted."""
 CLOSE_S = 5.0
-"""The time that the end of the process waits for the last line [s]."""
+"""Time that the process's exit waits for the last line [s]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The actor of an event, as the log names it."""
+    """Actor of an event, as the log names it."""
 
     name: str
     role: str
@@ -51,7 +51,7 @@ _caller: ContextVar[Caller] = ContextVar("atoll_audit_caller", default=COORDINAT
 
 @contextmanager
 def acting(caller: Caller) -> Iterator[None]:
-    """Attribute all events that are recorded within the block, also by tasks that begin there, to this caller."""
+    """Attribute all events recorded within the block, also by tasks started there, to this caller."""
     token = _caller.set(caller)
     try:
         yield
@@ -60,7 +60,7 @@ def acting(caller: Caller) -> Iterator[None]:
 
 
 class AuditLog:
-    """An audit log that is being written. Any thread may call its methods; `record` never waits and never fails.
+    """Audit log that is being written. Any thread may call its methods; `record` never waits and never fails.
 
     Args:
         folder: see `protocol.audit.files.AuditFiles`.
@@ -84,12 +84,12 @@ class AuditLog:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint; a party that stores it can later detect a log that was cut off or rewritten."""
+        """The newest checkpoint; a party that stores it can later detect a truncated or rewritten log."""
         return self._files.checkpoint
 
     @property
     def damage(self) -> str:
-        """The sentence about a broken chain that this process has found; empty: it has found none."""
+        """Description of a broken chain that this process has found; empty: none."""
         return self._files.damage
 
     def record(
@@ -106,7 +106,7 @@ class AuditLog:
         Args:
             action: the action.
             object_: the object that it concerned: a run's id, a client's name, a method.
-            outcome: its result. Neither payloads nor secrets.
+            outcome: its result, without payloads and secrets.
             digests: the digests of the data that it concerned, by name.
             caller: the actor; None: the caller that `acting` names, or else the coordinator.
         """
@@ -158,7 +158,7 @@ class AuditLog:
             assert self._thread.is_alive(), "the audit log's thread has ended"
 
     def close(self) -> None:
-        """Write and sign the rest; later events are lost. A full disk delays the end by at most CLOSE_S."""
+        """Write and sign the rest; later events are lost. A full disk delays this by at most CLOSE_S."""
         self._is_closing = True
         self._queue.put(threading.Event())
         self._thread.join(CLOSE_S)
@@ -186,7 +186,7 @@ class AuditLog:
                 done.set()
 
     def _take(self) -> tuple[list[Event], list[threading.Event]]:
-        """Take all waiting events, up to the number of one write; none when a checkpoint or a count is due."""
+        """Take all waiting events, up to the number of one write; none if a checkpoint or a count is due."""
         now, until = time.monotonic(), min(self._sign_by or self._withheld_by, self._withheld_by)
         events: list[Event] = []
         waiting: list[threading.Event] = []
@@ -202,7 +202,7 @@ class AuditLog:
         return events, waiting
 
     def _missing(self, *, is_last: bool) -> list[Event]:
-        """Return the log's events about missing lines, when they are due: withheld ones and lost ones."""
+        """Return the log's events about withheld and lost lines, if they are due."""
         if not (is_last or self._num_lost or time.monotonic() >= self._withheld_by):
             return []
         self._withheld_by = time.monotonic() + WITHHELD_S

@@ -1,4 +1,4 @@
-"""The reading of audit logs: one that is being written, a copy of one, or some of its files alone."""
+"""The reading of audit logs: a log that is being written, a copy, or only some files of a log."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -21,15 +21,15 @@ from atoll.protocol.audit.files import (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The files of a log in their order, each with the number of bytes to read."""
+    """Files of a log in their order, each with the number of bytes to read."""
 
     files: tuple[tuple[Path, int], ...]
     key: str | None
-    """The public key [hex] that must have signed its checkpoints; None: any key."""
+    """Public key [hex] that must have signed its checkpoints; None: any key."""
     is_whole: bool
-    """The files are claimed to be the whole log."""
+    """Whether the files are claimed to be the complete log."""
     cut: tuple[Path, ...] = ()
-    """The files with bytes that were cut off after crashes."""
+    """Files with torn ends removed after crashes."""
     on_bytes: Callable[[int], None] = lambda more: None
     """Called with the number of bytes of each line."""
 
@@ -38,7 +38,7 @@ class Source:
         """Find the log of a coordinator's state directory.
 
         Raises:
-            AuditUnusable: the directory holds none.
+            AuditUnusable: the directory has no audit log.
         """
         folder = audit_folder(state)
         if not log_files(folder):
@@ -46,7 +46,7 @@ class Source:
         return cls(tuple(sizes(folder)), public_key(folder / PUBLIC_KEY), is_whole=True, cut=tuple(cut_files(folder)))
 
     def behind(self, archives: Iterable[Path]) -> "Source":
-        """Return this source with the files of archives before its own, in the order of their lines.
+        """Return this source preceded by the files of archives, in the order of their lines.
 
         Raises:
             AuditUnusable: a folder has no file of a log.
@@ -61,7 +61,7 @@ class Source:
 
     @classmethod
     def of_files(cls, files: Iterable[Path]) -> "Source":
-        """Take some files of a log, or an export of `atoll audit export`, in the order given."""
+        """Return a source of some files of a log, or an export of `atoll audit export`, in the given order."""
         return cls(tuple((path, path.stat().st_size) for path in files), None, is_whole=False)
 
     def with_key(self, path: Path) -> "Source":
@@ -69,7 +69,7 @@ class Source:
         return replace(self, key=public_key(path))
 
     def lines(self) -> Iterator[tuple[str, bytes]]:
-        """Yield each line, with its end, and its place: file and line number, counted from 1."""
+        """Yield each line, with its line end, and its place: file and line number, counted from 1."""
         for path, num_bytes in self.files:
             for number, line in enumerate(read_lines(path, num_bytes=num_bytes), 1):
                 self.on_bytes(len(line))
@@ -77,7 +77,7 @@ class Source:
 
 
 def verify(source: Source, expected: Iterable[Checkpoint] = ()) -> Verifier:
-    """Verify a log; the `faults` of the result list what is wrong with it."""
+    """Verify a log; the `faults` of the result list its faults."""
     verifier = Verifier(source.key, whole=source.is_whole, expected=list(expected))
     for where, line in source.lines():
         verifier.feed(line, where)
@@ -86,7 +86,7 @@ def verify(source: Source, expected: Iterable[Checkpoint] = ()) -> Verifier:
 
 
 def events_of(source: Source) -> Iterator[Line]:
-    """Yield the events that can be read; faults of the log are for `verify` to find."""
+    """Yield the readable events; only `verify` reports faults of the log."""
     for _, data in source.lines():
         try:
             line = read_line(data)
@@ -97,7 +97,7 @@ def events_of(source: Source) -> Iterator[Line]:
 
 
 def last_checkpoint(source: Source) -> Checkpoint | None:
-    """Return the newest checkpoint that can be read; None: there is none."""
+    """Return the newest readable checkpoint, or None."""
     newest: Checkpoint | None = None
     for _, data in source.lines():
         with suppress(LineFault):
@@ -107,7 +107,7 @@ def last_checkpoint(source: Source) -> Checkpoint | None:
 
 
 def last_events(source: Source, count: int, *, action: str = "", actor: str = "") -> list[Line]:
-    """Return the newest `count` events with this action, or its prefix up to a dot, and actor; "" matches all."""
+    """Return the newest `count` events with this action (or a prefix of it up to a dot) and actor; "" matches all."""
     return list(deque((line for line in events_of(source) if _is_wanted(line, action, actor)), maxlen=count))
 
 
@@ -118,10 +118,10 @@ def _is_wanted(line: Line, action: str, actor: str) -> bool:
 
 
 def between(source: Source, since: str, until: str) -> Iterator[bytes]:
-    """Yield the lines as they stand, from the first at `since` to the last before `until`, both RFC 3339 as in the log.
+    """Yield the lines unchanged, from the first at `since` to the last before `until`, both RFC 3339 as in the log.
 
-    The lines are adjacent, so that an excerpt can be verified, too. Lines that cannot be read belong to those before
-    them.
+    The lines are contiguous, so that an excerpt can be verified, too. An unreadable line counts to the readable line
+    before it.
     """
     has_begun = False
     for _, data in source.lines():

@@ -11,7 +11,7 @@ from atoll.server.rounds.events import Abandon, Commit, Effect, EndRun
 
 
 class Entry(NamedTuple):
-    """The arguments of `AuditLog.record`."""
+    """Arguments of `AuditLog.record`."""
 
     action: Action
     object_: str

@@ -1,11 +1,11 @@
-"""The backup of a state directory while a coordinator uses it; `restore` is the way back.
+"""The backup of a state directory while a coordinator uses it; `restore` reverses it.
 
-Files of versions and updates never change. They appear before the journal refers to them, and are deleted after it no
-longer does. So a backup is staged in three steps: hard-link these files (without copying), which holds their bytes
-whatever is deleted; copy the journal as of one instant; and link the files that have appeared meanwhile. Each file that
-the journal copy refers to existed at that instant. It is among the links unless it appeared after the first step and
-was deleted before the third; a check at the end finds such a file, and the staging is repeated. Then bytes are copied.
-The coordinator takes no part in this and need not run.
+Files of versions and updates never change. They appear before the journal refers to them, and are deleted only when it
+no longer does. So a backup is staged in three steps: hard-link these files, which preserves their bytes even if they
+are deleted; copy the journal as of one instant; and link the files that have appeared meanwhile. Each file that the
+journal copy refers to existed at that instant. It is among the links unless it appeared after the first step and was
+deleted before the third; a check at the end finds such a file, and the staging is repeated. Then bytes are copied. The
+coordinator need not run, and is not involved.
 
     backup.json                  the contents: each file with its size, mode and SHA-256; written last
     everything else              as in the state directory, without locks, sockets, partial uploads, and files that are
@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll import __version__
 from atoll.ground.file_lock import Locked, lock_file
 from atoll.ground.folders import sync_folder
 from atoll.ground.printable import printable
+from atoll.ground.version import __version__
 from atoll.protocol.progress import OnBytes, not_told
 from atoll.protocol.secrets import without_password
 from atoll.server.backup.contents import FOLDERS, BackupFailed, Contents, Part, belongs, is_immutable, is_key
@@ -57,8 +57,8 @@ TRANSIENT = frozenset(
         "folder_id",
     }
 )
-"""Names of the transient files, which are not backed up: a restored directory of a rank is another one than the old,
-and its journal is a file, or in another schema."""
+"""Names of transient files, which are not backed up: a restored rank directory differs from the old one, and the
+journal is a file, or in another schema."""
 TRANSIENT_FOLDERS = frozenset({"incoming", STAGING})
 TRANSIENT_SUFFIXES = (".part", ".gone", ".new")
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -67,12 +67,12 @@ NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, e
 
 
 def _ignore(_more: int) -> None:
-    """Tell nothing of the last file, which lists the others."""
+    """Ignore the report about the last file, which lists the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """The result of a backup or a restoration."""
+    """Result of a backup or a restoration."""
 
     made_at: float
     """The instant of the journal copy [s since the epoch]."""
@@ -80,14 +80,14 @@ class Backup:
     num_bytes: int
     needs: list[Need]
     strangers: tuple[str, ...] = ()
-    """Paths in the state directory that are not the coordinator's and were left out."""
+    """Paths in the state directory that do not belong to the coordinator and were omitted."""
     database: str = ""
-    """The name of the server's database that the journal was in; empty: it was a file."""
+    """Name of the server's database that held the journal; empty: it was a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """A consistent staging."""
+    """Consistent staging."""
 
     made_at: float
     needs: list[Need]
@@ -98,31 +98,30 @@ class _Staged:
 
 
 def back_up(state: Path, out: Path, *, keys: bool = True, database: str = "", on_bytes: OnBytes = not_told) -> Backup:
-    """Copy a state directory, also one in use.
+    """Copy a state directory, even one in use.
 
     Args:
         state: the directory.
         out: a new folder, or a file if it ends in .tar, readable for its owner alone.
         keys: include the coordinator's certificates and keys.
-        database: the URL of a journal in PostgreSQL; empty: the one that the directory names.
-        on_bytes: called with the number of bytes that were copied since the last call, and of all.
+        database: the URL of a journal in PostgreSQL; empty: the URL that the directory names.
+        on_bytes: called with the number of bytes copied since the last call, and in total.
 
     Raises:
-        BackupFailed: the journal is damaged, or has no room for its copy, which is first made in the directory; a file
-            that it relies on is missing; `out` exists or is inside of a state directory; or `ATTEMPTS` stagings were
-            all inconsistent.
+        BackupFailed: the journal is damaged, or there is no room in the directory for its copy; a file that it relies
+            on is missing; `out` exists or is inside of a state directory; or `ATTEMPTS` stagings were all inconsistent.
         OSError: a file cannot be read or written, or the database server does not answer.
     """
     if database and (state / "state.db").is_file():
         raise BackupFailed(f"{state} has its journal in state.db, not in {without_password(database)}")
     if not has_state(state):
-        raise BackupFailed(f"{state} is no state directory: there is no state.db in it")
+        raise BackupFailed(f"{state} is not a state directory: there is no state.db in it")
     insist_outside(out)
     _insist_new(out)
     _insist_on_files(state, keys=keys)
     is_tar = out.suffix == ".tar"
     with _alone(state), beside(out, is_file=is_tar) as part:
-        _insist_new(out)  # again: another backup may have made it before this one had the lock
+        _insist_new(out)  # again: another backup may have created it before this one had the lock
         with _staging(state) as staging:
             staged = _stage(state, staging, keys=keys, database=database)
             with naming(out):
@@ -132,20 +131,20 @@ def back_up(state: Path, out: Path, *, keys: bool = True, database: str = "", on
 
 
 def insist_outside(place: Path) -> None:
-    """Refuse a place inside of a coordinator's state directory, whose backups leave it out.
+    """Refuse a path inside of a coordinator's state directory, whose backups would omit it.
 
     Raises:
-        BackupFailed: the place is inside of one.
+        BackupFailed: the path is inside of one.
     """
     for folder in filter(_is_state, Path(os.path.realpath(place)).parents):
         raise BackupFailed(f"{place} is inside of {folder}, a state directory: name a place outside of it")
 
 
 def _is_state(folder: Path) -> bool:
-    """Return whether a folder is a state directory, and not one with a journal alone, which a link may lead to."""
+    """Return whether a folder is a state directory, and not merely contains a journal, which a link may point to."""
     try:
         return (folder / "runs").is_dir() and has_state(folder)
-    except OSError:  # a database.json of another program, or one that this user may not read
+    except OSError:  # the database.json of another program, or one not readable by this user
         return False
 
 
@@ -155,19 +154,19 @@ def _insist_new(out: Path) -> None:
 
 
 def _insist_on_files(state: Path, *, keys: bool) -> None:
-    """Refuse links to what belongs to the backup: they are not followed, and it would lack what is behind them."""
+    """Refuse links in place of files of the backup: they are not followed, so it would lack their targets."""
     links = [path for path in _paths(state) if (state / path).is_symlink() and path != "state.db"]
     faults = [path for path in links if any(keys or not is_key(file) for file in _places(state, path))]
     if faults:
         where = [f"{state / path} is a link, which a backup does not follow" for path in faults]
-        way = "put what it leads to in its place, or mount its volume there (`mount --bind`)"
+        way = "replace it by its target, or mount its volume there (`mount --bind`)"
         raise BackupFailed("\n".join([*where, way]))
 
 
 def _places(state: Path, link: str) -> Iterator[str]:
-    """Yield the paths of files of the coordinator that a link in a state directory may stand for.
+    """Yield the paths at which a link in a state directory may replace a file of the coordinator.
 
-    A link to nowhere may lead to a volume that is not mounted now.
+    A dangling link may point to a volume that is not mounted now.
     """
     names = ("",) if (state / link).is_file() else FOLDERS if (state / link).is_dir() else ("", *FOLDERS)
     return filter(belongs, (link + name for name in names))
@@ -190,8 +189,8 @@ def _alone(state: Path) -> Iterator[None]:
 def beside(target: Path, *, is_file: bool = False) -> Iterator[Path]:
     """Create a folder or file beside a path, and rename it to that path at the end of the context.
 
-    After an error it is removed instead. It is exclusive: two processes with the same target never share it, and an
-    existing file is kept.
+    After an error it is removed instead. Creation is exclusive: two processes with the same target never share it, and
+    an existing file is kept.
 
     Raises:
         BackupFailed: its name exists already, or the folder of the target does not exist.
@@ -203,7 +202,7 @@ def beside(target: Path, *, is_file: bool = False) -> Iterator[Path]:
         else:
             part.mkdir(mode=0o700)
     except FileExistsError as error:
-        what = "of a backup or restore that was killed or still runs, or a file of yours"
+        what = "left by a killed or still running backup or restore, or one of your files"
         raise BackupFailed(f"{part} exists ({what}): move it away, or name another place than {target}") from error
     except (FileNotFoundError, NotADirectoryError) as error:
         raise BackupFailed(f"{target} cannot be created: there is no folder {target.parent}") from error
@@ -218,7 +217,7 @@ def beside(target: Path, *, is_file: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def naming(target: Path) -> Iterator[None]:
-    """Add the path to an error about a full disk: a write to an open file, unlike its opening, fails without a name."""
+    """Add the path to an error about a full disk, which a write to an open file, unlike its opening, does not name."""
     try:
         yield
     except OSError as error:
@@ -254,7 +253,7 @@ def _stage(state: Path, staging: Path, *, keys: bool, database: str) -> _Staged:
         _copy_the_rest(state, staging, keys=keys)
         needs = needs_of(staging)
         missing, torn = losses_of(staging, needs, reads="sizes"), _torn(state, staging)
-        if lasting := [loss for loss in missing if loss.path in before]:  # no round has deleted it: it is needed still
+        if lasting := [loss for loss in missing if loss.path in before]:  # it was not deleted: the file is still needed
             raise BackupFailed("\n".join(_as_in(state, staging, lines_of(lasting))))
         if not (missing or torn):
             _drop_unreferenced(staging, needs)
@@ -268,15 +267,15 @@ def _stage(state: Path, staging: Path, *, keys: bool, database: str) -> _Staged:
 
 
 def _as_in(state: Path, staging: Path, lines: list[str]) -> Iterator[str]:
-    """Yield lines about staged files with the paths of the state directory, and what to do."""
+    """Yield lines about staged files with the paths of the state directory, and the remedy."""
     yield from (line.replace(f"{staging}{os.sep}", f"{state}{os.sep}") for line in lines)
-    yield f"{state} is not whole: `atoll coordinator --check --state {state}` lists all of it"
+    yield f"{state} is damaged: `atoll coordinator --check --state {state}` lists all faults"
 
 
 def _torn(state: Path, staging: Path) -> str:
-    """Return the first key or certificate that has changed since its copy; empty: none.
+    """Return the first key or certificate that has changed since it was copied; empty: none.
 
-    The copy of a changed one may not fit the key or the certificate that was copied before it.
+    A changed one may not match the key or certificate that was copied before it.
     """
     for path in sorted(path.relative_to(staging).as_posix() for path in staging.rglob("*.pem*")):
         with suppress(FileNotFoundError):
@@ -287,7 +286,7 @@ def _torn(state: Path, staging: Path) -> str:
 
 
 def _paths(state: Path) -> Iterator[str]:
-    """Yield the paths of all files in a state directory but the transient ones; symbolic links are not followed."""
+    """Yield the paths of all files in a state directory except the transient ones; symbolic links are not followed."""
     for root, folders, names in os.walk(state):
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]
         folders[:] = sorted(set(folders) - TRANSIENT_FOLDERS - set(links))
@@ -302,7 +301,7 @@ def _is_transient(name: str) -> bool:
 
 
 def _is_being_renewed(path: str) -> bool:
-    """Return whether the file is a new credential that may not be in its place yet: the next process moves it there."""
+    """Return whether the file may belong to an unfinished credential replacement, which the next process completes."""
     return path.endswith(".pem.new") and is_key(path)
 
 
@@ -320,16 +319,16 @@ def _link(state: Path, staging: Path) -> None:
         try:
             _link_or_copy(state / path, link)
         except (FileExistsError, FileNotFoundError):
-            continue  # linked before, or deleted: the check finds out whether the journal copy refers to it
+            continue  # already linked, or deleted: the check finds out whether the journal copy refers to it
 
 
 def _link_or_copy(path: Path, link: Path) -> None:
-    """Link an immutable file; copy it where a link is impossible.
+    """Link an immutable file; copy it if a link is impossible.
 
     A link cannot cross to a volume that is mounted in the directory, and some file systems have no links.
 
     Raises:
-        FileExistsError, FileNotFoundError: as `os.link` does.
+        FileExistsError, FileNotFoundError: like `os.link`.
     """
     try:
         os.link(path, link)
@@ -352,7 +351,7 @@ def _copy_the_rest(state: Path, staging: Path, *, keys: bool) -> None:
         try:
             _copy_whole_lines(state / path, copy)
         except FileNotFoundError:
-            continue  # deleted meanwhile: it was a transient file
+            continue  # deleted meanwhile, so it was a transient file
 
 
 def _copy_whole_lines(path: Path, copy: Path) -> None:
@@ -372,7 +371,7 @@ def _drop_unreferenced(staging: Path, needs: list[Need]) -> None:
                 if path.name.partition(".")[0] not in need.updates:
                     path.unlink()
             for path in (folder / "versions").glob("*"):
-                if int(path.name.partition(".")[0]) > need.version:  # `belongs` lets only versions come here
+                if int(path.name.partition(".")[0]) > need.version:  # `belongs` lets only versions get here
                     path.unlink()
 
 
@@ -397,7 +396,7 @@ def _write(staging: Path, part: Path, staged: _Staged, on_bytes: OnBytes, *, has
 
 
 class _Folder:
-    """A folder to copy files into."""
+    """Folder to copy files into."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -409,7 +408,7 @@ class _Folder:
         pass
 
     def add(self, path: Path, name: str, on_block: Callable[[int], None]) -> Part:
-        """Copy a file, and return its line of the contents."""
+        """Copy a file, and return its entry in the contents."""
         mode = path.stat().st_mode & 0o700
         with path.open("rb") as file:
             num_bytes, sha256 = copy_durably(file, self._path / name, mode, on_block)
@@ -417,7 +416,7 @@ class _Folder:
 
 
 class _Archive:
-    """An empty file that becomes a tar file."""
+    """Writer of the backup archive, a tar file."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("r+b")
@@ -434,7 +433,7 @@ class _Archive:
                 os.fsync(self._file.fileno())
 
     def add(self, path: Path, name: str, on_block: Callable[[int], None]) -> Part:
-        """Copy a file, and return its line of the contents."""
+        """Copy a file, and return its entry in the contents."""
         stat, info = path.stat(), tarfile.TarInfo(name)
         info.size, info.mode, info.mtime = stat.st_size, stat.st_mode & 0o700, int(stat.st_mtime)
         with path.open("rb") as file:
@@ -444,7 +443,7 @@ class _Archive:
 
 
 class Hashing:
-    """A file that is being read, with the digest of the bytes so far."""
+    """File that is being read, with the digest of the bytes so far."""
 
     def __init__(self, file: Any, on_block: Callable[[int], None]) -> None:
         self._file, self._on_block, self.sha256 = file, on_block, hashlib.sha256()

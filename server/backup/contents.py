@@ -31,31 +31,31 @@ FOLDERS = (
     *("/key.pem", "/worker.log", "/r/worker.log", "/000000.json", "/000000.safetensors"),
     *(f"/{_DIGEST}.bin", f"/{_DIGEST}.safetensors", "/rank.json", "/0of1/rank.json"),
 )
-"""Names below a folder of the coordinator, at least one for each of its folders."""
+"""Names inside the coordinator's folders, at least one for each folder."""
 
 
 class BackupFailed(OSError):
-    """A backup that cannot be made or used; the message has the reason."""
+    """Error: a backup cannot be made or used; the message has the reason."""
 
 
 # ---------------------------------------------------------------- files of a state directory
 
 
 def belongs(path: str) -> bool:
-    """Return whether the path in a state directory is that of a file of the coordinator.
+    """Return whether a path in a state directory belongs to a file of the coordinator.
 
-    No other file is ever in a backup, above all no other backup, which may contain the keys that this one excludes.
+    No other file is ever in a backup, in particular no other backup, which may contain the keys that this one excludes.
     """
     return _BELONGS.fullmatch(path) is not None
 
 
 def is_immutable(path: str) -> bool:
-    """Return whether the file of this path never changes: it is of a version, an update, a message or statistics."""
+    """Return whether the file at this path never changes: a version, an update, a message or statistics."""
     return _IS_IMMUTABLE.fullmatch(path) is not None
 
 
 def is_key(path: str) -> bool:
-    """Return whether the file of this path is a key or a certificate."""
+    """Return whether the file at this path is a key or a certificate."""
     return _IS_KEY.fullmatch(path) is not None
 
 
@@ -65,12 +65,12 @@ def is_key(path: str) -> bool:
 def _inside(path: str) -> str:
     """Return a relative path that cannot lead out of its folder."""
     if "\0" in path or {"", ".", ".."}.intersection(path.split("/")):
-        raise ValueError("lies outside, or is no path")
+        raise ValueError("lies outside, or is not a path")
     return path
 
 
 class Part(BaseModel):
-    """One file of a backup."""
+    """File of a backup."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
@@ -81,7 +81,7 @@ class Part(BaseModel):
 
 
 def _apart(parts: list[Part]) -> list[Part]:
-    """Return the parts if no path occurs twice or is a folder of another one."""
+    """Return the parts if no path repeats or is a folder of another one."""
     paths = {part.path for part in parts}
     folders = {folder for path in paths for folder in _folders(path)}
     if len(paths) < len(parts) or paths & folders:
@@ -94,7 +94,7 @@ def _folders(path: str) -> Iterable[str]:
 
 
 class Contents(BaseModel):
-    """The content of `backup.json`, the same for every Atoll that knows its format."""
+    """Content of `backup.json`, the same for every Atoll that knows its format."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
@@ -106,10 +106,10 @@ class Contents(BaseModel):
     has_keys: bool
     files: Annotated[list[Part], AfterValidator(_apart)]
     database: Annotated[str, Field(max_length=4096)] = ""
-    """The name of the server's database that the journal was in; empty: it was a file."""
+    """Name of the server's database that held the journal; empty: it was a file."""
 
     def encoded(self) -> str:
-        """Return the content of `backup.json`; what an earlier Atoll does not know is left out where it is empty."""
+        """Return the content of `backup.json`; fields that an earlier Atoll does not know are omitted if empty."""
         return self.model_dump_json(indent=1, exclude=None if self.database else {"database"})
 
     @property
@@ -119,7 +119,7 @@ class Contents(BaseModel):
 
 
 class _AnyFormat(BaseModel):
-    """The only field that is read of an unknown format."""
+    """Format number, the only field read from an unknown format."""
 
     format: Annotated[int, Field(strict=True, ge=0, le=10**6)]
 

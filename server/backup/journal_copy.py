@@ -1,4 +1,4 @@
-"""The copy of a journal as of one instant, from its file or from a server's schema, and the way back into a schema.
+"""The copy of a journal as of one instant, from its file or from a server's schema, and its move into a schema.
 
 A copy is always a file: the tables are the same in both. So a backup of either can be restored as either.
 """
@@ -24,24 +24,24 @@ OF_THE_SERVER = frozenset({"directory", "holder", "writer"})
 ROWS_AT_ONCE = 500
 
 TABLES = {**schema.metadata.tables, **register.metadata.tables}
-"""The tables of a journal, and those of the register of members beside them."""
+"""Tables of a journal, and of the register of members beside them."""
 
 
 def copy_journal(state: Path, copy: Path, database: str, on_instant: Callable[[], None]) -> str:
-    """Copy the journal of a state directory into a file, also while a coordinator writes to it.
+    """Copy the journal of a state directory into a file, even while a coordinator writes to it.
 
     Args:
         state: the directory.
         copy: the new file.
-        database: the URL of the journal; empty: the one that the directory names.
-        on_instant: called once the instant of the copy is past; what is written later is not in it.
+        database: the URL of the journal; empty: the URL that the directory names.
+        on_instant: called after the instant of the copy; later writes are not in it.
 
     Returns:
         The name of the server's database; empty: the journal is a file.
 
     Raises:
-        BackupFailed: the journal is damaged, of an earlier release or of another directory, or has no room for its
-            copy.
+        BackupFailed: the journal is damaged, belongs to an earlier release or another directory, or there is no room
+            for its copy.
         DatabaseAway: the server does not answer.
         StateUnusable: the server refuses.
     """
@@ -65,7 +65,7 @@ def _copy_file(database: Path, copy: Path) -> None:
 
 
 def _in_one_file(target: sqlite3.Connection) -> None:
-    """Leave no write-ahead log beside the copy; the next writer turns it on again."""
+    """Merge the write-ahead log into the copy; the next writer turns it on again."""
     target.execute("PRAGMA journal_mode = DELETE")
 
 
@@ -91,7 +91,7 @@ def _copy_schema(state: Path, copy: Path, database: str, on_instant: Callable[[]
 
 
 def _copy_tables(source: Connection, target: Connection) -> None:
-    """Copy every table into a database without tables, but for what binds a schema to its directory.
+    """Copy every table into an empty database, except for the keys that bind a schema to its directory.
 
     Raises:
         BackupFailed: there is a table that this Atoll does not know.
@@ -113,7 +113,7 @@ def move_into_schema(copy: Path, state: Path, url: str) -> None:
     """Move the journal of a restored state directory from its file into a server's schema, and bind the two.
 
     Raises:
-        BackupFailed: the schema has tables, or the backup is of an earlier release.
+        BackupFailed: the schema has tables, or the backup comes from an earlier release.
         DatabaseAway: the server does not answer.
         StateUnusable: the server is unfit for a coordinator, or refuses.
         StateInUse: a coordinator uses the schema.
@@ -125,7 +125,9 @@ def move_into_schema(copy: Path, state: Path, url: str) -> None:
                 raise BackupFailed(f"{target.name} has tables: name a database or a schema without any")
             if (version := check_version(rows, copy)) != SCHEMA_VERSION:
                 what = f"the backup has schema version {version}, this Atoll writes {SCHEMA_VERSION}"
-                raise BackupFailed(f"{what}: restore it into a file, start that once, and move a backup of it")
+                raise BackupFailed(
+                    f"{what}: restore it into a file, start a coordinator on it once, and restore a backup of that"
+                )
             _copy_tables(rows, connection)
             write_meta(connection, "directory", number)
     finally:

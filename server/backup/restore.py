@@ -22,12 +22,12 @@ NO_TAR = (tarfile.TarError, ValueError, OverflowError)
 
 
 def restore(source: Path, state: Path, *, database: str = "", on_bytes: OnBytes = not_told) -> Backup:
-    """Restore a state directory from a backup; the directory appears after all of its files were checked.
+    """Restore a state directory from a backup; the directory appears after all of its files have been checked.
 
     Args:
         source: the backup.
         state: the directory, new or empty.
-        database: the URL of an empty schema in PostgreSQL for the journal; empty: it becomes a file.
+        database: the URL of an empty schema in PostgreSQL for the journal; empty: a file.
         on_bytes: as in `back_up`.
 
     Raises:
@@ -40,7 +40,7 @@ def restore(source: Path, state: Path, *, database: str = "", on_bytes: OnBytes 
         raise BackupFailed(f"{state} is not empty: name a new directory, or move that one away")
     if target == Path.cwd():
         raise BackupFailed(
-            f"{state} is the current directory, which a new one would replace: change to its parent, and name it there"
+            f"{state} is the current directory, which the new one would replace: name it from its parent"
         )
     insist_outside(state)
     with beside(target) as part:
@@ -65,7 +65,7 @@ def verify(source: Path, *, on_bytes: OnBytes = not_told) -> Backup:
 
 
 def _checked(source: Path, part: Path, on_bytes: OnBytes) -> Backup:
-    """Unpack a backup, and check that journal and files fit to each other."""
+    """Unpack a backup, and check that journal and files match."""
     contents = _unpack(source, part, on_bytes)
     (part / "runs").mkdir(exist_ok=True)
     return _paired(source, part, contents)
@@ -83,12 +83,12 @@ def _read(source: Path, on_bytes: OnBytes) -> Contents:
                     num_bytes += len(block)
             _check_digest(part, num_bytes, reader.sha256.hexdigest())
     except BackupFailed as error:
-        raise BackupFailed(f"{source} is no complete backup: {error}") from error
+        raise BackupFailed(f"{source} is not a complete backup: {error}") from error
     return contents
 
 
 def _paired(source: Path, part: Path, contents: Contents) -> Backup:
-    """Check that the journal and the files of a backup fit to each other."""
+    """Check that the journal and the files of a backup match."""
     needs = needs_of(part)
     if losses := losses_of(part, needs, reads="all"):
         lines = (line.replace(f"{part}{os.sep}", "") for line in lines_of(losses))
@@ -104,7 +104,7 @@ def _unpack(source: Path, target: Path, on_bytes: OnBytes) -> Contents:
             for part in contents.files:
                 _copy(opened, part, target, lambda more: on_bytes(more, contents.num_bytes))
         except (BackupFailed, *NO_TAR) as error:
-            raise BackupFailed(f"{source} is no complete backup: {error}") from error
+            raise BackupFailed(f"{source} is not a complete backup: {error}") from error
     write_atomically(target / "restored.json", json.dumps({"from": str(source), "made_at": contents.made_at}).encode())
     return contents
 
@@ -135,7 +135,7 @@ def _opened(path: Path) -> "_Folder | _Archive":
 
 
 class _Folder:
-    """A folder to read files from."""
+    """Folder to read files from."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -155,20 +155,20 @@ class _Folder:
 
 
 class _Archive:
-    """A tar file to read files from."""
+    """Tar file to read files from."""
 
     def __init__(self, path: Path) -> None:
         try:
             self._tar = tarfile.open(path, "r:")  # noqa: SIM115 - `close` does
         except NO_TAR as error:
-            raise BackupFailed(f"{path} is no tar file of a backup: {error}") from error
+            raise BackupFailed(f"{path} is not a tar file of a backup: {error}") from error
 
     def open(self, name: str) -> IO[bytes]:
         """Open one regular file.
 
         Raises:
             BackupFailed: there is no such file.
-            NO_TAR: the tar file is damaged, or was cut short.
+            NO_TAR: the tar file is damaged, or is truncated.
         """
         try:
             member = self._tar.getmember(name)

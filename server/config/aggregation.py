@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from atoll.aggregation.rules.rule import Rule
 
 PARTIAL_ACCEPTS = "aggregation.partial = true accepts updates that leave tensors out"
-"""The way out where an update lacks tensors."""
+"""Remedy for an update that lacks tensors."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 RULE_FIELDS = ("malicious", "num_selected", "num_steps", "radius", "append_max")
-"""The options of the rules, among the settings of `AggregationConfig`."""
+"""Options of the rules among the settings of `AggregationConfig`."""
 
 
 class AggregationConfig(BaseModel):
-    """The aggregation of a round's updates."""
+    """Aggregation of a round's updates."""
 
     model_config = STRICT
 
@@ -54,7 +54,7 @@ class AggregationConfig(BaseModel):
     variates, sent beside the model, correct the drift of each site's steps."""
 
     num_clients: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Number of clients in the federation for "scaffold", including those that are never chosen; absent: refused by
+    """Number of clients in the federation for "scaffold", including clients that are never chosen; absent: refused by
     "scaffold", because there is no default."""
 
     weighting: Literal["examples", "uniform"] = "examples"
@@ -65,8 +65,8 @@ class AggregationConfig(BaseModel):
     """Aggregation rule. "mean": exact, weighted. Robust against arbitrary updates, all with the same weight: "median"
     and "trimmed_mean", element by element; "multi_krum", "geometric_median" and "centered_clipping", by the distances
     of whole updates. "concatenate": no mean, the rows of each update are appended to the model's in the order of the
-    clients' names, for models that grow, such as ensembles of trees. Or your own, an object with a method `reduce`: by
-    the name that an installed package declares (see `atoll plugins`), or as `module:object` or
+    clients' names, for models that grow, such as ensembles of trees. Or a custom rule, an object with a method
+    `reduce`: by the name that an installed package declares (see `atoll plugins`), or as `module:object` or
     `path/to/file.py:object`."""
 
     malicious: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=0.5)] | None = None
@@ -95,8 +95,8 @@ class AggregationConfig(BaseModel):
     round's updates; absent: no bound. With any rule."""
 
     partial: bool = False
-    """Accept updates that leave tensors out, such as those of clients that train a part of the model: each tensor is
-    averaged over the updates that have it, and stays as it is when none has it."""
+    """Accept updates that leave tensors out, such as updates of clients that train a part of the model: each tensor is
+    averaged over the updates that have it, and stays unchanged if no update has it."""
 
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$")] = "cpu"
     """Device on which "mean" adds the updates' floats: "cpu", or a GPU, "cuda" or "cuda:1", with the same bits. Each
@@ -106,15 +106,15 @@ class AggregationConfig(BaseModel):
     """Compression of the updates for the upload; clients without it send plain updates. Size relative to float32:
     "bf16" and "fp16" 1/2, "qsgd8" (8 bits, unbiased random rounding) 0.252, "sign" (1 bit) 1/32, "topk" (only the
     largest elements) 1.5 times `topk_fraction`. With "topk" and "sign" the client adds the rest to its next update
-    (error feedback). Integers and buffers stay plain. Or your own, by the name that an installed package declares (see
-    `atoll plugins`): on the coordinator's machine and on each agent's, in the same version."""
+    (error feedback). Integers and buffers stay plain. Or a custom codec, by the name that an installed package declares
+    (see `atoll plugins`): on the coordinator's machine and on each agent's, in the same version."""
 
     topk_fraction: Annotated[float, Field(ge=0.000001, le=1)] | None = None
     """Share of each 65,536 elements that "topk" sends, such as 0.01; rounded to millionths; absent: refused by
     the codec, because there is no default."""
 
     codec_options: dict[str, Plain] = {}
-    """Arguments of a codec of your own by name, such as `codec_options.levels = 4`: for a class or a function."""
+    """Arguments of a custom codec by name, such as `codec_options.levels = 4`: for a class or a function."""
 
     @model_validator(mode="after")
     def _algorithm_has_what_it_needs(self) -> "AggregationConfig":
@@ -131,7 +131,7 @@ class AggregationConfig(BaseModel):
         if self.algorithm == "scaffold" and self.num_clients is None:
             faults.append("scaffold needs num_clients")
         if self.algorithm != "scaffold" and self.num_clients is not None:
-            faults.append(f"num_clients is no option of {self.algorithm}")
+            faults.append(f"num_clients is not an option of {self.algorithm}")
         if faults:
             raise ValueError("; ".join(faults))
         return self
@@ -147,7 +147,7 @@ class AggregationConfig(BaseModel):
         }
         if self.grows and (wrong := [name for name, is_given in given.items() if is_given]):
             raise ValueError(
-                f"rule concatenate appends the rows of an update as they are, and does not go with {', '.join(wrong)}: "
+                f"rule concatenate appends the rows of an update unchanged, and does not go with {', '.join(wrong)}: "
                 "leave it out"
             )
         return self
@@ -166,17 +166,17 @@ class AggregationConfig(BaseModel):
     @model_validator(mode="after")
     def _only_what_the_codec_has(self) -> "AggregationConfig":
         if self._codec_kind() and self.codec_options:
-            raise ValueError(f"codec_options are for a codec of your own, and codec is {self.codec}")
+            raise ValueError(f"codec_options are for a custom codec, and codec is {self.codec}")
         return self
 
     def _rule_kind(self) -> RuleKind | None:
-        """Return the rule with its options; None: the user's own."""
+        """Return the rule with its options; None: a custom rule."""
         given = {name: getattr(self, name) for name in RULE_FIELDS}
         return RULES.pick(self.rule, given, also={"malicious"} if self.mix_neighbours else frozenset())
 
     @property
     def has_own_rule(self) -> bool:
-        """The answer whether the rule is a user's own."""
+        """Whether the rule is a custom one."""
         return self._rule_kind() is None
 
     def _codec_kind(self) -> CodecKind | None:
@@ -185,9 +185,9 @@ class AggregationConfig(BaseModel):
 
     @property
     def codec_name(self) -> str:
-        """The name of the codec in invitations and manifests, such as "topk:0.01"; empty: no codec.
+        """Name of the codec in invitations and manifests, such as "topk:0.01"; empty: no codec.
 
-        That of a package has the package's version (`installed`), and stands for nothing until `open_codec`.
+        A package's codec includes the package's version (`installed`), and cannot be resolved before `open_codec`.
         """
         kind = self._codec_kind()
         return name_for(self.codec, self.codec_options) if kind is None else kind.name
@@ -203,33 +203,33 @@ class AggregationConfig(BaseModel):
 
     @property
     def grows(self) -> bool:
-        """The model's kind: it grows by the rows of the updates, and is no mean of models."""
+        """Whether the model grows by the rows of the updates, and is not a mean of models."""
         return self.rule == CONCATENATE
 
     @property
     def training(self) -> str:
-        """The algorithm of the clients, as their invitations name it: with "concatenate" an update has rows."""
+        """Algorithm of the clients, as their invitations name it: with "concatenate" an update has rows."""
         return CONCATENATE if self.grows else self.algorithm
 
     @property
     def most_appended(self) -> int | None:
-        """The most bytes that one update may append; None: the model does not grow."""
+        """Largest number of bytes that one update may append; None: the model does not grow."""
         kind = self._rule_kind()
         return kind.append_max if isinstance(kind, ConcatenateKind) else None
 
     def fault_of_rows(self, num_bytes: int) -> str:
-        """Return the reason why a run whose model grows refuses an update of this size; empty: it takes it."""
+        """Return the reason why a run whose model grows refuses an update of this size; empty: it accepts it."""
         if not self.grows or (most := self.most_appended) is None or num_bytes <= most:
             return ""
         return f"the update would append {count_of(num_bytes, 'byte')}; allowed by aggregation.append_max: {most}"
 
     @property
     def weighs(self) -> bool:
-        """The answer whether updates count by their examples; else all count alike."""
+        """Whether updates count by their examples; else all count the same."""
         return self.rule == "mean" and self.weighting == "examples"
 
     def faults_of_rounds(self, policy: StragglerPolicy) -> Iterator[str]:
-        """Yield the faults of a straggler policy that this rule or algorithm cannot work with. Loads no user code."""
+        """Yield the faults of a straggler policy that this rule or algorithm cannot support. Loads no user code."""
         if (kind := self._rule_kind()) is not None and (rule := kind.build()) is not None:
             from atoll.aggregation.rules.rule import check_count
 
@@ -285,7 +285,7 @@ class AggregationConfig(BaseModel):
 
 
 def _faults_of_growth(policy: StragglerPolicy) -> Iterator[str]:
-    """Yield the settings of a policy that weigh updates: rows are appended, or not."""
+    """Yield the settings of a policy that weigh updates: rows are either appended or not."""
     whole = "does not go with rule concatenate, whose rows have no weight"
     if policy.takes_stale and policy.mode != "fedasync" and policy.staleness != "constant":
         yield f'round: staleness {policy.staleness!r} {whole}: only "constant" does'
@@ -294,18 +294,18 @@ def _faults_of_growth(policy: StragglerPolicy) -> Iterator[str]:
 
 
 class OptimizerConfig(BaseModel):
-    """The server optimizer: the step of the global model by the mean of a round's updates."""
+    """Server optimizer: the step of the global model by the mean of a round's updates."""
 
     model_config = STRICT
 
     name: Annotated[str, AfterValidator(CUSTOM_OPTIMIZER.check)] = "fedavg"
     """Server optimizer. "fedavg": adds the mean. "fedavgm": with momentum. "fedadagrad", "fedadam" and "fedyogi" (Reddi
-    et al. 2021): adaptive, element by element. "diloco": Nesterov momentum, lr 0.7 and momentum 0.9. Or your own, an
-    object with a method `apply` or a class of such: by the name that an installed package declares (see `atoll
-    plugins`), or as `module:object` or `path/to/file.py:object`."""
+    et al. 2021): adaptive, element by element. "diloco": Nesterov momentum, lr 0.7 and momentum 0.9. Or a custom
+    optimizer, an object with a method `apply` or a class of such objects: by the name that an installed package
+    declares (see `atoll plugins`), or as `module:object` or `path/to/file.py:object`."""
 
     lr: Positive | None = None
-    """Learning rate of the server; absent: 1, for the adaptive three 0.1, for "diloco" 0.7."""
+    """Learning rate of the server; absent: 1, for the three adaptive optimizers 0.1, for "diloco" 0.7."""
 
     momentum: Decay | None = None
     """Momentum of "fedavgm" and "diloco", in [0, 1); absent: 0.9."""
@@ -314,34 +314,34 @@ class OptimizerConfig(BaseModel):
     """Nesterov momentum of "fedavgm"; absent: no. "diloco" always has it."""
 
     beta1: Decay | None = None
-    """Decay of the first moment of the adaptive three, in [0, 1); absent: 0.9, for "fedadagrad" 0."""
+    """Decay of the first moment of the three adaptive optimizers, in [0, 1); absent: 0.9, for "fedadagrad" 0."""
 
     beta2: Decay | None = None
     """Decay of the second moment of "fedadam" and "fedyogi", in [0, 1); absent: 0.99."""
 
     tau: Positive | None = None
-    """Constant added to the root of the second moment of the adaptive three; the moment begins at its square; absent:
-    0.001."""
+    """Constant added to the root of the second moment of the three adaptive optimizers; the moment begins at its
+    square; absent: 0.001."""
 
     options: dict[str, Plain] = {}
-    """Arguments of an optimizer of your own by name, such as `options.alpha = 0.1`: for a class or a function."""
+    """Arguments of a custom optimizer by name, such as `options.alpha = 0.1`: for a class or a function."""
 
     @model_validator(mode="after")
     def _only_what_it_has(self) -> "OptimizerConfig":
         if not self._kind():
             return self
         if self.options:
-            raise ValueError(f"options are for an optimizer of your own, and name is {self.name}")
+            raise ValueError(f"options are for a custom optimizer, and name is {self.name}")
         return self
 
     @property
     def is_own(self) -> bool:
-        """The answer whether the optimizer is a user's own."""
+        """Whether the optimizer is a custom one."""
         return self.name not in SERVER_OPTIMIZERS.variants
 
     @property
     def scheduled(self) -> Mapping[str, Any]:
-        """The numbers that may have a schedule, by name. Loads no user code."""
+        """Numbers that may have a schedule, by name. Loads no user code."""
         if self.is_own:
             return self.options
         own = self.build()
@@ -358,7 +358,7 @@ class OptimizerConfig(BaseModel):
         return OptimizerConfig.model_validate(changed, context=dict(AS_RECORDED))
 
     def _kind(self) -> OptimizerKind | None:
-        """Return the optimizer with its options; None: the user's own."""
+        """Return the optimizer with its options; None: a custom one."""
         given = {option: value for option, value in self if option not in ("name", "options")}
         return SERVER_OPTIMIZERS.pick(self.name, given)
 

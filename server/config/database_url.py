@@ -13,7 +13,7 @@ def check_url(url: str) -> str:
     """Return the URL unchanged; an empty one means no database server.
 
     Raises:
-        ValueError: libpq would not read the URL as its author means it; the message contains nothing of a password.
+        ValueError: libpq would misread the URL; the message contains no part of a password.
     """
     if not url:
         return url

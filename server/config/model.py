@@ -1,4 +1,4 @@
-"""The settings of a run's versions: their start, those that stay, the best one, the metric that ends the run early."""
+"""The settings of a run's versions: the start, those to keep, the best one, the metric that ends the run early."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,11 +17,11 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Value = Annotated[float, Field(allow_inf_nan=False)]
 
 OF_A_RUN, BEST = "run:", "best"
-"""The beginning of a start that names a run, and its best version in place of a number."""
+"""Prefix of a start that names a run, and the word for its best version in place of a number."""
 
 
 def _metric_of(name: str, source: Source | None, mode: Mode | None) -> WatchedMetric:
-    """Return a metric with the defaults of its settings."""
+    """Return a metric with default mode and source filled in."""
     return WatchedMetric(name, source or "server", mode or ("min" if name == "loss" else "max"))
 
 
@@ -37,7 +37,7 @@ def run_and_version(start: str) -> tuple[str, str] | None:
 
 
 class ModelConfig(BaseModel):
-    """The start of the model, and its versions that stay on disk."""
+    """Start of the model, and its versions that are kept on disk."""
 
     model_config = STRICT
 
@@ -45,30 +45,32 @@ class ModelConfig(BaseModel):
     """Start of the model: a safetensors file, such as "model.safetensors" of `atoll model export` or `atoll train`, or
     "run:NAME[@VERSION]", a version of another run of the same coordinator, by default its newest one, or "best" (in a
     simulation of the state directory here, or of the joined coordinator). Names and shapes are checked; a tied tensor
-    may have any of its names. Empty: the task's own model."""
+    may have any of its names. Empty: the task's model."""
 
     strict: bool | None = None
-    """Refuse a `start` that lacks a tensor of the model, or has others. false: what does not fit keeps the task's own
-    values, and is listed; absent: true."""
+    """Refuse a `start` that lacks a tensor of the model, or has additional ones. false: tensors that do not fit keep
+    the task's values, and are listed; absent: true."""
 
     frozen: str = Field(default="", pattern="^([0-9a-f]{64})?$")
-    """SHA-256 of the tensors that do not travel, in a task with `travels = "trained"`: a site with others is refused in
-    each round (`task_mismatch`). Empty: that of the coordinator's own, which the run then has."""
+    """SHA-256 of the tensors that are never sent, in a task with `travels = "trained"`: a site with others is refused
+    in each round (`task_mismatch`). Empty: the digest of the coordinator's tensors, which the run then has."""
 
     keep_versions: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Newest versions of the model that stay; version 0, the best one and those that a round or a late update needs
-    stay, too; absent: `coordinator.keep_versions` at the time when the run begins, in a simulation 1."""
+    """Number of the newest versions of the model to keep; version 0, the best one and those that a round or a late
+    update needs are kept, too; absent: `coordinator.keep_versions` at the time when the run begins, in a simulation
+    1."""
 
     best: MetricName = ""
-    """Metric of the best version, such as "auroc", or "loss": that version stays, `atoll model list` marks it, and
-    `atoll model export --best` exports it. Of equal versions the first is the best. Empty: no version is the best."""
+    """Metric of the best version, such as "auroc", or "loss": that version is kept, `atoll model list` marks it, and
+    `atoll model export --best` exports it. If versions are equal, the first is the best. Empty: there is no best
+    version."""
 
     mode: Mode | None = None
     """The better value of `best`: the larger ("max") or the smaller ("min"); absent: "min" for "loss", else "max"."""
 
     source: Source | None = None
-    """The data on which `best` is measured: the server's test data, or those of all clients together, by the intervals
-    of `evaluation`; absent: "server"."""
+    """The data on which `best` is measured: the server's test data, or the test data of all clients together, by the
+    intervals of `evaluation`; absent: "server"."""
 
     @field_validator("start")
     @classmethod
@@ -87,23 +89,23 @@ class ModelConfig(BaseModel):
 
     @property
     def is_strict(self) -> bool:
-        """The strictness of a start: it must have all tensors of the model, and no others."""
+        """Whether a start must have all tensors of the model, and no others."""
         return self.strict is not False
 
     @property
     def metric(self) -> WatchedMetric | None:
-        """The metric of the best version; None: no version is the best."""
+        """Metric of the best version; None: there is no best version."""
         return _metric_of(self.best, self.source, self.mode) if self.best else None
 
 
 class StopConfig(BaseModel):
-    """The early end of a run by a metric; the run is then finished."""
+    """Early end of a run by a metric; the run is then finished."""
 
     model_config = STRICT
 
     metric: MetricName = ""
     """Metric that may end the run before `rounds`: at its `target`, or after `patience`. Each round then waits for the
-    evaluation of the version before it. Empty: no early stop."""
+    evaluation of the previous version. Empty: no early stop."""
 
     mode: Mode | None = None
     """The better value of `metric`: the larger ("max") or the smaller ("min"); absent: "min" for "loss", else "max"."""
@@ -112,10 +114,10 @@ class StopConfig(BaseModel):
     """The data on which `metric` is measured: "server" or "clients", as in `model.source`; absent: "server"."""
 
     patience: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Evaluations in a row without a better value, after which the run ends; absent: no limit."""
+    """Number of consecutive evaluations without a better value after which the run ends; absent: no limit."""
 
     min_delta: Amount | None = None
-    """Least difference to the best value that counts as better; absent: 0."""
+    """Smallest improvement over the best value that counts as better; absent: 0."""
 
     target: Value | None = None
     """Value of `metric` at which, or beyond which, the run ends; absent: none."""
@@ -126,12 +128,12 @@ class StopConfig(BaseModel):
         if self.metric and self.patience is None and self.target is None:
             raise ValueError(f"metric {self.metric!r} never ends the run: set patience, target, or both")
         if self.min_delta is not None and self.patience is None:
-            raise ValueError("min_delta is of patience, and there is none: set patience, or leave min_delta out")
+            raise ValueError("min_delta needs patience, and there is none: set patience, or leave min_delta out")
         return self
 
     @property
     def rule(self) -> EarlyStop | None:
-        """The rule of the run's machine; None: no early stop."""
+        """Rule for the run's state machine; None: no early stop."""
         if not self.metric:
             return None
         metric = _metric_of(self.metric, self.source, self.mode)
@@ -157,7 +159,7 @@ def faults_of_metrics(model: ModelConfig, stop: StopConfig, measures: "Measures"
 
 
 def _watched(model: ModelConfig, stop: StopConfig) -> Iterator[tuple[str, str, WatchedMetric]]:
-    """Yield table, key and metric of each that decides."""
+    """Yield table, key and metric of each deciding metric."""
     if model.metric is not None:
         yield "model", "best", model.metric
     if stop.rule is not None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import STRICT, Folder
@@ -27,13 +27,17 @@ def _host(host: str) -> str:
     try:
         if host:
             parse_address(f"{bracketed(host)}:1")
-    except ValueError:  # its message would ask for a port, which is usually what is too much here
+    except ValueError:  # its message would ask for a port, which is usually superfluous here
         raise ValueError("allowed: a name, an IPv4 or an IPv6 address; without a port, and without https://") from None
     return host
 
 
+Host = Annotated[str, AfterValidator(_host)]
+"""A host name or address without a port; or empty."""
+
+
 def _clash(one: str, other: str) -> bool:
-    """Return whether two addresses share a port of an interface; port 0 is always a free one."""
+    """Return whether two addresses share a port of an interface; port 0 always means a free one."""
     (host, port), (other_host, other_port) = parse_address(one), parse_address(other)
     is_same_host = _plain(host) == _plain(other_host) or is_wildcard(one) or is_wildcard(other)
     return port == other_port != 0 and is_same_host
@@ -44,7 +48,7 @@ def _plain(host: str) -> str:
 
 
 class CoordinatorConfig(BaseModel):
-    """The coordinator's process, with any number of runs."""
+    """Coordinator's process, with any number of runs."""
 
     model_config = STRICT
 
@@ -58,7 +62,7 @@ class CoordinatorConfig(BaseModel):
     enrol: Address | Literal[""] = ""
     """host:port for enrolment with a join code; empty: the host of `listen`, at the next port."""
 
-    public: str = ""
+    public: Host = ""
     """Host name or address by which others reach this machine, for join codes; empty: the host of `listen`."""
 
     insecure: bool = False
@@ -72,7 +76,8 @@ class CoordinatorConfig(BaseModel):
     `postgresql://USER@HOST/DATABASE`, the password better in PGPASSFILE. Versions and updates stay in the directory."""
 
     max_runs: int = Field(default=4, ge=1, le=100)
-    """Most runs with rounds under way at the same time; further ones are queued, and paused ones do not count."""
+    """Largest number of runs with rounds under way at the same time; further ones are queued, and paused ones do not
+    count."""
 
     authority: str = ""
     """Directory of the authority that signs all certificates; empty: `identity/authority` in the state directory.
@@ -85,41 +90,43 @@ class CoordinatorConfig(BaseModel):
     """Seconds of silence after which a client counts as lost; it may reconnect later."""
 
     start_allowance: SecondsOrNone = 300.0
-    """Seconds after a restart of the coordinator in which the clients of before may start, too, their imports included:
+    """Seconds after a restart of the coordinator in which earlier clients may also restart, their imports included:
     until then, or until each has connected once, none counts as lost, and no message of a server program is late."""
 
     load_timeout: Seconds = 120.0
-    """Seconds in which the process that checks and evaluates a run's task must have loaded it, its imports included."""
+    """Seconds within which the process that checks and evaluates a run's task must have loaded it, its imports
+    included."""
 
     heartbeat: SecondsOrNone = 0.0
     """Seconds between a client's heartbeats; 0: a third of the lease."""
 
     keep_versions: int = Field(default=5, ge=1, le=1_000_000)
-    """Newest versions of the model that stay on disk for runs that do not name a number (`model.keep_versions`)."""
+    """Number of the newest versions of the model kept on disk for runs that do not name a number
+    (`model.keep_versions`)."""
 
     keep_rounds: int = Field(default=1000, ge=1, le=1_000_000_000)
-    """Newest rounds of each run whose records and events stay in the journal."""
+    """Number of the newest rounds of each run whose records and events are kept in the journal."""
 
     max_connections: int = Field(default=1000, ge=1, le=100_000)
-    """Most clients connected at the same time; a further one is refused and tries again."""
+    """Largest number of clients connected at the same time; a further one is refused and retries."""
 
     calls_per_client: int = Field(default=16, ge=4, le=1000)
-    """Most open calls of one client, by the name in its certificate; a further call is refused."""
+    """Largest number of open calls of one client, by the name in its certificate; a further call is refused."""
 
     upload_floor: int = Field(default=16 * 1024, ge=0, le=2**30)
-    """Lowest rate of an upload in bytes a second: a slower one is ended after half a minute, and resumes where it was
-    when the client tries again (see limits.md). 0: no floor."""
+    """Lowest rate of an upload in bytes a second: a slower one is ended after half a minute, and resumes at the same
+    byte when the client tries again (see limits.md). 0: no floor."""
 
     incoming_max: int = Field(default=0, ge=0, le=2**60)
-    """Most bytes of uploads that are not accepted yet, for each run; further uploads are deferred. 0: no limit but the
-    disk."""
+    """Largest total size of a run's uploads that are not accepted yet [bytes]; further uploads are deferred. 0: no
+    limit except the disk."""
 
     disk_free_min: int = Field(default=64 * 2**20, ge=2**20, le=2**60)
     """Bytes of the disk that uploads leave free, because the journal needs space to continue."""
 
     aggregators: int = Field(default=0, ge=0, le=64)
     """Number of aggregation ranks, each with its own port for updates and versions; 0: this process aggregates alone.
-    Fixed for a run: every rank stores its part of each version."""
+    Fixed for a run: every rank stores a part of each version."""
 
     start_aggregators: bool = True
     """Start the ranks from this process, on this machine; otherwise you start each with `atoll aggregator`."""
@@ -129,7 +136,7 @@ class CoordinatorConfig(BaseModel):
 
     @property
     def enrol_address(self) -> str:
-        """The host:port for enrolment."""
+        """host:port for enrolment."""
         host, port = parse_address(self.listen)
         return self.enrol or f"{bracketed(host)}:{port + 1 if port else 0}"
 
@@ -143,11 +150,6 @@ class CoordinatorConfig(BaseModel):
         if self.heartbeat >= self.lease:
             raise ValueError(f"heartbeat {self.heartbeat} is not less than lease ({self.lease})")
         return self
-
-    @field_validator("public")
-    @classmethod
-    def _public_is_a_host(cls, public: str) -> str:
-        return _host(public)
 
     @model_validator(mode="after")
     def _addresses_suit(self) -> "CoordinatorConfig":
@@ -163,17 +165,17 @@ class CoordinatorConfig(BaseModel):
         return self
 
     def _clashes(self) -> Iterator[str]:
-        """Yield the pairs of ports that are the same; an insecure coordinator has no port for enrolment."""
+        """Yield the pairs of equal ports; an insecure coordinator has no port for enrolment."""
         ports = {"listen": self.listen, "admin": self.admin}
         if not self.insecure:
             ports["enrol" if self.enrol else "enrol (the port after listen)"] = self.enrol_address
         for (name, address), (other, other_address) in combinations(ports.items(), 2):
             if _clash(address, other_address):
-                yield f"{name} {address} and {other} {other_address} are the same port: give each its own"
+                yield f"{name} {address} and {other} {other_address} are the same port: give each a different one"
 
 
 class AggregatorConfig(BaseModel):
-    """One aggregation rank as a separate process."""
+    """Aggregation rank as a separate process."""
 
     model_config = STRICT
 
@@ -193,30 +195,26 @@ class AggregatorConfig(BaseModel):
     """Number of all ranks: the coordinator's `aggregators`."""
 
     listen: Address = "127.0.0.1:0"
-    """host:port of the data plane; port 0: the port of the last start, at first one that the system chooses."""
+    """host:port of the data plane; port 0: the port of the last start, initially one that the system chooses."""
 
-    public: str = ""
+    public: Host = ""
     """Host name or address by which clients reach this machine; empty: the host of `listen`."""
 
     state: Folder
     """State directory of this rank: the updates of its clients, its part of each version."""
 
     interface: str = "lo"
-    """Network interface over which the ranks exchange sums, unencrypted; loopback unless you name another."""
+    """Network interface over which the ranks exchange sums, unencrypted; loopback unless another one is named."""
 
     max_connections: int = Field(default=1000, ge=1, le=100_000)
-    """Most clients connected at the same time. The coordinator passes its own value to the ranks that it starts."""
+    """Largest number of clients connected at the same time. The coordinator passes its value to the ranks that it
+    starts."""
 
     @model_validator(mode="after")
     def _rank_is_one_of_them(self) -> "AggregatorConfig":
         if self.rank >= self.ranks:
             raise ValueError(f"rank {self.rank} is not in 0..{self.ranks - 1}")
         return self
-
-    @field_validator("public")
-    @classmethod
-    def _public_is_a_host(cls, public: str) -> str:
-        return _host(public)
 
     @model_validator(mode="after")
     def _addresses_suit(self) -> "AggregatorConfig":
@@ -231,7 +229,7 @@ class AggregatorConfig(BaseModel):
 
 
 class HostFile(BaseModel):
-    """The TOML of `atoll coordinator` without a run: its own table alone."""
+    """TOML file of `atoll coordinator` without a run: only the coordinator's table."""
 
     model_config = STRICT
 
@@ -239,4 +237,4 @@ class HostFile(BaseModel):
     """The coordinator's process."""
 
     notify: NotifyConfig = NotifyConfig()
-    """A person who is told."""
+    """Notification of the operator."""

@@ -28,26 +28,27 @@ from atoll.task.apps import is_app
 from atoll.task.given import FROZEN, OPTION
 
 Reference = Annotated[str, AfterValidator(check_reference)]
-"""A reference to code, which `plugins.reference` resolves."""
+"""Reference to code, which `plugins.reference` resolves."""
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 
 UNEVALUATED_MAX = 4
-"""Versions waiting for the `evaluate_fn` of a Flower app, which measures each of them, at which rounds wait, too."""
+"""Number of versions waiting for the `evaluate_fn` of a Flower app, which measures each of them, at which rounds wait,
+too."""
 
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class CohortConfig(BaseModel):
-    """The selection of clients for a round."""
+    """Selection of clients for a round."""
 
     model_config = STRICT
 
     sampler: Annotated[str, AfterValidator(CUSTOM_SAMPLER.check)] = "uniform"
     """Sampler of cohorts from the available clients: "uniform"; "weighted" by the size of their training data;
     "stratified" by their label; "power_of_choice" (Cho et al. 2020): the largest losses among some drawn clients;
-    "oort" (Lai et al. 2021): high utility and short round time. Or your own function of (candidates, count, rng): by
+    "oort" (Lai et al. 2021): high utility and short round time. Or a custom function of (candidates, count, rng): by
     the name that an installed package declares (see `atoll plugins`), or as `module:function` or
     `path/to/file.py:function`."""
 
@@ -83,12 +84,12 @@ class CohortConfig(BaseModel):
         return self
 
     def _kind(self) -> SamplerKind | None:
-        """Return the sampler with its options; None: the user's own."""
+        """Return the sampler with its options; None: a custom one."""
         given = {name: value for name, value in self if name != "sampler"}
         return COHORT_SAMPLERS.pick(self.sampler, given)
 
     def faults_of_rounds(self, policy: StragglerPolicy) -> Iterator[str]:
-        """Yield the faults of a straggler policy that this sampler cannot work with."""
+        """Yield the faults of a straggler policy that this sampler cannot support."""
         most = policy.concurrency if policy.is_asynchronous else policy.num_invited
         if self.candidates is not None and self.candidates < most:
             yield f"cohort: candidates {self.candidates} is less than the {most} that may be invited at once"
@@ -114,7 +115,7 @@ class CohortConfig(BaseModel):
 
 
 class EvaluationConfig(BaseModel):
-    """The evaluation of versions, on the server's data and by the clients."""
+    """Evaluation of versions, on the server's data and by the clients."""
 
     model_config = STRICT
 
@@ -123,74 +124,75 @@ class EvaluationConfig(BaseModel):
     always evaluated. 0: never."""
 
     clients_every: int = Field(default=0, ge=0, le=1_000_000)
-    """Interval, in versions, of the evaluations by the clients, on their own test data; the last version is always
+    """Interval, in versions, of the evaluations by the clients, on their test data; the last version is always
     evaluated. 0: never."""
 
     clients_max: int = Field(default=0, ge=0, le=1_000_000)
-    """Most clients that evaluate a version; 0: all connected ones."""
+    """Largest number of clients that evaluate a version; 0: all connected ones."""
 
     deadline: Seconds = 60.0
-    """Seconds for the clients' answers; then the evaluation consists of the answers that are in."""
+    """Seconds for the clients' answers; later answers do not count."""
 
     keep_sites: int = Field(default=100, ge=0, le=1_000_000)
-    """Newest versions whose metrics of single sites stay, beside those of the best version; 0: none are kept. They are
-    those of sites whose policy lets them leave (`metrics = "per_site"`)."""
+    """Number of the newest versions whose metrics of single sites are kept, in addition to the best version's; 0: none.
+    Only sites whose policy lets them leave have such metrics (`metrics = "per_site"`)."""
 
 
 class ProgramConfig(BaseModel):
-    """The server program of a run of messages: your own code decides what is sent to which site, and what follows."""
+    """Server program of a run of messages: custom code decides what is sent to which site, and what follows."""
 
     model_config = STRICT
 
     main: Reference | Literal[""] = ""
     """Function that is called with the grid of the run, `module:function` or `path/to/file.py:function`; or a Flower
-    app, `path/to/pyproject.toml:app`. With one, the run has no rounds: it ends when the function returns, and of this
-    file only `name`, `task`, `seed`, `local`, `round.quorum`, `round.linger` and `round.grace` count, for each exchange
-    of messages, and `round.min_available`, for which its first look at the nodes waits. Empty: a run of rounds."""
+    app, `path/to/pyproject.toml:app`. With one, the run has no rounds: it ends when the function returns, and only
+    these settings of this file are used: `name`, `task`, `seed`, `local`; for each exchange of messages `round.quorum`,
+    `round.linger` and `round.grace`; and `round.min_available`, for which its first query of the nodes waits. Empty: a
+    run of rounds."""
 
     native: bool = False
     """Native run of a Flower app: its strategy becomes a run of rounds, with the settings of this file, and `main()`
-    continues after the last one. False: the app runs hosted, as `main` has it."""
+    continues after the last one. False: the app runs hosted, see `main`."""
 
     reply_max: int = Field(default=2**40, ge=1, le=2**50)
     """Largest size of a reply [bytes]; a larger one is an error of its site."""
 
     keep_replies: int = Field(default=0, ge=0, le=2**31)
     """Newest exchanges whose replies stay on disk while the run continues; a program that is killed after more
-    exchanges cannot be repeated, and the run fails. 0: all of them, which a repetition reads."""
+    exchanges cannot be repeated, and the run fails. 0: all are kept, for a repetition."""
 
     deadline_max: Seconds = 43200.0
     """Longest time that an exchange waits for replies [s], whatever the function asks for."""
 
 
 class WaitConfig(BaseModel):
-    """The wait of a run for absent sites that its quorum needs, or for room on disk, the coordinator's or a rank's.
+    """Wait of a run for absent sites that its quorum needs, or for disk space of the coordinator or a rank.
 
-    It is no failure and uses up no retry.
+    It is not a failure and uses no retry.
     """
 
     model_config = STRICT
 
     most: Seconds | None = None
-    """Longest wait of a round for its clients, from the end of `round.selection_timeout` on, and of a run for room on
-    disk [s]; absent: without end, with a line in the log each hour. A simulation does not wait: there
+    """Longest wait of a round for its clients, from the end of `round.selection_timeout` on, and of a run for disk
+    space [s]; absent: unlimited, with a line in the log each hour. A simulation does not wait: there
     a round without clients is abandoned."""
 
     then: Literal["pause", "fail"] = "pause"
-    """End of a wait of `most` seconds: "pause": the run is paused, and resumes by itself when enough clients are back,
-    or when there is room; "fail": it has failed."""
+    """What follows a wait of `most` seconds: "pause": the run is paused, and resumes by itself when enough clients are
+    back, or when there is disk space; "fail": it fails."""
 
 
 class RunConfig(BaseModel):
-    """One run: its task, its length and its rules."""
+    """Settings of one run: its task, its length and its rules."""
 
     model_config = STRICT
 
     short_tables: ClassVar[Mapping[str, tuple[str, str]]] = {"task": ("reference", "options")}
-    """Texts that may be written as a table: the key of the text in it, and the field of its other keys."""
+    """Strings that may be written as a table: the key of the string in it, and the field for its other keys."""
 
     dotted_names: ClassVar[Mapping[str, int]] = {"options": 0}
-    """The fields of values by name, where a name may be of tables: the level of the names."""
+    """Fields that hold values by name, where a name may include tables: the level of the names."""
 
     name: str = "run"
     """Name of the run: 1 to 64 of the characters a-z, 0-9, - and _."""
@@ -200,17 +202,17 @@ class RunConfig(BaseModel):
     `[task]`: its `reference`, and the values of `options`."""
 
     options: dict[str, Plain] = {}
-    """Values of the task's own `options`, checked by the task: the other keys of the table `[task]`, such as
-    `smoothing = 0.1`, or `--set task.smoothing=0.1`."""
+    """Values of the task's `options`, checked by the task: the other keys of the table `[task]`, such as `smoothing =
+    0.1`, or `--set task.smoothing=0.1`."""
 
     program: ProgramConfig = ProgramConfig()
-    """The server program, of a run of messages."""
+    """Server program of a run of messages."""
 
     rounds: int = Field(default=10, ge=1, le=2**31)
     """Commits after which the run is finished; abandoned rounds do not count."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Seed of the initial model, of every cohort and of every client's own seed."""
+    """Seed of the initial model, of every cohort and of every client's seed."""
 
     pause: SecondsOrNone = 0.0
     """Seconds between the end of a round and the beginning of the next."""
@@ -219,7 +221,7 @@ class RunConfig(BaseModel):
     """Size, quorum and deadlines of a round."""
 
     wait: WaitConfig = WaitConfig()
-    """Wait for sites that are away."""
+    """Wait for absent sites."""
 
     cohort: CohortConfig = CohortConfig()
     """Selection of clients for a round."""
@@ -228,10 +230,10 @@ class RunConfig(BaseModel):
     """Aggregation of a round's updates."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
-    """The server optimizer."""
+    """Server optimizer."""
 
     local: dict[str, Plain | list[Plain]] = {}
-    """Overrides of the task's own `Local`, such as `lr = 0.05`: plain values, checked by the task."""
+    """Overrides of the task's `Local`, such as `lr = 0.05`: plain values, checked by the task."""
 
     schedule: ScheduleConfig = ScheduleConfig()
     """Settings that change over the rounds."""
@@ -240,14 +242,14 @@ class RunConfig(BaseModel):
     """Evaluation of versions."""
 
     model: ModelConfig = ModelConfig()
-    """The start of the model, and its versions that stay on disk."""
+    """Start of the model, and its versions that are kept on disk."""
 
     stop: StopConfig = StopConfig()
-    """The early end of a run by a metric."""
+    """Early end of a run by a metric."""
 
     @property
     def given(self) -> dict[str, Any]:
-        """The values that the run gives to its task, as they travel: see `task.given`."""
+        """Values that the run gives to its task, as they are sent: see `task.given`."""
         schedules = {
             key: schedule.table(self.rounds, self.local.get(key)) for key, schedule in self.schedule.local.items()
         }
@@ -314,7 +316,7 @@ class RunConfig(BaseModel):
         return self
 
     def _faults_of_schedules(self) -> Iterator[str]:
-        """Yield the local settings with two starts, or with a list beside a value of their own."""
+        """Yield the local settings with two starts, or with a list beside a fixed value."""
         for key, schedule in self.schedule.local.items():
             if key in self.local and (schedule.start is not None or schedule.kind == "list"):
                 name = "values" if schedule.kind == "list" else "start"
@@ -322,10 +324,10 @@ class RunConfig(BaseModel):
             elif key in self.local and type(self.local[key]) not in (int, float):
                 yield f"local.{key}: must be a number where its schedule starts from it, got {self.local[key]!r}"
         if self.schedule.optimizer and self.round.mode == "fedasync":
-            yield "schedule: optimizer: mode fedasync has none but its alpha, which is round.alpha"
+            yield "schedule: optimizer: mode fedasync has only its alpha, which is round.alpha"
 
     def _faults_of_growth(self) -> Iterator[str]:
-        """Yield the settings of an optimizer, which a model that grows does not have."""
+        """Yield the settings of an optimizer, which a growing model does not have."""
         if self.optimizer != OptimizerConfig():
             yield "optimizer: rule concatenate appends rows, and takes no step: leave it out"
         if self.schedule.optimizer:
@@ -333,16 +335,16 @@ class RunConfig(BaseModel):
 
     def _faults_of_native(self) -> Iterator[str]:
         if self.program.main:
-            yield "program.native is of a run of rounds: leave it out, or program.main"
+            yield "program.native is for a run of rounds: leave it out, or program.main"
         if not is_app(self.task):
-            yield f"program.native is of Flower apps, and task = {self.task!r} is none: leave it out"
+            yield f"program.native is for Flower apps, and task = {self.task!r} is not one: leave it out"
 
     def _faults_of_fedasync(self) -> Iterator[str]:
         """Yield the settings that mode fedasync excludes: its step is one update, mixed in by alpha."""
         if self.optimizer != OptimizerConfig():
-            yield "optimizer: mode fedasync has none but its alpha, which is round.alpha"
+            yield "optimizer: mode fedasync has only its alpha, which is round.alpha"
         if self.aggregation.rule != "mean":
-            yield f"aggregation: {self.aggregation.rule} is a rule for several updates, mode fedasync takes one by one"
+            yield f"aggregation: {self.aggregation.rule} is for several updates, mode fedasync applies one by one"
 
     @field_validator("name")
     @classmethod
@@ -353,15 +355,15 @@ class RunConfig(BaseModel):
 
 
 class RunFile(RunConfig):
-    """The TOML file of a run: the run's keys, and the coordinator's tables."""
+    """TOML file of a run: the run's keys, and the coordinator's tables."""
 
     coordinator: CoordinatorConfig = CoordinatorConfig()
     """The coordinator's process."""
 
     notify: NotifyConfig = NotifyConfig()
-    """A person whom the coordinator tells."""
+    """Notification of the operator by the coordinator."""
 
     @property
     def run(self) -> RunConfig:
-        """The settings of the run alone, as the journal records them."""
+        """Settings of the run alone, as the journal records them."""
         return RunConfig(**{name: getattr(self, name) for name in RunConfig.model_fields})

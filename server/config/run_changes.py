@@ -1,4 +1,4 @@
-"""The change of a run's settings when it is resumed, and the comparison of the settings of two runs."""
+"""The change of a run's settings at its resumption, and the comparison of the settings of two runs."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.config.run import RunConfig
 
 OF_THE_HOST = ("coordinator", "notify")
-"""The tables of a run's TOML that are the coordinator's."""
+"""Tables of a run's TOML that belong to the coordinator."""
 
 CHANGEABLE = (
     "rounds",
@@ -25,7 +25,7 @@ CHANGEABLE = (
     "stop",
     "options",
 )
-"""The keys and tables that a resumed run may change; the others are part of its model or of its name."""
+"""Keys and tables that a resumed run may change; all others belong to its model or its name."""
 
 ONE_FROM_THE_BEGINNING = (
     "round.mode",
@@ -35,15 +35,15 @@ ONE_FROM_THE_BEGINNING = (
     "model.strict",
     "model.frozen",
 )
-"""Settings of these tables that the state of a run depends on."""
+"""Tables whose settings determine the state of a run."""
 
 
 def changed(config: RunConfig, overrides: Sequence[str], *, version: int) -> RunConfig:
-    """Return the settings of a run with which it continues from a version.
+    """Return the changed settings with which a run continues from a version.
 
     Args:
-        config: its settings until now.
-        overrides: `key=value`, as `--set` takes them.
+        config: its previous settings.
+        overrides: `key=value`, as for `--set`.
         version: its newest version.
 
     Raises:
@@ -63,7 +63,7 @@ def changed(config: RunConfig, overrides: Sequence[str], *, version: int) -> Run
 def settings_of_the_host(overrides: Sequence[str]) -> list[str]:
     """List overrides of `coordinator.*` and `notify.*`, which cannot change a running coordinator, as faults.
 
-    A TOML may have the tables, as the same file serves `atoll coordinator`.
+    A TOML file may have the tables, because it also serves `atoll coordinator`.
     """
     return [
         f"--set: {override.partition('=')[0].strip()}: is a setting of the coordinator, which is running already: pass "
@@ -78,7 +78,7 @@ def _table_of(override: str) -> str:
 
 
 def _faults_of_others(config: RunConfig, overrides: Sequence[str], version: int) -> list[str]:
-    """List the faults of those changes whose values are allowed; none if these contradict each other."""
+    """List the faults of the changes whose values are allowed; empty if the values contradict each other."""
     text, sound = effective(config), list[str]()
     for override in overrides:
         with suppress(ConfigError):
@@ -89,7 +89,7 @@ def _faults_of_others(config: RunConfig, overrides: Sequence[str], version: int)
         new = load_text(RunConfig, text, sound, name="the run")
     except ConfigError:
         return []
-    kept = new.model_copy(update={"rounds": version + 1}) if "rounds" in wrong_keys else new  # it is said already
+    kept = new.model_copy(update={"rounds": version + 1}) if "rounds" in wrong_keys else new  # it is reported already
     return [*_faults(config, kept, version)]
 
 
@@ -98,7 +98,7 @@ def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
         if key.partition(".")[0] not in CHANGEABLE or key in ONE_FROM_THE_BEGINNING:
             allowed = ", ".join("task's options" if table == "options" else table for table in CHANGEABLE)
             name = _as_set(key)
-            yield f"--set: {name}: a run keeps it to its end; allowed: {allowed}; a new run may have another {name}"
+            yield f"--set: {name}: fixed for the life of a run; allowed: {allowed}; a new run may have another {name}"
     if new.rounds <= version:
         committed = count_of(version, "version is", "versions are")
         got = f"is {new.rounds}, and" if new.rounds == old.rounds else f"got {new.rounds};"
@@ -109,9 +109,9 @@ def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
 
 
 def with_number_of_versions(config: RunConfig, keep_versions: int) -> RunConfig:
-    """Return the settings of a run with the number of versions that stay, unless they name one themselves.
+    """Return the settings of a run with the number of versions to keep, unless they already name one.
 
-    The number belongs to the run from its beginning: a restart of the coordinator without its file changes nothing.
+    The number is fixed when the run begins: restarting the coordinator without its file does not change it.
     """
     if config.model.keep_versions is not None:
         return config
@@ -119,24 +119,24 @@ def with_number_of_versions(config: RunConfig, keep_versions: int) -> RunConfig:
 
 
 def with_frozen(config: RunConfig, digest: str) -> RunConfig:
-    """Return the settings of a run with the digest of the tensors that do not travel.
+    """Return the settings of a run with the digest of the tensors that are never sent.
 
     Raises:
-        ConfigError: they name another one.
+        ConfigError: they name a different digest.
     """
     if config.model.frozen not in ("", digest):
-        found = f"the task's own is {digest}" if digest else 'no tensor stays at the sites (Task(travels="trained"))'
-        raise ConfigError([f"model.frozen: got {config.model.frozen}, and {found}: give the base that it is of"])
+        found = f"the task's digest is {digest}" if digest else 'no tensor stays at the sites (Task(travels="trained"))'
+        raise ConfigError([f"model.frozen: got {config.model.frozen}, and {found}: give the base with this digest"])
     return config.model_copy(update={"model": config.model.model_copy(update={"frozen": digest})})
 
 
 def are_equal(config: RunConfig | None, wanted: RunConfig) -> bool:
-    """Return whether a run has the settings that are wanted; wanted ones may leave out what is set with version 0."""
+    """Return whether a run has the wanted settings; these may omit what is determined by version 0."""
     return config is not None and not differing_keys(config, wanted)
 
 
 def differing_keys(one: RunConfig, other: RunConfig) -> list[str]:
-    """Return the keys, as `--set` takes them, in which the settings of a run differ from wanted ones."""
+    """Return the keys, as for `--set`, in which the settings of a run differ from the wanted ones."""
     if one.model.keep_versions is not None:
         other = with_number_of_versions(other, one.model.keep_versions)
     if not other.model.frozen:
@@ -145,9 +145,9 @@ def differing_keys(one: RunConfig, other: RunConfig) -> list[str]:
 
 
 def changes_of(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the settings in which two differ, each with both values, by the keys that `--set` takes.
+    """Return the settings in which two differ, each with both values, by the keys for `--set`.
 
-    Values of `local` are one by one; None: the value is absent.
+    Values of `local` are listed individually; None: the value is absent.
     """
     documents = one.model_dump(), other.model_dump()
     found: dict[str, tuple[Any, Any]] = {}
@@ -161,7 +161,7 @@ def changes_of(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def _as_set(key: str) -> str:
-    """Return a key as `--set` takes it: the task's options are in its table."""
+    """Return a key as for `--set`: the task's options are in its table."""
     return f"task.{key.removeprefix('options.')}" if key.startswith("options.") else key
 
 
@@ -180,10 +180,10 @@ def _differences(one: Any, other: Any, key: str) -> Iterator[str]:
 
 
 def moved_ends(old: RunConfig, new: RunConfig, *, version: int) -> Iterator[str]:
-    """Yield a sentence on each schedule whose end another number of rounds moves, after rounds with other values.
+    """Yield a sentence on each schedule whose end moves with the number of rounds, after rounds with other values.
 
-    A schedule without `rounds` of its own ends with the run: the rounds so far are not those of a run that had begun
-    with the new number.
+    A schedule without `rounds` ends with the run: the rounds so far differ from those of a run that had begun with the
+    new number.
     """
     for table in ("local", "optimizer"):
         for name, schedule in getattr(new.schedule, table).items():
@@ -204,7 +204,7 @@ def may_go_on(old: RunConfig, new: RunConfig, *, version: int) -> bool:
 
 
 def as_overrides(old: RunConfig, new: RunConfig) -> str:
-    """Return the options of a resume that change one run's settings to others, as far as a line has room."""
+    """Return the options of a resume that change one run's settings to another's, as far as they fit on a line."""
     values = {"rounds": new.rounds}
     keys = differing_keys(old, new)
     return " ".join(f"--set {_as_set(key)}={values.get(key, '...')}" for key in keys[:4]) + (

@@ -12,7 +12,7 @@ from atoll.task.round_schedule import BOUNDED, read_schedule
 
 
 class OneSchedule(BaseModel):
-    """The schedule of one setting: its value in each round r = 1, 2, ..., with t = r - 1 - warmup."""
+    """Schedule of one setting: its value in each round r = 1, 2, ..., with t = r - 1 - warmup."""
 
     model_config = STRICT
 
@@ -22,7 +22,7 @@ class OneSchedule(BaseModel):
     `every` rounds; "list": `values`."""
 
     start: Finite | None = None
-    """Value to start from; absent: the setting's own value."""
+    """Value to start from; absent: the setting's value."""
 
     end: Finite | None = None
     """Value of "cosine" and "linear" after `rounds`; absent: 0."""
@@ -56,7 +56,7 @@ class OneSchedule(BaseModel):
         return (self.warmup or 0) + 1
 
     def table(self, rounds: int, start: object = None) -> dict[str, Any]:
-        """Return the fields that are given, as they travel, with the run's rounds and the setting's own start."""
+        """Return the given fields, as they are sent, with the run's rounds and the setting's start."""
         table = {name: value for name, value in self if value is not None}
         if self.kind in BOUNDED:
             table.setdefault("rounds", rounds)
@@ -66,17 +66,17 @@ class OneSchedule(BaseModel):
 
 
 class ScheduleConfig(BaseModel):
-    """The settings that change over the rounds; a round that commits no version is repeated with the same values."""
+    """Settings that change over the rounds; a round that commits no version is repeated with the same values."""
 
     model_config = STRICT
 
     local: dict[str, OneSchedule] = {}
-    """Schedules of the local settings by name, such as `lr = {kind = "cosine", end = 0.001}`: all of `local` but
+    """Schedules of the local settings by name, such as `lr = {kind = "cosine", end = 0.001}`: all of `local` except
     `keep`."""
 
     optimizer: dict[str, OneSchedule] = {}
-    """Schedules of the server optimizer's numbers by name, such as `lr = {kind = "step", factor = 0.5, every = 20}`; of
-    an optimizer of your own, those of its `options`."""
+    """Schedules of the server optimizer's numbers by name, such as `lr = {kind = "step", factor = 0.5, every = 20}`;
+    for a custom optimizer, the numbers among its `options`."""
 
     @model_validator(mode="after")
     def _are_schedules(self) -> "ScheduleConfig":

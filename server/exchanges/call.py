@@ -1,4 +1,4 @@
-"""A call that sends messages, as far as its repetition by a new process of the program is compared with it. Pure."""
+"""A call that sends messages, reduced to what its repetition by a new process of the program is compared with. Pure."""
 
 import hashlib
 from dataclasses import dataclass
@@ -7,15 +7,16 @@ from typing import Self
 from atoll.server.exchanges.events import ExchangeAsked, Message
 
 CHARACTERS = 16
-"""The characters of a message in `Call.messages`: 64 bits, so that equal ones by chance need 2^32 messages."""
+"""Number of characters of a message's digest in `Call.messages`: 64 bits, so that a collision needs about 2^32
+messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The messages of a call, without their contents: a run may have a million."""
+    """Messages of a call, without their contents: a run may have a million."""
 
     messages: str
-    """The beginnings of the SHA-256 of each message, in the order of the call."""
+    """Prefixes of the SHA-256 of each message, in the order of the call."""
     in_order: bool
     is_waiting: bool
 
@@ -30,14 +31,14 @@ class Call:
         return len(self.messages) // CHARACTERS
 
     def sends_as(self, other: "Call") -> bool:
-        """Return whether another call sends the same; both may come from the main thread or from others."""
+        """Return whether another call sends the same messages; both may come from the main thread or from others."""
         return (self.messages, self.is_waiting) == (other.messages, other.is_waiting)
 
 
 def difference(before: Call, asked: ExchangeAsked) -> str:
     """Return how a call differs from the one that opened an exchange; empty: it sends the same.
 
-    Compared are the nodes, kinds, groups and digests of the messages, in order; not their times.
+    It compares the nodes, kinds, groups and digests of the messages, in order; not their times.
     """
     now = Call.of(asked)
     if before.sends_as(now):
@@ -49,7 +50,7 @@ def difference(before: Call, asked: ExchangeAsked) -> str:
         return f"it {said[before.is_waiting]} in the journal, now it {said[now.is_waiting]}"
     places = range(before.num_messages)
     place = next(p for p in places if _at(before, p) != _at(now, p))
-    return f"message {place + 1} of {len(places)} was another one before, now {_said(asked.messages[place])}"
+    return f"message {place + 1} of {len(places)} differs from before: now {_said(asked.messages[place])}"
 
 
 def _digest(message: Message) -> str:

@@ -1,4 +1,4 @@
-"""The half of the machine of exchanges that faces the nodes: messages to them, replies from them. Pure."""
+"""The half of the exchange machine that faces the nodes: messages to them, replies from them. Pure."""
 
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Fate, RejectReason, ReleaseReason, RoundId
 from atoll.server.exchanges.events import AnswerMessages, Deliver, Effect, Effects, RecordExchange
@@ -22,11 +22,11 @@ from atoll.server.rounds.events import (
 
 
 class Deliveries:
-    """The messages at the nodes of a run, one at a time at each.
+    """Messages at the nodes of a run, one at a time at each.
 
     Args:
         rules: the rules of each exchange.
-        ledger: the state of the run, which this changes; None: that of a new one.
+        ledger: the state of the run, which this changes; None: a new run's.
     """
 
     def __init__(self, rules: ExchangeRules, ledger: Ledger | None = None) -> None:
@@ -35,11 +35,11 @@ class Deliveries:
 
     @property
     def process(self) -> Repetition:
-        """The calls of the present process of the program."""
+        """Calls of the current process of the program."""
         return self.ledger.process
 
     def exchange(self, number: int) -> Exchange | None:
-        """Return an exchange that is open, or that the last event has closed; None: its record has it."""
+        """Return an exchange that is open, or that the last event has closed; None: only its record exists."""
         return self.ledger.open.get(number) or self._closed.get(number)
 
     # ------------------------------------------------------------ clients
@@ -53,14 +53,14 @@ class Deliveries:
         return (*effects, *self._deliver_next(client_id, now))
 
     def _is_here(self, client_id: ClientId, now: float) -> None:
-        """Note that a node has connected since a restart of the coordinator, or will not."""
+        """Record that a node has connected since a restart of the coordinator, or will not."""
         if client_id in self.ledger.awaited:
             self.ledger.awaited.discard(client_id)
             if not self.ledger.awaited:
                 self._all_are_here(now)
 
     def _all_are_here(self, now: float) -> None:
-        """Let the time of messages continue, which has not run while nodes were awaited."""
+        """Restart the time of messages, which stood still while nodes were awaited."""
         self.ledger.awaited.clear()
         for exchange in self.ledger.open.values():
             exchange.extend(now - self._held_since(exchange), self.rules.outage_max)
@@ -110,12 +110,12 @@ class Deliveries:
         return (Accept(client_id, number, digest), *self._ended(number, Fate.REPORTED, "", "", now))
 
     def is_accepted(self, update: Update) -> bool:
-        """Return whether this same reply was accepted before in an exchange that is open: only its answer was lost."""
+        """Return whether this reply was already accepted in an open exchange: only its answer was lost."""
         sent = self.ledger.sent(update.round_id)
         return sent is not None and sent.message.client_id == update.client_id and sent.reply == update.digest
 
     def refusal(self, update: Update) -> tuple[RejectReason, str] | None:
-        """Return why a reply cannot count, before its bytes are sent; None: they are wanted."""
+        """Return why a reply cannot count, before its bytes are sent; None: the bytes are wanted."""
         number, sent = update.round_id, self.ledger.sent(update.round_id)
         if self.ledger.state in TERMINAL:
             return RejectReason.RUN_ENDED, f"the run is {self.ledger.state}: {self.ledger.cause}"
@@ -126,13 +126,13 @@ class Deliveries:
         if sent.message.client_id != update.client_id:
             return RejectReason.NOT_INVITED, f"message {number} was not for {update.client_id}"
         if sent.reply is not None or sent.fate is Fate.REFUSED:
-            return RejectReason.ALREADY_REPORTED, f"message {number} has another reply of yours"
+            return RejectReason.ALREADY_REPORTED, f"message {number} already has a different reply from you"
         if not sent.is_waiting:
             return RejectReason.TOO_LATE, f"message {number} has ended: {sent.fate}"
         return None
 
     def waits_for(self, client_id: ClientId, number: RoundId) -> bool:
-        """Return whether a client's failure or reply to a message changes anything."""
+        """Return whether a client's failure or reply to a message changes the state."""
         return self._waiting(client_id, number) is not None
 
     def _waiting(self, client_id: ClientId, number: RoundId) -> Sent | None:
@@ -152,7 +152,7 @@ class Deliveries:
         return (*effects, *self._settle(exchange, now))
 
     def _take_back(self, sent: Sent, reason: ReleaseReason, now: float) -> Effects:
-        """Release the node of a message that has ended without it, and deliver the node's next message."""
+        """End a message without its node, release the node, and deliver its next message."""
         was_delivered = sent.delivered_at is not None
         release = (Release(sent.message.client_id, sent.number, reason),) if was_delivered else ()
         return (*release, *self._dequeue(sent, now))

@@ -1,8 +1,8 @@
 """The events and effects of a run of messages, beyond those that it shares with a run of rounds. Pure values.
 
-A message has a number in its run: 1, 2, 3, ... On the wire and in the events of clients it takes the place of a round's
-number, and its reply that of an update. The process of the server program makes calls, which it numbers itself; the
-effect `Answer...` with the number of a call is what the call returns.
+A message has a number in its run: 1, 2, 3, ... On the wire and in the events of clients it replaces a round's number,
+and its reply an update. The process of the server program makes calls, which it numbers itself; the effect `Answer...`
+with the number of a call makes the call return.
 """
 
 from atoll.protocol.value_type import value
@@ -12,14 +12,14 @@ from atoll.server.rounds import events as shared
 
 @value
 class Message:
-    """A message of the server program to a node; its content is named by the digest of a manifest of pieces."""
+    """Message of the server program to a node; its content is named by the digest of a manifest of pieces."""
 
     client_id: ClientId
     kind: str  # "train", "evaluate" or "query", or one of them with an action: "query.stats"
     content: Digest
     num_bytes: int
     group: str = ""
-    ttl: float = 43200.0  # time in which a reply is of use [s]
+    ttl: float = 43200.0  # time within which a reply is useful [s]
 
 
 # ---------------------------------------------------------------- events
@@ -27,18 +27,18 @@ class Message:
 
 @value
 class ProgramStarted:
-    """The start of a process of the server program: it makes all of its calls from the first one on."""
+    """A process of the server program has started: it repeats all of its calls from the first one on."""
 
 
 @value
 class ExchangeAsked:
-    """A call that sends messages. Their contents are on disk.
+    """A call sends messages, whose contents are on disk.
 
     Attributes:
         call: its number in the process.
         messages: at least one.
         timeout: time after which it returns with the replies that are in [s]; None: the longest `ttl`.
-        in_order: it comes from the main thread of the program, so that its place among such calls is certain.
+        in_order: it comes from the main thread of the program, so that its position among such calls is certain.
         is_waiting: it returns with the replies; otherwise at once, and the replies are pulled.
     """
 
@@ -51,7 +51,7 @@ class ExchangeAsked:
 
 @value
 class RepliesPulled:
-    """A call for those replies to these messages that are in and were not pulled before."""
+    """A call asks for new replies to these messages, which were not pulled before."""
 
     call: int
     numbers: tuple[RoundId, ...]
@@ -59,11 +59,11 @@ class RepliesPulled:
 
 @value
 class NodesAsked:
-    """A call for the nodes that are connected.
+    """A call asks for the connected nodes.
 
     Attributes:
         call: its number in the process.
-        left_out: the calls before it that were no events, because they got the answer of the last one.
+        left_out: the number of preceding calls that were not events, because they got the same answer as the last one.
     """
 
     call: int
@@ -72,10 +72,10 @@ class NodesAsked:
 
 @value
 class ProgramEnded:
-    """The end of the program's process.
+    """The program's process has ended.
 
     Attributes:
-        error: the last lines of what it raised; empty: its `main()` has returned, or it died.
+        error: the last lines of its error; empty: its `main()` has returned, or it died.
         is_dead: it died before its `main()` returned or raised: killed, or out of memory.
     """
 
@@ -111,7 +111,7 @@ Event = (
 
 @value
 class StartProgram:
-    """Start a process of the server program; an older one is killed first."""
+    """Start a process of the server program, after killing the previous one."""
 
 
 @value
@@ -121,13 +121,13 @@ class Deliver:
     number: RoundId
     message: Message
     deadline: float
-    counted: RoundId = RoundId(0)  # the newest message of the node with an accepted reply; 0: none
-    asked_at: float = 0.0  # the instant at which its exchange opened
+    counted: RoundId = RoundId(0)  # the node's newest message with an accepted reply; 0: none
+    asked_at: float = 0.0  # the instant at which the message's exchange opened
 
 
 @value
 class AnswerMessages:
-    """Let a call return: with the replies to these messages, in this order, or (pushed) with their numbers alone."""
+    """Let a call return: with the replies to these messages, in this order, or (pushed) only with their numbers."""
 
     call: int
     numbers: tuple[RoundId, ...]
@@ -144,7 +144,7 @@ class AnswerNodes:
 
 @value
 class RecordExchange:
-    """Note an exchange that has opened, or write the record of one that has closed: `ExchangeMachine.exchange`."""
+    """Record an exchange that has opened, or write the record of a closed one: `ExchangeMachine.exchange`."""
 
     exchange: int
 

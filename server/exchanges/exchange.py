@@ -1,13 +1,13 @@
-"""One exchange: messages that one call sends, and what becomes of each. Pure.
+"""One exchange: the messages that one call sends, and the fate of each. Pure.
 
-An open exchange has each of its messages. A closed one is written as its record, and only what a repetition of the
-program needs of it stays in memory (`Settled`).
+An open exchange holds each of its messages. A closed one is written as a record, and memory keeps only what a
+repetition of the program needs (`Settled`).
 
     OPEN ---every message has ended, or the linger after the quorum is over---> closed
 
 A message ends in exactly one fate: REPORTED (its reply is durable), FAILED (an error of the node or of its site's
 policy), REFUSED (its reply is not sound), LOST (no such node), STRAGGLER (its deadline passed), or RELEASED (the
-exchange closed, or the run ended, without it). An ended message stays as it is, so a closed exchange has the same
+exchange closed, or the run ended, without it). An ended message never changes, so a closed exchange has the same
 replies for every later process of the program.
 """
 
@@ -21,15 +21,15 @@ from atoll.server.exchanges.rules import ExchangeRules
 from atoll.server.rounds.invariants import Violation
 
 FILES_LOST = "files_lost"
-"""The reason of a message whose content or reply was lost on the coordinator's disk."""
+"""Reason of a message whose content or reply was lost on the coordinator's disk."""
 
 ANSWERED = frozenset({Fate.REPORTED, Fate.FAILED, Fate.REFUSED, Fate.LOST})
-"""The fates of a message that has a reply: one with content, or one that says why there is none."""
+"""Fates of a message with a reply, which has content or says why there is none."""
 
 
 @dataclass(slots=True)
 class Sent:
-    """A message with its number in the run and its fate."""
+    """Message with its number in the run and its fate."""
 
     number: RoundId
     message: Message
@@ -43,7 +43,7 @@ class Sent:
     delivered_at: float | None = None
     ended_at: float | None = None
     has_begun: bool = False
-    """The first bytes of a reply are here."""
+    """Whether the first bytes of a reply have arrived."""
     is_in_grace: bool = False
 
     @property
@@ -52,14 +52,14 @@ class Sent:
         return self.fate is Fate.WAITING
 
     def lose_reply(self, why: str) -> None:
-        """Note that the reply is lost, which nothing has read yet: the message ends without one."""
+        """Record that the reply is lost before it was read: the message ends without one."""
         self.fate, self.reply, self.num_bytes = Fate.LOST, None, 0
         self.reason, self.detail = FILES_LOST, why
 
 
 @dataclass(slots=True)
 class Exchange:
-    """The messages of one call, in its order."""
+    """Messages of one call, in its order."""
 
     number: int
     opened_at: float
@@ -70,9 +70,10 @@ class Exchange:
     closed_at: float | None = None
     close_reason: CloseReason | None = None
     is_void: bool = False
-    """The run ended first: a later process of the program sends the messages again, in a new exchange."""
+    """Whether the run ended first: a later process of the program sends the messages again, in a new exchange."""
     extended: float = 0.0
-    """Time by which outages of the coordinator have moved the deadlines, with the starts of nodes after them [s]."""
+    """Total time by which outages of the coordinator, and restarts of nodes after them, have moved the deadlines
+    [s]."""
 
     @classmethod
     def opened(cls, number: int, first: RoundId, asked: ExchangeAsked, rules: ExchangeRules, now: float) -> "Exchange":
@@ -91,7 +92,7 @@ class Exchange:
 
     @property
     def is_open(self) -> bool:
-        """Return whether a message of it has not ended."""
+        """Return whether some message has not ended."""
         return self.closed_at is None
 
     @property
@@ -115,7 +116,7 @@ class Exchange:
         return min(instants, default=self.opened_at)
 
     def time_passed(self, now: float, grace: float) -> list[Sent]:
-        """End the messages whose deadline is here, or all once the linger is over, and return them.
+        """End the messages whose deadline has passed, or all once the linger is over, and return them.
 
         A message whose reply has begun to arrive gets `grace` seconds more, once.
         """
@@ -152,7 +153,7 @@ class Exchange:
         )
 
     def extend(self, seconds: float, most: float) -> None:
-        """Move the deadlines by the time of an outage, up to `most` in all."""
+        """Move the deadlines by the time of an outage, up to `most` in total."""
         more = min(seconds, most - self.extended)
         self.extended += more
         for one in self.waiting:
@@ -180,7 +181,7 @@ def end(sent: Sent, fate: Fate, now: float, reason: str = "", detail: str = "") 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A closed exchange: the numbers with which the calls of a later process are answered."""
+    """Closed exchange: the numbers with which the calls of a later process are answered."""
 
     call: Call
     first: RoundId
@@ -190,7 +191,7 @@ class Settled:
 
     @classmethod
     def of(cls, exchange: Exchange) -> "Settled":
-        """Return what stays of an exchange."""
+        """Return the values of an exchange that are kept."""
         missing = tuple(one.number for one in exchange.sent if one.fate not in ANSWERED)
         return cls(exchange.call, exchange.sent[0].number, missing)
 

@@ -1,7 +1,7 @@
-"""The state of a run of messages, as a snapshot has it: it grows with exchanges and calls, not with messages. Pure.
+"""The state of a run of messages, as in a snapshot: it grows with exchanges and calls, not with messages. Pure.
 
-An open exchange is here with all of its messages. Of a closed one a repetition of the program needs the digests of what
-was sent and the numbers of the replies; the record of the exchange has the rest.
+An open exchange is here with all of its messages. For a closed one, a repetition of the program needs the digests of
+the sent messages and the numbers of the replies; the exchange's record has the rest.
 """
 
 from bisect import bisect_right
@@ -20,7 +20,7 @@ from atoll.server.rounds.invariants import Violation
 
 @dataclass(slots=True)
 class Ledger:
-    """The state of a run of messages."""
+    """State of a run of messages."""
 
     state: RunState = RunState.QUEUED
     cause: str = ""
@@ -31,23 +31,24 @@ class Ledger:
     """The number of the first message of each exchange."""
     num_messages: int = 0
     open: dict[int, Exchange] = field(default_factory=dict)
-    """The exchanges that are not closed, by number."""
+    """The open exchanges, by number."""
     settled: dict[int, Settled] = field(default_factory=dict)
-    """The closed ones, without those that the end of the run cut off: these are sent again."""
+    """The closed exchanges, except those cut off by the end of the run: these are sent again."""
     unpulled: set[RoundId] = field(default_factory=set)
-    """The messages that were pushed and whose replies were not pulled."""
+    """Pushed messages whose replies were not pulled."""
     rosters: list[tuple[ClientId, ...]] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
     pulls: list[Pull] = field(default_factory=list)
     process: Repetition = field(default_factory=Repetition)
     has_process: bool = False
-    """A process of the program lives, or is being started; False in a paused run whose coordinator was restarted."""
+    """Whether a process of the program runs, or is being started; False in a paused run whose coordinator was
+    restarted."""
     deaths: int = 0
     """Deaths of the program's process since the newest exchange."""
     pause_reason: str | None = None
-    """The operator's, while an exchange is still open."""
+    """The operator's reason for a pause, while an exchange is still open."""
     awaited: set[ClientId] = field(default_factory=set)
-    """The nodes that have not connected since the last restart of the coordinator, while it waits for them."""
+    """Nodes that have not reconnected since the last restart of the coordinator, while it waits for them."""
     awaited_since: float = 0.0
     awaited_until: float = 0.0
     version: Version = Version(0)  # noqa: RUF009 - a run of messages has none but this
@@ -71,7 +72,7 @@ class Ledger:
 
     @property
     def num_rows(self) -> int:
-        """The number of values in a snapshot that grow with the run."""
+        """Number of a snapshot's values that grow with the run."""
         return len(self.firsts) + len(self.looks) + len(self.pulls) + self.num_messages // 100
 
     def exchange_of(self, number: RoundId) -> int:
@@ -79,7 +80,7 @@ class Ledger:
         return bisect_right(self.firsts, number) if number <= self.num_messages else 0
 
     def place(self, number: RoundId) -> int:
-        """Return the place of a message in the call that sent it, from 0."""
+        """Return the position of a message in the call that sent it, from 0."""
         return number - self.firsts[self.exchange_of(number) - 1]
 
     def sent(self, number: RoundId) -> Sent | None:
@@ -96,12 +97,12 @@ class Ledger:
         return exchange
 
     def add_look(self, num_exchanges: int, nodes: tuple[ClientId, ...], left_out: int = 0) -> None:
-        """Note an answer to a call for the nodes, which are mostly those of the last one.
+        """Record an answer to a call for the nodes, usually equal to the last one.
 
         Args:
-            num_exchanges: the exchanges that the process had asked for before.
+            num_exchanges: number of exchanges that the process had requested before.
             nodes: the answer.
-            left_out: the calls before it that got the last answer once more.
+            left_out: number of preceding calls that repeated the last answer.
         """
         if self.looks and self.looks[-1].num_exchanges == num_exchanges:
             self.looks[-1].times += left_out
@@ -110,10 +111,10 @@ class Ledger:
         self.looks.append(Look(num_exchanges, len(self.rosters) - 1))
 
     def forget_after(self, exchange: Exchange) -> None:
-        """Forget what has come after an exchange that the end of the run cuts off, if its replies could be pulled.
+        """Forget all events after an exchange that the end of the run cuts off, if its replies could be pulled.
 
-        The program sends it again, and its messages will have other numbers and replies. So the later pulls are others,
-        and so may be the later exchanges: a call that differs from theirs must not look like that of another program.
+        The program sends the exchange again, with new message numbers and replies. So later pulls differ, and later
+        exchanges may differ: such a difference must not count as a changed program.
         """
         if exchange.call.is_waiting:
             return
@@ -126,12 +127,13 @@ class Ledger:
         self.settled = {number: settled for number, settled in self.settled.items() if number < exchange.number}
 
     def first_kept(self, keep_replies: int) -> int:
-        """Return the first exchange whose replies a program may ask for again.
+        """Return the first exchange whose replies a program may request again.
 
-        Counted are the closed exchanges before the first open one: a stop may cut off that and what came after it.
+        It counts the closed exchanges before the first open one, because a stop may cut off that one and all later
+        ones.
 
         Args:
-            keep_replies: the newest exchanges whose replies stay; 0: all.
+            keep_replies: number of the newest exchanges whose replies are kept; 0: all.
         """
         open_from = min(self.open, default=self.num_exchanges + 1)
         newest = nlargest(keep_replies, (number for number in self.settled if number < open_from))
@@ -139,7 +141,7 @@ class Ledger:
 
     @property
     def pausing(self) -> str:
-        """The end that a requested pause still waits for; empty: the run is paused, or no pause was requested."""
+        """What a requested pause still waits for; empty: the run is paused, or no pause was requested."""
         if self.pause_reason is None or not self.open:
             return ""
         listed = ", ".join(map(str, [*self.open][:5]))

@@ -6,10 +6,10 @@
                                    --PauseRequested, no exchange open--> PAUSED --ResumeRequested--> RUNNING
     FAILED, STOPPED --ResumeRequested--> RUNNING: a new process repeats the program and continues
 
-Every call is an event of the journal, and what it returns follows from the journal alone. So a new process of the
-program, after a crash of the old one or of the coordinator, is answered as the old one was (`repetition`), and an
-exchange that was open continues meanwhile: its nodes keep their messages, and their replies are kept. While the run
-pauses, its program is answered, but what it newly sends waits.
+Every call is an event of the journal, and its result follows from the journal alone. So a new process of the program,
+after a crash of the old one or of the coordinator, gets the same answers as the old one (`repetition`), and an open
+exchange continues meanwhile: its nodes keep their messages, and their replies are kept. While the run is paused, its
+program gets answers, but new messages wait.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -63,11 +63,11 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.invariants import Violation
 
-ANOTHER = "the server program is another one than before, or sends a clock reading or a random number without a seed"
+ANOTHER = "the server program is not deterministic: its code changed, or it sends a clock reading or unseeded numbers"
 
 
 class ExchangeMachine(Deliveries):
-    """The machine of one run of messages; the module's docstring has the diagram."""
+    """State machine of one run of messages; the module's docstring has the diagram."""
 
     @property
     def deadline(self) -> float | None:
@@ -130,15 +130,15 @@ class ExchangeMachine(Deliveries):
     # ------------------------------------------------------------ time
 
     def _time_passed(self, now: float) -> Effects:
-        """Apply every deadline that is here: of a held call, of a repeated pull, of a message, of a linger."""
+        """Apply every deadline that has passed: of a held call, of a repeated pull, of a message, of a linger."""
         process = self.process
         missed = [f"exchange {process.left[0]}"] if any(held.until <= now for held in process.held) else []
         missed += [f"pull {process.num_pulls + 1}"] if process.pull_by is not None and process.pull_by <= now else []
         if missed:
-            cause = f"{missed[0]} was not asked for again within {self.rules.hold:g} s"
+            cause = f"{missed[0]} was not requested again within {self.rules.hold:g} s"
             return self._end(RunState.FAILED, f"{cause}: {ANOTHER}")
         if self.ledger.awaited and now >= self.ledger.awaited_until:
-            self._all_are_here(now)  # whoever is not has lost its lease
+            self._all_are_here(now)  # an absent node has lost its lease
             return ()
         effects: list[Effect] = []
         for exchange in [*self.ledger.open.values()]:
@@ -170,7 +170,7 @@ class ExchangeMachine(Deliveries):
         return ()
 
     def _forget_process(self) -> None:
-        """Begin a repetition: no call of an earlier process is answered any more."""
+        """Begin a repetition: calls of earlier processes are no longer answered."""
         ledger = self.ledger
         ledger.process = Repetition(sorted({*ledger.settled, *ledger.open}))
 
@@ -189,11 +189,11 @@ class ExchangeMachine(Deliveries):
         answer = self._repeated(before, event.call)
         if process.left:
             return answer
-        held, process.held = process.held, []  # all of before is asked for again: what was held is new
+        held, process.held = process.held, []  # all earlier exchanges are requested again: held calls are new
         return (*answer, *(effect for one in held for effect in self._open(one.asked, now)))
 
     def _repeated(self, number: int, call: int) -> Effects:
-        """Answer a call as before.
+        """Answer a call like before.
 
         Raises:
             Forgotten: the replies are no longer kept.
@@ -210,7 +210,7 @@ class ExchangeMachine(Deliveries):
         return ()
 
     def _open(self, asked: ExchangeAsked, now: float) -> Effects:
-        """Open an exchange, and deliver each message whose node has no other; a pause lets it wait."""
+        """Open an exchange, and deliver each message whose node has no other; a pause delays this."""
         ledger = self.ledger
         if ledger.is_pausing:
             self.process.paused.append(asked)
@@ -249,13 +249,13 @@ class ExchangeMachine(Deliveries):
         return (AnswerMessages(event.call, got),)
 
     def pullable(self, numbers: Iterable[RoundId]) -> tuple[RoundId, ...]:
-        """Return those messages that have ended and whose replies were not pulled before, in the order given."""
+        """Return the messages that have ended and whose replies were not pulled before, in the given order."""
         left = self.ledger.unpulled
         found = ((number, self.ledger.sent(number)) for number in numbers if number in left)
         return tuple(number for number, sent in found if sent is None or not sent.is_waiting)
 
     def has_pull_for(self, numbers: tuple[RoundId, ...]) -> bool:
-        """Return whether a pull may return anything; one that returns nothing need not be an event."""
+        """Return whether a pull can return replies; one that cannot need not be an event."""
         process, pulls = self.process, self.ledger.pulls
         if process.num_pulls < len(pulls):
             return process.pull_by is None or process.is_next(pulls, numbers)
@@ -268,13 +268,13 @@ class ExchangeMachine(Deliveries):
         if (roster := process.look(ledger.looks)) is not None:
             return (AnswerNodes(event.call, ledger.rosters[roster]),)
         nodes = ledger.membership.present
-        if not process.left:  # otherwise it did not look here before: a difference that its messages will show
+        if not process.left:  # otherwise it did not ask here before: a difference that its messages will show
             ledger.add_look(process.num_claimed, nodes, event.left_out)
             process.num_looks, process.num_times = len(ledger.looks), 1
         return (AnswerNodes(event.call, nodes),)
 
     def has_looked(self) -> bool:
-        """Return whether a call for the nodes gets the answer of the last one, so that it need not be an event."""
+        """Return whether a call for the nodes gets the last answer again, so that it need not be an event."""
         process, ledger = self.process, self.ledger
         if not ledger.looks or process.num_looks < len(ledger.looks):
             return False
@@ -302,11 +302,11 @@ class ExchangeMachine(Deliveries):
         if event.error:
             return self._end(RunState.FAILED, event.error)
         if self.process.left:
-            raise Diverged(f"exchange {self.process.left[0]}: main() returned where it asked for it before")
+            raise Diverged(f"exchange {self.process.left[0]}: main() returned, and requested it before")
         return self._end(RunState.FINISHED, f"main() returned after {count_of(ledger.num_exchanges, 'exchange')}")
 
     def _start_program(self) -> Effects:
-        """Start a process, in a paused run once it is resumed."""
+        """Start a process, or, in a paused run, once it is resumed."""
         self.ledger.has_process = self.ledger.state is RunState.RUNNING
         return (StartProgram(),) if self.ledger.has_process else ()
 
@@ -316,7 +316,7 @@ class ExchangeMachine(Deliveries):
         return ()
 
     def _files_lost(self, event: FilesLost, now: float) -> Effects:
-        """End the messages whose content or reply is lost; without a reply that the program has had, end the run."""
+        """End the messages whose content or reply is lost; if the program has read a lost reply, end the run."""
         ledger, had = self.ledger, {*event.updates}
         if not ledger.is_open:
             return ()
@@ -332,12 +332,12 @@ class ExchangeMachine(Deliveries):
                     effects += self._ended(sent.number, Fate.LOST, FILES_LOST, why, now)
         if had:
             named = count_of(len(had), "reply", "replies")
-            cause = f"{named} that the program has had {'is' if len(had) == 1 else 'are'} {why}: it cannot be repeated"
+            cause = f"{named} that the program has read {'is' if len(had) == 1 else 'are'} {why}: it cannot be repeated"
             effects += self._end(RunState.FAILED, cause)
         return tuple(effects)
 
     def _pause_if_quiet(self) -> Effects:
-        """Pause a run that is asked to, once no exchange is open."""
+        """Pause a run that should pause, once no exchange is open."""
         ledger = self.ledger
         if ledger.state is not RunState.RUNNING or ledger.pause_reason is None or ledger.open:
             return ()
@@ -350,7 +350,7 @@ class ExchangeMachine(Deliveries):
     def _resume(self, event: ResumeRequested, now: float) -> Effects:
         ledger, state = self.ledger, self.ledger.state
         if state is RunState.RUNNING:
-            ledger.pause_reason = None  # withdraws a pause that has not taken effect
+            ledger.pause_reason = None  # cancels a pause that has not taken effect
         if state is RunState.FINISHED or not ledger.has_begun:
             return ()
         if state in TERMINAL:
@@ -361,12 +361,12 @@ class ExchangeMachine(Deliveries):
         if not ledger.has_process:
             return self._start_program()
         for held in self.process.held if state is not RunState.RUNNING else ():
-            held.until = now + self.rules.hold  # its time does not run in a pause
+            held.until = now + self.rules.hold  # its time stands still in a pause
         paused, self.process.paused = self.process.paused, []
         return tuple(effect for asked in paused for effect in self._open(asked, now))
 
     def _end(self, state: RunState, cause: str) -> Effects:
-        """End the run: the open exchanges close with the replies that they have."""
+        """End the run: the open exchanges close with their present replies."""
         ledger = self.ledger
         effects: list[Effect] = []
         ledger.state, ledger.cause, ledger.pause_reason, ledger.has_process = state, cause, None, False
@@ -401,4 +401,4 @@ HANDLERS: Mapping[type[Event], Callable[[ExchangeMachine, Any, float], Effects]]
     StopRequested: ExchangeMachine._stop,
     ResumeRequested: ExchangeMachine._resume,
 }
-"""The handler of each event, but for CoordinatorStarted and TimePassed, as in `rounds.run_machine`."""
+"""Handler of each event, except for CoordinatorStarted and TimePassed, as in `rounds.run_machine`."""

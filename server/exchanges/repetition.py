@@ -1,10 +1,10 @@
-"""The repetition of a server program by a new process: its calls get the answers that they got before. Pure.
+"""The repetition of a server program by a new process: its calls get the same answers as before. Pure.
 
-A program that is killed begins again at its first line. As long as each call is the one that the journal has in its
-place, it returns what it returned then, at once; after the last one the program continues. A call from the main thread
-has one certain place. Calls from threads of the program may come in another order than before, so each takes the first
-exchange that sent the same; one that fits none is held until all exchanges of before are asked for again. A call for
-replies that got none is not in the journal, so one that is not the next there gets none again.
+A killed program restarts at its first line. As long as each call equals the one that the journal has at its position,
+it immediately returns the earlier result; after the last one the program continues. A call from the main thread has a
+fixed position. Calls from other threads may come in a different order, so each takes the first exchange that sent the
+same messages; a call that fits none is held until all earlier exchanges have been requested again. A pull that got no
+replies is not in the journal, so a pull that is not the next one there gets none again.
 """
 
 import hashlib
@@ -18,26 +18,26 @@ from atoll.server.exchanges.events import ExchangeAsked
 
 @dataclass(slots=True)
 class Look:
-    """An answer to a call for the nodes, with the number of exchanges that the process had asked for before."""
+    """Answer to a call for the nodes, with the number of exchanges that the process had requested before."""
 
     num_exchanges: int
     roster: int
-    """The place of the nodes in `Ledger.rosters`."""
+    """Index of the nodes in `Ledger.rosters`."""
     times: int = 1
-    """The calls in a row that got it, known once another answer follows at the same place."""
+    """Number of consecutive calls that got it, known once another answer follows at the same position."""
 
 
 @dataclass(slots=True)
 class Pull:
-    """A call for replies that were pushed, and those that it got."""
+    """Call for pushed replies, and the replies that it got."""
 
     asked: str
-    """The SHA-256 of the numbers that it asked for, sorted."""
+    """SHA-256 of the sorted numbers that it asked for."""
     newest: RoundId
-    """The largest of them."""
+    """The largest of these numbers."""
     got: tuple[RoundId, ...]
     num_exchanges: int = 0
-    """The exchanges that the process had asked for before."""
+    """Number of exchanges that the process had requested before."""
 
     @classmethod
     def of(cls, asked: tuple[RoundId, ...], got: tuple[RoundId, ...], num_exchanges: int) -> "Pull":
@@ -47,46 +47,46 @@ class Pull:
 
 @dataclass(slots=True)
 class Held:
-    """A call of a thread that fits no exchange of before."""
+    """Call of a thread that fits no earlier exchange."""
 
     asked: ExchangeAsked
     until: float
 
 
 class Diverged(Exception):
-    """The program is another one than before; the message says where."""
+    """Error: the program differs from before; the message says where."""
 
 
 class Forgotten(Exception):
-    """The replies of an exchange are no longer kept; the message says which."""
+    """Error: the replies of an exchange are no longer kept; the message says which."""
 
 
 @dataclass(slots=True)
 class Repetition:
-    """The calls of the present process of the program, beside all that are in the journal."""
+    """State of the current program process's calls, as far as the journal does not have it."""
 
     left: list[int] = field(default_factory=list)
-    """The exchanges of before that it has not asked for, in order."""
+    """Earlier exchanges that it has not requested, in order."""
     waiting: dict[int, int] = field(default_factory=dict)
     """The call that waits for an open exchange, by the exchange."""
     num_claimed: int = 0
-    """The exchanges that it has asked for."""
+    """Number of exchanges that it has requested."""
     held: list[Held] = field(default_factory=list)
     paused: list[ExchangeAsked] = field(default_factory=list)
     """The new calls that wait for the end of a pause."""
     num_looks: int = 0
     num_times: int = 0
-    """The calls that got the last of these looks."""
+    """Number of calls that got the last of these answers."""
     num_pulls: int = 0
     pull_by: float | None = None
-    """The time by which it must have asked for the next replies of before [s since the epoch]; None: it has asked for
-    no others meanwhile."""
+    """Time by which it must have requested the next earlier replies [s since the epoch]; None: it has requested no
+    others meanwhile."""
 
     def claim(self, asked: ExchangeAsked, call_of: Callable[[int], Call]) -> int | None:
-        """Return the exchange of before that a call repeats; None: there is none yet.
+        """Return the earlier exchange that a call repeats, or None.
 
         Raises:
-            Diverged: the call is none of those that can come now.
+            Diverged: the call cannot come at this position.
         """
         of_its_kind = (number for number in self.left if call_of(number).in_order == asked.in_order)
         if not asked.in_order:
@@ -102,10 +102,10 @@ class Repetition:
         return found
 
     def look(self, looks: Sequence[Look]) -> int | None:
-        """Return the roster of before that answers the next call for the nodes; None: there is none.
+        """Return the earlier roster that answers the next call for the nodes, or None.
 
-        A look from before an exchange that was asked for again is passed over; one answers as many calls as it did, and
-        the last before the next exchange any further ones.
+        Answers from before an already repeated exchange are skipped; each answers as many calls as it did, and the last
+        one before the next exchange also answers further calls.
         """
         here = self.num_claimed
         while self.num_looks < len(looks) and looks[self.num_looks].num_exchanges < here:
@@ -123,19 +123,19 @@ class Repetition:
         return None
 
     def is_next(self, pulls: Sequence[Pull], numbers: tuple[RoundId, ...]) -> bool:
-        """Return whether a call for replies is the next one of before, among the same exchanges."""
+        """Return whether a call for replies is the next earlier one, among the same exchanges."""
         if self.num_pulls >= len(pulls):
             return False
         before = pulls[self.num_pulls]
         return before.num_exchanges <= self.num_claimed and before.asked == _digest(numbers)
 
     def pull(self, pulls: Sequence[Pull], numbers: tuple[RoundId, ...], until: float) -> tuple[RoundId, ...] | None:
-        """Return the answer of before to a call for replies; None: all answers of before are given.
+        """Return the earlier answer to a call for replies; None: all earlier answers are given.
 
         Args:
-            pulls: those of before that got replies.
-            numbers: the messages whose replies are asked for.
-            until: the time by which the next of those must come, where this one is another [s since the epoch].
+            pulls: earlier pulls that got replies.
+            numbers: the messages whose replies are requested.
+            until: if this pull differs from the next earlier one, the time by which that must come [s since the epoch].
         """
         if self.num_pulls >= len(pulls):
             return None

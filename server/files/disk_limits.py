@@ -12,27 +12,27 @@ logger = logging.getLogger(__name__)
 
 
 FREE_MIN = 64 << 20
-"""The default of `coordinator.disk_free_min` [bytes]."""
+"""Default of `coordinator.disk_free_min` [bytes]."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskLimits:
-    """The limits of the disk space for uploads [bytes]."""
+    """Limits of the disk space for uploads [bytes]."""
 
     free_min: int = FREE_MIN
     """Space that uploads leave free, so that the journal can record that the disk is full."""
     incoming_max: int = 0
-    """Most space for a run's uploads that are not accepted yet, reserved space included; 0: no limit."""
+    """Largest space for a run's uploads that are not accepted yet, reserved space included; 0: no limit."""
 
     def has_room(self, folder: Path, num_bytes: int) -> bool:
-        """Return whether `num_bytes` more bytes leave free what must stay free."""
+        """Return whether there is room for `num_bytes` more bytes beside the space that stays free."""
         return shutil.disk_usage(folder).free >= num_bytes + self.free_min
 
 
 def check_free_min(state: Path, free_min: int) -> None:
     """Check that the disk of a state directory, which may not exist yet, could ever have the space that stays free.
 
-    Where it could, and has less now, a line of the log says so.
+    If it could, but has less now, it logs this.
 
     Args:
         state: the state directory.
@@ -46,7 +46,7 @@ def check_free_min(state: Path, free_min: int) -> None:
     if free_min >= disk.total and free_min != FREE_MIN:  # a disk smaller than the default counts as full
         raise OperatorError(
             f"coordinator.disk_free_min: got {free_min}; the disk of {state} has {count_of(disk.total, 'byte')} "
-            f"in all, so no update would ever be accepted; allowed: less, such as {FREE_MIN} (64 MiB), which is the "
+            f"in total, so no update would ever be accepted; allowed: less, such as {FREE_MIN} (64 MiB), which is the "
             "default, or a state directory on a larger disk (--state)"
         )
     if free_min > disk.free:

@@ -1,5 +1,6 @@
 """An upload in progress: a file that grows, or a few bytes in memory."""
 
+import ctypes
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,21 +11,20 @@ from atoll.ground.durable import naming_full_disk
 from atoll.ground.printable import count_of
 from atoll.protocol.wire.bulk_messages import Buffer
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX
-from atoll.server.files.writeback import begin_writeback
 from atoll.tensors.layout import Piece
 from atoll.tensors.updates.inspection import Inspection, Inspector
 
 SMALL_BYTES = INLINE_BYTES_MAX
-"""Size up to which an update has no file: to create and sync a file costs more than all of its bytes."""
+"""Size up to which an update has no file: creating and syncing a file costs more than writing its bytes."""
 
 WRITEBACK_BYTES = 8 << 20
-"""Bytes after which the kernel is told to write to the disk, while more bytes arrive."""
+"""Number of bytes after which the kernel is told to start writing to the disk, while more bytes arrive."""
 
 
 class Incoming:
-    """An upload that is being written, by one thread; `position` is the number of its bytes that are here.
+    """Upload that is being written, by one thread; `position` is the number of received bytes.
 
-    A small one is discarded when its context ends: sending it again costs less than asking where to resume.
+    A small upload is discarded when its context ends: sending it again costs less than asking where to resume.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Incoming:
 
     @property
     def is_small(self) -> bool:
-        """Return whether the bytes are in memory alone."""
+        """Return whether the bytes are only in memory."""
         return not self._has_file and self.total_bytes <= SMALL_BYTES
 
     @property
@@ -75,7 +75,7 @@ class Incoming:
     def _write(self, data: Buffer) -> None:
         view = memoryview(data)
         with naming_full_disk(self.path):
-            while view:  # by position: two uploads of one digest write the same bytes to the same places
+            while view:  # by position: two uploads of one digest write the same bytes to the same offsets
                 count = os.pwrite(self._file, view, self.position)
                 self.position += count
                 view = view[count:]
@@ -111,3 +111,21 @@ class Incoming:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+SYNC_FILE_RANGE_WRITE = 2
+"""A flag of Linux's fcntl.h."""
+
+
+def begin_writeback(fd: int, start: int, num_bytes: int) -> None:
+    """Let the kernel start writing these bytes of a file to the disk.
+
+    A hint without a guarantee: if the call does not exist or fails, fdatasync writes everything.
+    """
+    if _sync_file_range is not None:
+        _sync_file_range(fd, start, num_bytes, SYNC_FILE_RANGE_WRITE)
+
+
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]

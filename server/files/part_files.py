@@ -1,13 +1,14 @@
-"""The parts of an update on disk, until it is accepted and after.
+"""The parts of an update on disk, before and after it is accepted.
 
     incoming/<digest>.0003.bin     the bytes of part 3 so far
     incoming/<digest>.0003.json    its manifest and what was found in it: then the part is kept, and durable
-    updates/<digest>.0003.*        the same, of an update that is whole
+    updates/<digest>.0003.*        the same, of a complete update
 
-The digest is the root's, the update's: two clients' equal parts are two files. The findings lie beside the bytes, as a
-version's manifest does, and not in the journal, whose row has the root and what was found in all parts together.
+The digest is the update's, from the root manifest: two clients' equal parts are two files. The findings are stored
+beside the bytes, like a version's manifest, and not in the journal, whose row has the root and the findings of all
+parts together.
 
-At an aggregation rank a part moves to `updates/` by itself, and before the coordinator hears of it: from then on it is
+At an aggregation rank each part moves to `updates/` individually, before the coordinator is told: from then on it is
 deleted only with the coordinator's consent (`FindUnused`).
 """
 
@@ -33,11 +34,11 @@ def file_stem(digest: Digest, part: int | None = None) -> str:
 
 
 class PartFiles:
-    """The files of one update's parts.
+    """Files of one update's parts.
 
     Args:
         incoming: the folder of uploads in progress.
-        updates: the folder of whole updates.
+        updates: the folder of complete updates.
         root: the update's manifest.
         digest: the update's digest.
     """
@@ -50,7 +51,7 @@ class PartFiles:
         return range(len(self._root.parts))
 
     def kept(self) -> set[int]:
-        """Return the parts that are durable; a part is synced before it has findings."""
+        """Return the durable parts; a part is synced before its findings are written."""
         return {index for index in self._all if self._folder_of(index) is not None}
 
     def _folder_of(self, index: int) -> Path | None:
@@ -69,38 +70,38 @@ class PartFiles:
         """Make a complete, sound part durable; its findings are written last.
 
         Raises:
-            DiskFull: there is no room; try again.
+            DiskFull: the disk is full; try again.
         """
         upload.sync()
         findings = StoredUpdateMeta(part.encode(), inspection.magnitudes, inspection.squared_norms)
         write_atomically(self.paths(self._incoming, part.index)[1], encode_meta(findings).encode())
 
     def discard(self) -> None:
-        """Delete every part; findings go before the bytes that they are about."""
+        """Delete every part, findings before the bytes that they describe."""
         for folder in (self._incoming, self._updates):
             for index in self._all:
                 for path in reversed(self.paths(folder, index)):
                     path.unlink(missing_ok=True)
 
     def manifests(self, indices: Collection[int]) -> Iterator[PartManifest]:
-        """Yield the manifests of some kept parts, each read when it is asked for.
+        """Yield the manifests of some kept parts, each read on demand.
 
         Raises:
-            StoreCorrupted: one is missing, or is not the part of the root.
+            StoreCorrupted: one is missing, or the root does not list it.
         """
         return (part for part, _ in self._read(indices))
 
     def pieces(self, indices: Collection[int] | None = None) -> list[tuple[Path, PartManifest]]:
-        """Return the file and the manifest of parts of a whole update, of all by default.
+        """Return the file and the manifest of parts of a complete update, by default of all.
 
         Raises:
-            StoreCorrupted: one is missing or of another size, or its manifest is not that of the root.
+            StoreCorrupted: one is missing or of another size, or the root lists another manifest.
         """
         read = self._all if indices is None else indices
         return [(self.paths(self._updates, part.index)[0], part) for part, _ in self._read(read, self._updates)]
 
     def make_whole(self) -> StoredUpdateMeta:
-        """Move the kept parts to the whole updates, durably, and return what was found in all of them together."""
+        """Move the kept parts to the complete updates, durably, and return the findings of all of them together."""
         found = Merged()
         for _, findings in self._read(self._all):
             found.add(findings.magnitudes, findings.squared_norms)
@@ -110,7 +111,7 @@ class PartFiles:
         return StoredUpdateMeta(self._root.encode(), found.magnitudes, found.squared_norms)
 
     def settle(self, index: int) -> bool:
-        """Move a kept part to the whole updates, durably, whatever the others are; return whether it is kept."""
+        """Move a kept part to the complete updates, durably, regardless of the others; return whether it is kept."""
         if self._folder_of(index) is None:
             return False
         if self._move(index):
@@ -127,10 +128,10 @@ class PartFiles:
         return True
 
     def findings(self, index: int) -> StoredUpdateMeta:
-        """Return a kept part's manifest and what was found in it.
+        """Return a kept part's manifest and its findings.
 
         Raises:
-            StoreCorrupted: as `manifests`.
+            StoreCorrupted: see `manifests`.
         """
         [(_, findings)] = self._read([index])
         return findings
@@ -143,19 +144,19 @@ class PartFiles:
             folder = self._folder_of(index)
             if folder is None or (wanted is not None and folder != wanted):
                 path = self.paths(wanted or self._updates, index)[0]
-                raise StoreCorrupted(f"{path}: is not whole, its manifest has {count_of(listed.num_bytes, 'byte')}")
+                raise StoreCorrupted(f"{path}: is incomplete, its manifest has {count_of(listed.num_bytes, 'byte')}")
             yield read_findings(self.paths(folder, index)[1], listed)
 
 
 def read_findings(path: Path, listed: Part) -> tuple[PartManifest, StoredUpdateMeta]:
-    """Read a part's manifest and what was found in it.
+    """Read a part's manifest and its findings.
 
     Args:
         path: the file.
         listed: the part in the update's manifest.
 
     Raises:
-        StoreCorrupted: the file is missing or damaged, or of another part.
+        StoreCorrupted: the file is missing or damaged, or belongs to another part.
     """
     try:
         findings = decode_meta(path.read_text(), where=str(path))
@@ -163,5 +164,5 @@ def read_findings(path: Path, listed: Part) -> tuple[PartManifest, StoredUpdateM
     except (FileNotFoundError, ManifestError, UnicodeDecodeError) as error:
         raise StoreCorrupted(f"{path}: {error}") from error
     if digest_of(findings.manifest) != listed.sha256:
-        raise StoreCorrupted(f"{path}: is not of the part that the update's manifest lists")
+        raise StoreCorrupted(f"{path}: does not belong to the part that the update's manifest lists")
     return part, findings

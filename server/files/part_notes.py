@@ -1,9 +1,9 @@
-"""The coordinator's notes about an update's parts, whose bytes are at aggregation ranks, until it is decided about.
+"""The coordinator's notes about an update's parts, whose bytes are at aggregation ranks, until it decides.
 
-    incoming/<digest>.0003.json    the manifest of part 3 and, once it is kept, what was found in it
+    incoming/<digest>.0003.json    the manifest of part 3 and, once it is kept, its findings
 
-The notes lie in files because manifests of many parts are large. They need not survive: after a restart the client
-opens every part again.
+The notes are files because manifests of many parts are large. They need not survive: after a restart the client opens
+every part again.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from atoll.tensors.updates.inspection import Merged
 
 
 class PartNotes:
-    """The notes about one update.
+    """Notes about one update.
 
     Args:
         folder: the folder of the notes.
@@ -34,10 +34,10 @@ class PartNotes:
         return self._folder / f"{file_stem(self._digest, index)}.json"
 
     def note(self, index: int, findings: StoredUpdateMeta) -> None:
-        """Note a part's manifest, with what was found in its bytes if they are kept.
+        """Write a part's manifest, with the findings about its bytes if they are kept.
 
         Raises:
-            DiskFull: there is no room; try again.
+            DiskFull: the disk is full; try again.
         """
         write_atomically(self._path(index), encode_meta(findings).encode(), is_durable=False)
 
@@ -45,7 +45,7 @@ class PartNotes:
         return (read_findings(self._path(index), listed) for index, listed in enumerate(self._root.parts))
 
     def manifests(self) -> Iterator[PartManifest]:
-        """Yield the manifests of all parts, each read when it is asked for.
+        """Yield the manifests of all parts, each read on demand.
 
         Raises:
             StoreCorrupted: a note is missing or damaged.
@@ -53,13 +53,13 @@ class PartNotes:
         return (part for part, _ in self._read())
 
     def whole(self, ranks: tuple[int, ...]) -> StoredUpdateMeta:
-        """Return the metadata of the whole update, with what was found in all parts together.
+        """Return the metadata of the complete update, with the findings of all parts together.
 
         Args:
             ranks: the rank of each part, in order.
 
         Raises:
-            StoreCorrupted: as `manifests`.
+            StoreCorrupted: see `manifests`.
         """
         found = Merged()
         for _, findings in self._read():

@@ -42,7 +42,7 @@ INCOMING_AGE_MAX_S = 86400.0
 """Seconds after its last byte when a partial upload is deleted."""
 
 GONE = ".gone"
-"""Suffix of a file whose deletion has begun."""
+"""Suffix of a file that is being deleted."""
 
 DIGEST_CHARACTERS = 64
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -52,7 +52,7 @@ _VERSION_FILE = re.compile(r"(\d{6,})(?:\.[a-z_]+)?\.(safetensors|manifest\.json
 
 @dataclass(frozen=True, slots=True)
 class KeptUpdate:
-    """A sound update that waits for the machine's decision, or was accepted."""
+    """Sound update that waits for the machine's decision, or was accepted."""
 
     meta: str
     """Its metadata, from `encode_meta`."""
@@ -61,13 +61,13 @@ class KeptUpdate:
 
 
 class RunStore(VersionFolder):
-    """The files of one run, for several threads.
+    """Files of one run, for several threads.
 
     Args:
         folder: the folder of the run.
         disk: the limits of the disk space.
-        has_files_only: also small updates get files.
-        is_durable: versions survive a power cut, which a simulation does not need.
+        has_files_only: whether small updates get files, too.
+        is_durable: whether versions survive a power failure, which a simulation does not need.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class RunStore(VersionFolder):
         super().__init__(folder)
         self._updates, self._incoming = folder / "updates", folder / "incoming"
         self._disk, self._has_files_only = disk, has_files_only
-        self._open: dict[Incoming, int] = {}  # the room that is reserved for all parts of its update; 0: for it alone
-        self._lock = threading.Lock()  # protects the mapping, and an upload that opens from garbage collection
+        self._open: dict[Incoming, int] = {}  # room reserved for all parts of an upload's update; 0: for itself alone
+        self._lock = threading.Lock()  # protects the mapping, and an upload being opened, from garbage collection
         for path in (self._versions, self._updates, self._incoming):
             path.mkdir(parents=True, exist_ok=True)
             if path.is_symlink():
                 raise NotADirectoryError(f"{path} is a link: state is kept in the state directory itself")
-        self._before = frozenset(os.listdir(self._updates))  # those that this process has not received itself
+        self._before = frozenset(os.listdir(self._updates))  # updates that another process received
         for path in (folder, folder.parent):
             sync_folder(path)
 
@@ -99,7 +99,7 @@ class RunStore(VersionFolder):
         write_atomically(self.manifest_path(version, slot), manifest, is_durable=self.is_durable)
 
     def drop_versions_after(self, newest: Version) -> None:
-        """Delete all versions newer than this one, and files of theirs without a manifest."""
+        """Delete all versions newer than this one, and their files without a manifest."""
         _sweep(self._versions, _VERSION_FILE, lambda version, _: int(version) > newest, self._lock)
 
     # ------------------------------------------------------------ updates
@@ -109,7 +109,7 @@ class RunStore(VersionFolder):
         return self._incoming / f"{file_stem(_checked(digest), part)}.bin"
 
     def update_path(self, digest: Digest) -> Path:
-        """Return the path of an accepted update; one in parts has this name, and no such file."""
+        """Return the path of an accepted update; one in parts has this name, but no such file."""
         return self._updates / f"{_checked(digest)}.bin"
 
     def parts_of(self, manifest: UpdateManifest, digest: Digest) -> PartFiles:
@@ -137,20 +137,20 @@ class RunStore(VersionFolder):
     ) -> Incoming:
         """Begin or resume an upload, or a part of one.
 
-        Room is reserved for the whole update, so that of two that do not fit beside each other one can end.
+        Room is reserved for the whole update, so that if two do not fit together, one can finish.
 
         After a crash of the machine, bytes on disk may be wrong. `Incoming.inspect` detects that; then the upload must
         be discarded and sent again.
 
         Args:
-            digest: the update's.
-            total_bytes: the size of its bytes, or of the part's.
+            digest: digest of the update.
+            total_bytes: size of the update or of the part.
             part: the part's index; None: the update has no parts.
-            whole_bytes: the size of all parts, if they come here; 0: room for this one is enough.
+            whole_bytes: the size of all parts, if they arrive here; 0: only this one needs room.
 
         Raises:
-            DiskFull: the missing bytes do not fit: beside the other open uploads and the space that stays free, or in
-                the space for a run's uploads that are not accepted yet.
+            DiskFull: the missing bytes do not fit beside the other open uploads and the space that stays free, or
+                exceed the limit of a run's uploads that are not accepted yet.
         """
         path = self.incoming_path(digest, part)
         with self._lock:
@@ -204,14 +204,14 @@ class RunStore(VersionFolder):
             self._open.pop(upload, None)
 
     def discard_incoming(self, digest: Digest, part: int | None = None) -> None:
-        """Delete the bytes of an upload, with all of its parts, or those of one part."""
+        """Delete the bytes of an upload, with all of its parts, or of one part."""
         self.incoming_path(digest, part).unlink(missing_ok=True)
         if part is None:
-            for path in sorted(self._incoming.glob(f"{digest}.*"), reverse=True):  # findings before their bytes
+            for path in sorted(self._incoming.glob(f"{digest}.*"), reverse=True):  # findings before the bytes
                 path.unlink(missing_ok=True)
 
     def discard_parts(self, digest: Digest) -> None:
-        """Delete what is here of an update in parts, also its kept parts: it is not accepted, and will not be."""
+        """Delete the present files of an update in parts, kept parts included: it will not be accepted."""
         self.discard_incoming(digest)
         for path in sorted(self._updates.glob(f"{_checked(digest)}.[0-9]*"), reverse=True):  # findings first
             path.unlink(missing_ok=True)
@@ -220,7 +220,7 @@ class RunStore(VersionFolder):
         """Make a complete, sound upload durable, for the machine's decision.
 
         Raises:
-            DiskFull: there is no room; try again.
+            DiskFull: the disk is full; try again.
         """
         if not upload.is_small:
             upload.sync()
@@ -229,16 +229,16 @@ class RunStore(VersionFolder):
         return KeptUpdate(_meta(manifest, inspection), upload.data)
 
     def keep_whole(self, manifest: UpdateManifest) -> KeptUpdate:
-        """Make an update of kept parts whole, for the machine's decision.
+        """Make an update of kept parts complete, for the machine's decision.
 
         Raises:
             StoreCorrupted: a part is missing.
-            DiskFull: there is no room; try again.
+            DiskFull: the disk is full; try again.
         """
         return KeptUpdate(encode_meta(self.parts_of(manifest, manifest.digest).make_whole()), None)
 
     def kept_before(self, manifest: UpdateManifest) -> KeptUpdate | None:
-        """Return a sound upload whose decision or answer was lost before; None: the client must send it (again).
+        """Return a sound upload whose decision or answer was lost; None: the client must send it (again).
 
         Raises:
             OSError: its file cannot be read.
@@ -248,7 +248,7 @@ class RunStore(VersionFolder):
         path = self.update_path(manifest.digest)
         is_whole = path.stat().st_size == manifest.num_bytes
         inspection = inspect(path, manifest.pieces) if is_whole else None
-        if inspection is None or not inspection.is_sound:  # bytes that were not synced are lost in a machine's crash
+        if inspection is None or not inspection.is_sound:  # unsynced bytes are lost in a crash of the machine
             path.unlink()
             return None
         sync_folder(self._updates)
@@ -257,13 +257,13 @@ class RunStore(VersionFolder):
     def stored_update(
         self, digest: Digest, meta: StoredUpdateMeta, data: bytes | None, *, rank: int = 0
     ) -> StoredUpdate:
-        """Return an accepted update for the fold, or what this rank has of it; `data` as in `KeptUpdate`.
+        """Return an accepted update for the fold, or this rank's share of it; `data` as in `KeptUpdate`.
 
-        What an earlier process has accepted is compared with its manifest: it may have been damaged since.
+        An update accepted by an earlier process is checked against its manifest: it may have been damaged since.
 
         Raises:
             UpdateDamaged: its file is missing, damaged, or of another size.
-            ValueError: its codec, which was admitted, is no longer installed here as it was.
+            ValueError: its codec was changed or uninstalled since it was admitted.
         """
         try:
             return self._stored(digest, meta, data, rank)
@@ -296,7 +296,7 @@ class RunStore(VersionFolder):
         if data is None and path.name not in self._before:
             return
         if inspect(path, pieces, data=data).wrong_digests:
-            raise StoreCorrupted(f"{path}: its bytes are not those of its manifest; put it back from a backup")
+            raise StoreCorrupted(f"{path}: its bytes do not match its manifest; put it back from a backup")
 
     # ------------------------------------------------------------ disk space
 
@@ -312,13 +312,13 @@ class RunStore(VersionFolder):
         """Delete files that no decision can need any more; after a crash, the next collection deletes the rest.
 
         Args:
-            live: updates that an open decision refers to, and those that are being received or judged now. It is
-                queried before each deletion, under the lock that `has_file` and `open_incoming` take.
-            keep_versions: the number of newest versions that stay, with the current one; version 0 always stays.
-            current: the newest committed version; files of later ones belong to a fold and stay.
-            pinned: further versions that stay.
-            keep_incoming: whether a partial upload that is not live stays, by its digest and the time of its last byte
-                [s since the epoch]; left out: for a day.
+            live: updates that an open decision refers to, or that are being received or judged now. It is queried
+                before each deletion, under the lock that `has_file` and `open_incoming` take.
+            keep_versions: the number of newest versions to keep, with the current one; version 0 is always kept.
+            current: the newest committed version; later files belong to a fold and are kept.
+            pinned: further versions to keep.
+            keep_incoming: whether to keep a partial upload that is not live, by its digest and the time of its last
+                byte [s since the epoch]; default: for a day.
 
         Returns:
             The size of the deleted files [bytes].
@@ -333,7 +333,7 @@ class RunStore(VersionFolder):
         def is_unused(digest: str, _: float) -> bool:
             return digest not in live
 
-        newest = _newest_of(self._incoming)  # the parts of an update stay, and go, together
+        newest = _newest_of(self._incoming)  # the parts of an update are kept, and deleted, together
 
         def is_abandoned(digest: str, at: float) -> bool:
             is_open = any(upload.path.name[:DIGEST_CHARACTERS] == digest for upload in self._open)
@@ -362,7 +362,7 @@ def _checked(digest: Digest) -> Digest:
 def _sweep(folder: Path, names: re.Pattern[str], is_garbage: Callable[[str, float], bool], lock: threading.Lock) -> int:
     """Delete the regular files that are garbage, manifests before their data, and return their size [bytes].
 
-    The lock is held while a file is judged and renamed, which is quick, and not while its blocks are freed.
+    The lock is held while a file is judged and renamed, which is quick, but not while its blocks are freed.
 
     Args:
         folder: the folder of the files.
@@ -406,7 +406,7 @@ def _newest_of(folder: Path) -> dict[str, float]:
 
 
 def _stat(entry: "os.DirEntry[str]") -> os.stat_result | None:
-    """Return the status of a regular file; None for anything else, links included, and for a file just deleted."""
+    """Return the status of a regular file; None for anything else, including links and just deleted files."""
     try:
         return entry.stat(follow_symlinks=False) if entry.is_file(follow_symlinks=False) else None
     except FileNotFoundError:

@@ -10,7 +10,7 @@ _MANIFEST = re.compile(r"(\d{6,})\.manifest\.json")
 
 
 class VersionFolder:
-    """The files of a run's versions, as `run_store` lays them out.
+    """Files of a run's versions, laid out as in `run_store`.
 
     Args:
         folder: the folder of the run.
@@ -36,7 +36,7 @@ class VersionFolder:
         return self.manifest_path(version, slot).read_bytes()
 
     def versions(self) -> list[Version]:
-        """Return the versions on disk, oldest first; none without a folder of versions."""
+        """Return the versions on disk, oldest first; empty without a folder of versions."""
         try:
             names = os.listdir(self._versions)
         except FileNotFoundError:

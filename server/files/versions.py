@@ -16,7 +16,7 @@ VERSIONS_CACHED_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class VersionFile:
-    """A version of the global model. Its file contains all of its bytes, a range of them, or does not exist here."""
+    """Version of the global model. Its file contains all of its bytes, a range of them, or does not exist here."""
 
     version: Version
     digest: Digest
@@ -32,7 +32,7 @@ class VersionFile:
 
 
 class Versions:
-    """The versions of one run, whose files are in `store`."""
+    """Versions of one run, whose files are in `store`."""
 
     def __init__(self, store: RunStore) -> None:
         self.store = store
@@ -83,8 +83,8 @@ def version_file(
     Args:
         store: the store with the file, if there is one.
         version: the number of the version.
-        manifest_bytes: the manifest of the whole version.
-        owned: the consecutive pieces that the file contains; left out: all of them.
+        manifest_bytes: the manifest of the complete version.
+        owned: the consecutive pieces that the file contains; default: all of them.
     """
     manifest, path = parse_version(manifest_bytes), store.version_path(version)
     begin = end = 0
@@ -97,7 +97,7 @@ def version_file(
 
 
 def byte_range(manifest: VersionManifest, owned: Iterable[Piece] | None) -> tuple[int, int]:
-    """Return the begin and end of consecutive pieces among a version's bytes; (0, 0) for no piece."""
+    """Return start and end of consecutive pieces among a version's bytes; (0, 0) for no piece."""
     if owned is None:
         return 0, manifest.num_bytes
     run = [(piece.tensor, piece.offsets) for piece in owned]

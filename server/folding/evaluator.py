@@ -1,6 +1,6 @@
-"""The coordinator's worker process, which makes version 0 and evaluates versions on the server's own data.
+"""The coordinator's worker process, which makes version 0 and evaluates versions on the server's data.
 
-The user's code and torch run there: the coordinator's process stays small, starts fast, and survives the errors of a
+The user's code and torch run there: so the coordinator's process stays small, starts fast, and survives the errors of a
 task. A worker that crashes or hangs costs one evaluation, never a round.
 """
 
@@ -31,17 +31,17 @@ from atoll.training.worker.warm_start import Start
 logger = logging.getLogger(__name__)
 
 APP, CONCLUDED = "app", "app.concluded"
-"""The current folder of a Flower app's `main()` in the folder of a run, and the file that says that it has ended."""
+"""Current folder of a Flower app's `main()` in the folder of a run, and the file that records its end."""
 
 MAIN_TIMEOUT_S = 24 * 3600.0
-"""Seconds that each part of a Flower app's `main()` may take: that up to `start`, an `evaluate_fn`, the rest."""
+"""Seconds that each part of a Flower app's `main()` may take: the part up to `start`, an `evaluate_fn`, the rest."""
 
 TASK_TIMEOUT_S = 600.0
 """Seconds that one request to the worker may take."""
 
 
 class EvaluationFailed(RuntimeError):
-    """A failure, crash or hang of the task's code; the message is for the operator."""
+    """Error: the task's code failed, crashed or hung; the message is for the operator."""
 
 
 def detail_of(error: Exception) -> str:
@@ -52,7 +52,7 @@ def detail_of(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The operator's reference to a task, with its settings."""
+    """Operator's reference to a task, with its settings."""
 
     task: str
     local: dict[str, Any]
@@ -64,7 +64,7 @@ class Reference:
 
 
 class Evaluator:
-    """A warm worker process that serves one request at a time, from its own thread."""
+    """Warm worker process that serves one request at a time, from a separate thread."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class Evaluator:
         self._timeout_s = timeout_s if self._concluded is None else MAIN_TIMEOUT_S
         self._seed = reference.seed
         self._own: frozenset[str] | None = None
-        """Names of the metrics whose value is no ratio; None: not known yet."""
+        """Names of the metrics whose value is not a ratio; None: not known yet."""
         self.frozen = ""
-        """Digest of the tensors of version 0's model that do not travel; empty: all travel."""
+        """Digest of the tensors of version 0's model that are never sent; empty: all are sent."""
         self.cannot = ""
-        """Reason why the server can evaluate no version, once it is known; empty: it can."""
+        """Reason why the server cannot evaluate any version, once it is known; empty: it can."""
 
     async def check(self) -> None:
         """Load the task, so that the operator learns of its faults at once.
@@ -105,7 +105,7 @@ class Evaluator:
         """Try the task on a batch of the server's data.
 
         Raises:
-            EvaluationFailed: no version could be evaluated, or a metric would be left out.
+            EvaluationFailed: no version could be evaluated, or a metric would be omitted.
         """
         await self._ask("try_out")
 
@@ -140,11 +140,11 @@ class Evaluator:
         return Measures(None if answer["names"] is None else tuple(answer["names"]), answer["why_not_here"])
 
     async def no_statistics(self) -> str:
-        """Return the reason that the task has no statistics of a site's data; empty: it may have some."""
+        """Return the reason why the task has no statistics of a site's data; empty: it may have some."""
         return str((await self._ask("statistics", only_whether=True))["why_not"])
 
     async def values(self, sums: Sums) -> dict[str, float | None]:
-        """Return the values of the task's own metrics for sums of sufficient statistics."""
+        """Return the values of the task's custom metrics for sums of sufficient statistics."""
         values: dict[str, float | None] = (await self._ask("values", statistics=dict(sums)))["values"]
         return values
 
@@ -163,7 +163,7 @@ class Evaluator:
 
     @property
     def has_main(self) -> bool:
-        """The task is a Flower app, whose `main()` has to continue after the last round."""
+        """Whether the task is a Flower app whose `main()` has to continue after the last round."""
         return self._concluded is not None and not self._concluded.exists()
 
     async def conclude(self, model: Path, history: Mapping[str, Any]) -> None:
@@ -174,7 +174,7 @@ class Evaluator:
             history: metrics by kind ("train", "clients", "server"), round and name.
 
         Raises:
-            EvaluationFailed: `main()` fails; it is not called again, and why is in the file of its end.
+            EvaluationFailed: `main()` fails; it is not called again, and the file of its end has the reason.
         """
         assert self._concluded is not None
         failure = ""
@@ -189,7 +189,7 @@ class Evaluator:
             self._concluded.write_text(failure, encoding="utf-8", errors="backslashreplace")
 
     async def rest(self) -> None:
-        """End the process to free its memory; the next request starts another."""
+        """End the process to free its memory; the next request starts a new one."""
         await self._call(self._worker.kill)
 
     def close(self) -> None:

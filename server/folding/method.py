@@ -22,7 +22,7 @@ from atoll.server.rounds.events import Contribution
 
 @dataclass(frozen=True, slots=True)
 class _Gone:
-    """A stand-in for a custom rule or optimizer whose code no longer exists; it raises when it is used."""
+    """Placeholder for a custom rule or optimizer whose code no longer exists; it raises when it is used."""
 
     fault: ConfigError
     slots: ClassVar[tuple[str, ...]] = ()
@@ -39,10 +39,10 @@ class _Gone:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The method by which a run's updates become its next version, ready for the fold."""
+    """Method by which a run's updates become its next version, ready for the fold."""
 
     optimizer: Optimizer
-    """The server optimizer, whose numbers may have a schedule: a plan has those of its fold."""
+    """Server optimizer, whose numbers may have a schedule: a plan has the values for its fold."""
     rule: Rule | None = None
     norm_bound: float | Literal["median"] | None = None
     algorithm: str = "fedavg"
@@ -50,7 +50,7 @@ class Method:
     num_clients: int | None = None
     device: Device | None = None
     grows: bool = False
-    """The rows of the updates are appended to the model's, and all else here has no effect."""
+    """Whether the rows of the updates are appended to the model's; all other fields then have no effect."""
 
     @classmethod
     def of(
@@ -66,11 +66,11 @@ class Method:
         Args:
             aggregation: the settings of the aggregation.
             optimizer: the settings of the server optimizer.
-            is_over: the run has ended: a missing rule or GPU is no error before the run is resumed.
-            sums_here: this process makes the sums; otherwise aggregation ranks do, and it needs no device.
+            is_over: whether the run has ended: then a missing rule or GPU is not an error before the run is resumed.
+            sums_here: whether this process computes the sums; otherwise aggregation ranks do, and it needs no device.
 
         Raises:
-            ConfigError: the custom rule or optimizer, or the device, does not exist; or they do not go together.
+            ConfigError: the custom rule or optimizer, or the device, does not exist; or they are incompatible.
         """
         rule: Rule | None
         device: Device | None = None
@@ -116,7 +116,7 @@ class Method:
 
         Args:
             weights: the weights of the updates.
-            steps: the normalizer and the effective steps that each update claims; read by FedNova alone.
+            steps: the normalizer and the effective steps that each update claims; used only by FedNova.
         """
         if self.algorithm != "fednova":
             return Normalized((1.0,) * len(weights), 1.0)
@@ -124,14 +124,14 @@ class Method:
         return normalized(weights, [norm for norm, _ in claims], [effective for _, effective in claims])
 
     def factors(self, norms: Sequence[float]) -> Sequence[float]:
-        """Return the factor of each update by which its norm stays within the bound."""
+        """Return the factor of each update that keeps its norm within the bound."""
         return [1.0] * len(norms) if self.norm_bound is None else clip_factors(norms, self.norm_bound)
 
 
 def _faults_together(optimizer: Optimizer, aggregation: AggregationConfig) -> list[str]:
-    """Return the reasons that a server optimizer does not go with the aggregation."""
+    """Return the reasons why a server optimizer is incompatible with the aggregation."""
     if not (isinstance(optimizer, CustomOptimizer) and optimizer.has_prepare):
         return []
-    what = "the optimizer has `prepare`, which looks at whole updates and their exact mean: it does not go with"
+    what = "the optimizer has `prepare`, which reads whole updates and their exact mean: it does not go with"
     faults = [f"aggregation: {what} rule {aggregation.rule!r}: only mean does"] * (aggregation.rule != "mean")
     return faults + [f"aggregation: {what} partial"] * aggregation.partial

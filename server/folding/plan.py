@@ -1,7 +1,7 @@
-"""The plan of a fold: the weights, factors and totals of a round's updates, all but their bytes. Pure.
+"""The plan of a fold: the weights, factors and totals of a round's updates, everything except their bytes. Pure.
 
-The coordinator computes the plan once, from the accepted set alone. The process that folds (the coordinator or an
-aggregation rank) only carries it out and decides nothing.
+The coordinator computes the plan once, from the accepted set alone. The folding process (the coordinator or an
+aggregation rank) only executes it and decides nothing.
 """
 
 import math
@@ -20,7 +20,7 @@ from atoll.tensors.layout import BESIDE, FLOATS, Layout
 
 
 class Known(Protocol):
-    """The metadata of an accepted update that a plan needs; `codec.StoredUpdateMeta` is one."""
+    """Metadata of an accepted update that a plan needs; `codec.StoredUpdateMeta` implements it."""
 
     @property
     def magnitudes(self) -> Mapping[str, float | int]:
@@ -40,21 +40,21 @@ class Known(Protocol):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The rank of each part, if they lie at several."""
+        """The rank of each part, if the parts are at several ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The part of one update in the fold: see `means.Weighted`."""
+    """Contribution of one update in the fold: see `means.Weighted`."""
 
     digest: Digest
     rank: int
-    """The rank that has its bytes; 0 also when there are no ranks."""
+    """Rank that has its bytes; also 0 if there are no ranks."""
     weight: int
     factor: float
     trained_factor: float
     ranks: tuple[int, ...] = ()
-    """All ranks that have parts of it, ascending; empty: it is at `rank` alone."""
+    """All ranks that have parts of it, ascending; empty: only `rank` has it."""
 
     def lies_at(self, rank: int) -> bool:
         """Return whether the rank has bytes of the update."""
@@ -63,7 +63,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class PlannedAnchor:
-    """The anchor of FedAsync's step: see `step.Anchor`."""
+    """Anchor of FedAsync's step: see `step.Anchor`."""
 
     version: Version
     digest: Digest
@@ -72,26 +72,26 @@ class PlannedAnchor:
 
 @dataclass(frozen=True, slots=True)
 class FoldPlan:
-    """The plan of one fold, the same for all ranks."""
+    """Plan of one fold, the same for all ranks."""
 
     base_version: Version
     base_digest: Digest
     updates: tuple[Planned, ...]
     """The updates, sorted by client id."""
     totals: Mapping[str, Total]
-    """The totals of each tensor, from which the grid of its sum follows."""
+    """Totals of each tensor, which determine the grid of its sum."""
     omitted: Mapping[str, tuple[int, ...]]
-    """Tensors that some updates leave out, each with the places of these updates in `updates`."""
+    """Tensors that some updates omit, each with the indices of these updates in `updates`."""
     scale: float
     """Factor of the mean: see `step.Step.scale`."""
     anchor: "PlannedAnchor | None"
-    """The version that FedAsync's client trained from, if it is not the base."""
+    """Version that FedAsync's client trained from, if it is not the base."""
     buffers: tuple[str, ...]
     """Float tensors of the model that no optimizer trains."""
     aggregation: AggregationConfig
     optimizer: OptimizerConfig
     round_id: int = 0
-    """The round whose updates are folded, for a user's rule."""
+    """Round whose updates are folded, for a custom rule."""
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -104,7 +104,7 @@ class FoldPlan:
         return encode(self).encode()
 
     def trained(self, layout: Layout) -> frozenset[str]:
-        """Return the names of the model's tensors that the optimizer moves."""
+        """Return the names of the model's tensors that the optimizer updates."""
         return trained_of(layout, self.buffers)
 
     @classmethod
@@ -112,7 +112,7 @@ class FoldPlan:
         """Decode a plan from `encode`.
 
         Raises:
-            StoreCorrupted: the bytes are no plan.
+            StoreCorrupted: the bytes are not a plan.
         """
         return decode(cls, data.decode(), where="the plan of a fold")
 
@@ -174,8 +174,9 @@ def weights_and_factors(
 
         mean = sum_k w_k f_k u_k / sum_k w_k
 
-    In a synchronous run the discount s_k is in w_k = n_k s_k, so in numerator and denominator. In an asynchronous run
-    w_k = 1 and the discount is in f_k, so that the divisor is the number of updates K and not the sum of the s_k.
+    In a synchronous run the discount s_k is part of w_k = n_k s_k, so of numerator and denominator. In an asynchronous
+    run w_k = 1 and the discount is part of f_k, so that the divisor is the number of updates K and not the sum of the
+    s_k.
 
     Args:
         effect: the contributions to fold.
@@ -205,9 +206,9 @@ def _anchor(effect: Aggregate, digest_of_version: Callable[[Version], Digest]) -
 
 
 def trained_of(layout: Layout, buffers: Iterable[str]) -> frozenset[str]:
-    """Return the names of the tensors that the optimizer moves: all but buffers and those beside the model.
+    """Return the names of the tensors that the optimizer updates: all except buffers and tensors beside the model.
 
-    Integer tensors are among them, without effect.
+    Integer tensors are included, without effect.
     """
     return frozenset(tensor.name for tensor in layout if not tensor.name.startswith(BESIDE)).difference(buffers)
 

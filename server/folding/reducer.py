@@ -1,7 +1,7 @@
 """The fold of accepted updates into the next version of the global model, off the event loop.
 
 The fold is a function of the accepted set alone. So recovery from a crash at any point repeats it: the result has the
-same bits, and its file appears under its name complete or not at all.
+same bits, and its file appears atomically.
 """
 
 import math
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 
 
 class Reducer(Versions):
-    """The versions of one run: their making, lookup and deletion.
+    """Maker, finder and deleter of the versions of one run.
 
     Args:
         folder: the folder of the run.
         folding: the executor of folds.
         accepted: the accepted updates by digest; called on a thread.
         settings: the settings of the run.
-        is_over: the run has ended: see `Method.of`.
-        keep_versions: the number of newest versions that stay on disk.
-        sums_here: this process makes the sums: see `Method.of`.
+        is_over: whether the run has ended: see `Method.of`.
+        keep_versions: the number of newest versions kept on disk.
+        sums_here: whether this process computes the sums: see `Method.of`.
         disk: the limits of the disk space.
     """
 
@@ -75,7 +75,7 @@ class Reducer(Versions):
         self._settings, self.keep_versions = settings, keep_versions
 
     def follow(self, settings: RunConfig) -> None:
-        """Follow other settings of the run; those of the aggregation and the optimizer are as before."""
+        """Apply changed settings of the run, with the same aggregation and optimizer."""
         self._settings, self.keep_versions = settings, settings.model.keep_versions or self.keep_versions
 
     async def has_room(self, num_bytes: int) -> bool:
@@ -83,7 +83,7 @@ class Reducer(Versions):
         return await on_thread(None, self.store.has_room, num_bytes)
 
     async def write_initial(self, evaluator: Evaluator, seed: int, start: Start | None = None) -> None:
-        """Write version 0 from the task's own model, or from the values of a file.
+        """Write version 0 from the task's model, or from the values of a file.
 
         Raises:
             ManifestError: the model, or an update of it, does not fit into a manifest.
@@ -98,7 +98,7 @@ class Reducer(Versions):
 
         Raises:
             ValueError: the updates cannot be folded.
-            DiskFull: there is no room for the next version.
+            DiskFull: the disk has no room for the next version.
             OSError: a file cannot be read or written.
         """
         crash_points.reached("aggregate.before_fold")
@@ -139,11 +139,11 @@ class Reducer(Versions):
         return self.version(version).path
 
     def publish(self, version: Version) -> None:
-        """Prepare a version, which is the global model from now on, for downloads."""
+        """Prepare a version, which becomes the global model, for downloads."""
         self.version(version)
 
     def stop(self) -> None:
-        """Interrupt a fold that is under way; it can be repeated."""
+        """Interrupt a running fold; it can be repeated."""
         self._is_stopping = True
 
     def _between_tiles(self) -> None:
@@ -157,11 +157,11 @@ class Reducer(Versions):
         """Delete files that no decision can need any more.
 
         Args:
-            live: the updates that stay; queried from another thread.
-            pinned_versions: versions that stay.
+            live: the updates to keep; queried from another thread.
+            pinned_versions: versions to keep.
             current: the newest committed version.
             oldest_base: the oldest version from which an update can still count; None: there is none. A partial upload
-                whose last byte arrived before this version was made is from an older one and can never count.
+                whose last byte is older than this version is based on an older one and can never count.
         """
 
         def may_resume(_: Digest, at: float) -> bool:
@@ -178,7 +178,7 @@ class Reducer(Versions):
             pinned=pinned_versions,
             keep_incoming=may_resume,
         )
-        await on_thread(None, collect)  # ends before the process releases the state directory
+        await on_thread(None, collect)  # ends before the process unlocks the state directory
 
 
 def fold_version(
@@ -190,7 +190,7 @@ def fold_version(
     threads: int,
     between: Callable[[], None] | None = None,
 ) -> Digest:
-    """Carry out a plan: fold its updates, in its order, into the next version, which is durable on return.
+    """Execute a plan: fold its updates, in its order, into the next version, which is durable on return.
 
     Args:
         versions: the versions of the run.
@@ -205,7 +205,7 @@ def fold_version(
 
     Raises:
         ValueError: the updates cannot be folded.
-        DiskFull: there is no room for the next version.
+        DiskFull: the disk has no room for the next version.
         OSError: a file cannot be read or written.
     """
     store, base, version = versions.store, versions.version(plan.base_version), Version(plan.base_version + 1)
@@ -227,7 +227,7 @@ def fold_version(
 
 
 def exists_from_now_on(store: RunStore, version: Version, pieces: Iterable[Piece], base: VersionFile) -> Digest:
-    """Write the manifest of a version whose bytes are durable, and return its digest."""
+    """Write the manifest of a version whose bytes are durable, which makes it exist, and return its digest."""
     manifest = VersionManifest.of(pieces, model_dtypes=base.manifest.model_dtypes).encode()
     store.write_manifest(version, manifest)
     return digest_of(manifest)

@@ -1,7 +1,7 @@
 """The following of a run in a separate process, for callers on other machines: a replay may take seconds and gigabytes.
 
 The process reads the journal from disk, as the commands on this machine do, and writes a line of JSON for each item to
-a pipe. While its reader does not read, it waits: so a slow caller costs the coordinator one part in memory.
+a pipe. It waits while its reader does not read: so a slow caller costs the coordinator only one chunk of memory.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ COMMAND = (sys.executable, "-P", "-c", "from atoll.server.following.follow_proce
 
 
 class Followers:
-    """The followers of one state directory.
+    """Followers of one state directory.
 
     Args:
         state: the directory.
-        database: the URL of its database; empty: that of the directory.
+        database: the URL of its database; empty: the URL that the directory names.
     """
 
     def __init__(self, state: Path, database: str = "") -> None:
         self._state, self._database = state, database
 
     async def follow(self, run: str, after: int | None) -> AsyncGenerator[bytes]:
-        """Yield the items of a run as lines of JSON, in parts that end anywhere, until the run has ended.
+        """Yield the items of a run as lines of JSON, in chunks of arbitrary boundaries, until the run has ended.
 
         Args:
             run: id or name of the run; empty: the newest run.
@@ -54,7 +54,7 @@ class Followers:
             assert process.stdin is not None
             assert process.stdout is not None
             try:
-                process.stdin.write(json.dumps(order).encode() + b"\n")  # not in its arguments, as for a view
+                process.stdin.write(json.dumps(order).encode() + b"\n")  # not in its arguments, like for a view
                 while part := await process.stdout.read(PART_BYTES):
                     yield part
                 if code := await process.wait():
@@ -63,7 +63,7 @@ class Followers:
                 with suppress(ProcessLookupError):
                     process.kill()
                 process.stdin.close()
-                while await process.stdout.read(PART_BYTES):  # what is left in the pipe, so that asyncio closes it
+                while await process.stdout.read(PART_BYTES):  # the rest in the pipe, so that asyncio closes it
                     pass
                 await process.wait()
 
@@ -74,7 +74,7 @@ def line_of(item: Item) -> bytes:
 
 
 def main() -> None:
-    """Run the process: read an order from standard input and write the items to standard output as they come."""
+    """Run the process: read an order from standard input and write the items to standard output as they arrive."""
     with reading_for_the_coordinator() as order:
         history = History(Path(order["state"]), order["database"])
         for item in follow(history, run_of(history, order["run"]), order["after"]):

@@ -1,4 +1,4 @@
-"""The machine of a run, fed with the entries of its journal, and the items that each entry gives. Pure."""
+"""The replayed machine of a run, fed with the entries of its journal, and the items that each entry yields. Pure."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ Effects = tuple[Any, ...]
 
 
 class Follower(ABC, Generic[M]):
-    """A copy of a run's machine, which applies each entry exactly once and in order.
+    """Copy of a run's machine that applies each entry exactly once and in order.
 
     Args:
         run_id: the run.
@@ -46,14 +46,14 @@ class Follower(ABC, Generic[M]):
         return self.machine.ledger.state in TERMINAL
 
     def began(self) -> Began:
-        """Return the item with which the following begins."""
+        """Return the item with which following begins."""
         return Began(self.seq, self.machine.ledger.now, self._standing())
 
     def receive(self, seq: int, at: float, event: Any) -> Happened:
         """Apply the next entry.
 
         Args:
-            seq: its number, one more than that of the last one.
+            seq: its number, one more than the last entry's.
             at: its time [s since the epoch].
             event: its event.
         """
@@ -65,7 +65,7 @@ class Follower(ABC, Generic[M]):
         return Happened(seq, at, event, lines, ended, None if standing == before else standing)
 
     def open_rounds(self) -> Iterator[OpenRound]:
-        """Yield the record of each open round, or exchange, that has changed since the last call."""
+        """Yield the record of each open round or exchange that has changed since the last call."""
         if not self._is_news:
             return
         before, self._shown, self._is_news = self._shown, dict(self._open()), False
@@ -75,11 +75,11 @@ class Follower(ABC, Generic[M]):
 
     @abstractmethod
     def _lines(self, event: Any, effects: Effects) -> tuple[str, ...]:
-        """Return the lines of the log that an event and its effects give."""
+        """Return the log lines of an event and its effects."""
 
     @abstractmethod
     def _ended(self, effects: Effects) -> Iterator[Document]:
-        """Yield the records that the effects write, each once, in their last form."""
+        """Yield the records that the effects write, each once, in their final form."""
 
     @abstractmethod
     def _open(self) -> Iterator[tuple[int, Document]]:
@@ -90,12 +90,12 @@ class Follower(ABC, Generic[M]):
 
 
 class RoundFollower(Follower[RunMachine]):
-    """The follower of a run of rounds.
+    """Follower of a run of rounds.
 
     Args:
         run_id: the run.
         rules: the rules with which it began.
-        ledger: its state after the entry `seq`; the machine takes it and changes it.
+        ledger: its state after the entry `seq`, which the machine modifies.
         seq: the number of that entry; 0: before the first one.
     """
 
@@ -116,7 +116,7 @@ class RoundFollower(Follower[RunMachine]):
             yield self.machine.round.record.round_id, self._document(self.machine.round.record)
 
     def _document(self, record: RoundRecord) -> Document:
-        """Return an open round as `atoll round show --json` does, the last sentence being the wait."""
+        """Return an open round as `atoll round show --json` does; its last sentence says what it waits for."""
         found = as_json(record)
         if wait := what_a_run_waits_for(self.machine):
             found["sentences"].append(f"{wait[0].upper()}{wait[1:]}.")
@@ -130,7 +130,7 @@ class RoundFollower(Follower[RunMachine]):
 
 
 class ExchangeFollower(Follower[ExchangeMachine]):
-    """The follower of a run of messages, with exchanges in the place of rounds; the arguments are as there."""
+    """Follower of a run of messages, with exchanges instead of rounds; arguments as in `RoundFollower`."""
 
     def __init__(self, run_id: RunId, rules: ExchangeRules, ledger: of_messages.Ledger, seq: int) -> None:
         super().__init__(run_id, ExchangeMachine(rules, ledger), seq)

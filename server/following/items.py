@@ -1,4 +1,4 @@
-"""The items that a follower of a run yields, and their form in JSON. Pure values."""
+"""The items that a follower of a run yields, and their JSON form. Pure values."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ Document = dict[str, Any]
 
 @value
 class Standing:
-    """The state of a run: what `atoll run show` prints first."""
+    """State of a run: what `atoll run show` prints first."""
 
     run: RunId
     state: RunState
@@ -22,12 +22,12 @@ class Standing:
     next_round: RoundId
     open_round: RoundId | None
     exchanges: int | None = None
-    """The exchanges so far of a run of messages, which has these in the place of rounds."""
+    """Number of exchanges so far in a run of messages, which has these instead of rounds."""
 
 
 @value
 class Began:
-    """The place at which the following begins, or continues after a jump: the run after the entry `seq`."""
+    """Position at which following begins, or continues after a jump: the run after the entry `seq`."""
 
     seq: int
     at: float
@@ -36,7 +36,7 @@ class Began:
 
 @value
 class Happened:
-    """An event of the run, with all that an operator may want to know about it. Its number is the reader's cursor."""
+    """Event of the run, with everything that an operator may want to know. Its number is the reader's cursor."""
 
     seq: int
     at: float
@@ -44,14 +44,14 @@ class Happened:
     lines: tuple[str, ...]
     """The lines of the coordinator's log."""
     records: tuple[Document, ...]
-    """The record of each round that the event has ended, or that it has amended after its end."""
+    """Record of each round that the event has ended, or amended after its end."""
     run: Standing | None
     """The state of the run, if the event has changed it."""
 
 
 @value
 class OpenRound:
-    """The record of the open round, or exchange, after the entry `seq`. Only the newest one of each counts."""
+    """Record of the open round or exchange after the entry `seq`. Only the newest one of each counts."""
 
     seq: int
     at: float
@@ -60,7 +60,7 @@ class OpenRound:
 
 @value
 class Jumped:
-    """Entries that the journal does not have: after the entry `after` this continues with the state after `seq`."""
+    """Entries missing in the journal: after the entry `after`, the items continue with the state after `seq`."""
 
     after: int
     seq: int
@@ -69,7 +69,7 @@ class Jumped:
 
 @value
 class Waiting:
-    """The reason why no entry can come at present; empty: it has gone."""
+    """Reason why no entry can arrive now; empty: it has passed."""
 
     why: str
 
@@ -77,13 +77,13 @@ class Waiting:
 Item = Began | Happened | OpenRound | Jumped | Waiting
 
 KINDS = {Began: "began", Happened: "event", OpenRound: "record", Jumped: "jumped", Waiting: "waiting"}
-"""The values of `kind` in JSON."""
+"""Values of `kind` in JSON."""
 
 
 def document_of(item: Item) -> Document:
-    """Return an item as an object of JSON types; of an event its name, and the client, round and version it names.
+    """Return an item as an object of JSON types; for an event its name, and the client, round and version it names.
 
-    The sums of metrics in an event are left out: a site's policy decides about these.
+    The sums of metrics in an event are omitted: a site's policy decides about these.
     """
     found: Document = {"kind": KINDS[type(item)]}
     for name in type(item).__dataclass_fields__:

@@ -1,7 +1,7 @@
 """The reader of a run's journal from any process, in bounded batches from an entry or the newest snapshot.
 
-Between two batches no transaction is open, so a slow consumer disturbs nothing. A reader that was too slow finds that
-entries are gone: it says so, and continues at the newest snapshot.
+Between two batches no transaction is open, so a slow consumer disturbs nothing. A reader that is too slow for the
+deletion of old entries reports the gap, and continues at the newest snapshot.
 """
 
 import time
@@ -20,20 +20,20 @@ from atoll.server.journal.schema import RUNS
 from atoll.server.views.history import History
 
 ENTRIES_AT_ONCE = 200
-"""The entries that are in memory at one time."""
+"""Number of entries in memory at one time."""
 
 POLL_MIN_S, POLL_MAX_S = 0.1, 1.0
-"""The wait between two looks at the journal [s]: it doubles while there is no new entry."""
+"""Wait between two checks of the journal [s], which doubles while there is no new entry."""
 
 
 class Reader:
-    """The reader of one run; `follower` has the state after the entries that it has yielded.
+    """Reader of one run; `follower` has the state after the entries that it has yielded.
 
     Args:
         history: the history of the state directory or the database.
         run: the run.
         after: the entry after which the items begin; None: the newest snapshot.
-        at_once: the entries that are in memory at one time.
+        at_once: number of entries in memory at one time.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Reader:
         return self.follower is not None and self.follower.has_ended
 
     def items(self) -> Iterator[Item]:
-        """Yield the items of all entries that the journal has now, and at their end the open round.
+        """Yield the items of all entries now in the journal, and then the open round.
 
         Raises:
             LookupError: the run has been deleted.
-            OSError: as of `History.read`; the next call continues after the last item.
+            OSError: see `History.read`; the next call continues after the last item.
         """
         if self.follower is None:
             yield from self._begin()
@@ -69,7 +69,7 @@ class Reader:
         yield from self.follower.open_rounds()
 
     def _look(self, seq: int) -> tuple[list[JournaledEvent], int]:
-        """Read the entries after the entry `seq`, none if the next one is missing, and the number of the last one."""
+        """Read the entries after the entry `seq` (empty if the next one is missing), and the number of the last one."""
         return self._history.read(lambda connection: self._look_in(connection, seq))
 
     def _look_in(self, connection: Connection, seq: int) -> tuple[list[JournaledEvent], int]:
@@ -83,7 +83,7 @@ class Reader:
         return [], last
 
     def _begin(self) -> Iterator[Item]:
-        """Begin at the newest snapshot, or after the entry that was given: replay up to it, without items."""
+        """Begin at the newest snapshot, or after the given entry: replay up to it, without items."""
         after = self._after
         follower = self._from_snapshot(after)
         while after is not None:
@@ -99,7 +99,7 @@ class Reader:
         yield follower.began()
 
     def _from_snapshot(self, most: int | None = None) -> RoundFollower | ExchangeFollower:
-        """Return a follower with the state of the newest snapshot, after the entry `most` at the latest."""
+        """Return a follower with the state of the newest snapshot, up to the entry `most`."""
         run = self._run
         if run.config.is_of_messages:
             base = self._history.read(lambda connection: read_exchange_base(connection, run.run_id, most=most))
@@ -108,10 +108,10 @@ class Reader:
         return RoundFollower(run.run_id, run.rules, of_rounds.ledger, of_rounds.seq)
 
     def _jump(self, after: int, last: int) -> Iterator[Item]:
-        """Go on from the newest snapshot: the entries after `after` are gone, or the journal is an older one.
+        """Continue from the newest snapshot: the entries after `after` are gone, or the journal is older than expected.
 
         Raises:
-            StoreCorrupted: no snapshot can take the place of the missing entries.
+            StoreCorrupted: no snapshot can replace the missing entries.
         """
         run_id, is_older = self._run.run_id, last < after
         follower = self._from_snapshot()
@@ -119,11 +119,11 @@ class Reader:
             raise StoreCorrupted(f"run {run_id}: an entry between {min(follower.seq, after)} and {last} is missing")
         self.follower = follower
         why = (
-            f"the journal ends with entry {last}, before entry {after}: it was restored from a backup, or is another "
-            f"one; this goes on from entry {follower.seq}"
+            f"the journal ends with entry {last}, before entry {after}: it was restored from a backup, or "
+            f"replaced; this continues from entry {follower.seq}"
             if is_older
             else f"{count_of(follower.seq - after, 'entry', 'entries')} after entry {after} had been deleted before "
-            f"they were read; this goes on from entry {follower.seq}, and `atoll round list` has the rounds between"
+            f"they were read; this continues from entry {follower.seq}, and `atoll round list` has the rounds between"
         )
         yield Jumped(after, follower.seq, why)
         yield follower.began()
@@ -134,7 +134,7 @@ def follow(
 ) -> Iterator[Item]:
     """Yield the items of a run as its journal grows, until the run has ended.
 
-    While no process runs the run, or the database server is away, this says so once and waits.
+    While no process runs the run, or the database server is away, it reports this once and waits.
 
     Args:
         history: the history of the state directory or the database.
@@ -155,7 +155,7 @@ def follow(
                 yield item
             if reader.has_ended:
                 return
-            now_why = "" if history.is_attended() else "no coordinator runs this run: start it, and the run goes on"
+            now_why = "" if history.is_attended() else "no coordinator runs this run: start it, and the run continues"
         except DatabaseAway as error:
             now_why = str(error)
         if now_why != why:

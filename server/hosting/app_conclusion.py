@@ -1,4 +1,4 @@
-"""The end of a run of a Flower app: its `main()` gets the result, as if its strategy had run here, and goes on."""
+"""The end of a run of a Flower app: its `main()` gets the result, as if its strategy had run here, and continues."""
 
 import logging
 import math
@@ -21,7 +21,7 @@ History = dict[str, dict[str, dict[str, float]]]
 async def conclude(
     run_id: RunId, evaluator: Evaluator, version: Version, model: Path, rows: Iterable[EvaluationRow]
 ) -> None:
-    """Let an app's `main()` go on to its end; its failure is logged, and changes nothing in the run.
+    """Let an app's `main()` continue to its end; its failure is logged, and changes nothing in the run.
 
     Args:
         run_id: the run.
@@ -30,7 +30,7 @@ async def conclude(
         model: the last version.
         rows: all evaluations of the run.
     """
-    logger.info("%s: main() of the app goes on", run_id)
+    logger.info("%s: main() of the app continues", run_id)
     try:
         await evaluator.conclude(model, history_of(version, rows))
     except EvaluationFailed as error:
@@ -42,8 +42,8 @@ async def conclude(
 def history_of(last: Version, rows: Iterable[EvaluationRow]) -> History:
     """Return the metrics of a run by round; round n makes version n, so each version has a training.
 
-    The metrics of a round's training are the sums over the clients whose policy lets theirs leave alone. As in Flower,
-    a metric is NaN where that of one client is not finite, as far as the clients' policies let it be known.
+    The metrics of a round's training are the sums over the clients whose policy lets their metrics leave individually.
+    As in Flower, a metric is NaN if one client's is not finite, as far as the clients' policies reveal it.
 
     Args:
         last: the number of the last version.

@@ -1,4 +1,4 @@
-"""The clients of a coordinator: their control streams, their leases, and the notices to the runs that they concern.
+"""The clients of a coordinator: their control streams, their leases, and the events for the runs that they concern.
 
 A client has one control stream and one lease, however many runs it takes part in. Each run of one of its tasks receives
 an event when the client joins, disconnects or is lost.
@@ -28,19 +28,19 @@ logger = logging.getLogger(__name__)
 
 
 class AttendanceListener(Protocol):
-    """A part of the coordinator, beside the runs, that waits for clients."""
+    """Part of the coordinator, beside the runs, that waits for clients."""
 
     def joined(self, connection: Connection) -> None:
-        """Take note of a client's new control stream."""
+        """Handle a client's new control stream."""
         ...
 
     def lost(self, client_id: ClientId, why: str) -> None:
-        """Take note that a client is given up."""
+        """Handle the loss of a client."""
         ...
 
 
 class Attendance:
-    """The connected clients, for all runs of a coordinator together. All of it runs on one event loop.
+    """Connected clients, for all runs of a coordinator together. All of it runs on one event loop.
 
     Args:
         config: the coordinator's settings.
@@ -49,7 +49,7 @@ class Attendance:
         ranks: the aggregation ranks; None: there are none.
         spawn: starts a background task.
         audit: the audit log of joins and departures.
-        places: the places of the clients' names.
+        places: the holders of the clients' names.
     """
 
     def __init__(
@@ -68,22 +68,22 @@ class Attendance:
         self._audit, self._places = audit, places
         places.on_line.append(self._tell_holder)
         self.listeners: list[AttendanceListener] = []
-        """Others than runs that learn of clients which join or are lost."""
+        """Listeners other than runs that learn which clients join or are lost."""
 
     # ------------------------------------------------------------ joining
 
     def has_room_for(self, client_id: ClientId) -> bool:
-        """Return True while one more client may connect; a connected client may always replace its own stream."""
+        """Return whether one more client may connect; a connected client may always replace its stream."""
         return client_id in self.hub or len(self.hub) < self._config.max_connections
 
     def refusal_of(self, connection: Connection) -> str:
-        """Return the reason for which a process does not have the place of its name; empty: it may `join`."""
+        """Return the reason why a process may not use its name; empty: it may `join`."""
         client_id = connection.client_id
         holder, heard_at = self.hub.holder(client_id), self._leases.heard_at(client_id)
         return self._places.enter(CLIENT, client_id, connection.claimant, holder, heard_at)
 
     def join(self, connection: Connection, hello: pb.Hello) -> None:
-        """Register a new control stream, send Welcome, and tell the runs that the client is here."""
+        """Register a new control stream, send Welcome, and tell the runs that the client is connected."""
         client_id, connection.since = connection.client_id, self._clock.now()
         self.hub.add(connection)
         self.heard(client_id)
@@ -103,7 +103,7 @@ class Attendance:
         for run_id in self._ended_for(connection, working_on):
             self._spawn(self._send_past_end(connection, self._runs[run_id]))
         if tasks and not connection.tasks & set(tasks):
-            text = "%s allows none of the tasks of the runs here (%s)"
+            text = "%s allows no task of the runs here (%s)"
             logger.warning(text, client_id, ", ".join(tasks), extra={"site": client_id})
 
     def _welcome(self, connection: Connection, tasks: list[str]) -> None:
@@ -126,13 +126,13 @@ class Attendance:
         connection.send(messages.run_ended(run_id, state, cause, num_open))
 
     def announce_end(self, run_id: RunId, members: Collection[ClientId], state: RunState, cause: str) -> None:
-        """Send the end of a run to those of its members that are connected."""
+        """Send the end of a run to its connected members."""
         for connection in self.hub:
             if connection.client_id in members:
                 self._send_end(connection, run_id, state, cause)
 
     def _ended_for(self, connection: Connection, working_on: Collection[RunId]) -> list[RunId]:
-        """List the ended runs to report to a client: those it works for; the last one if none of its own is open."""
+        """List the ended runs to report to a client: those it works for; if it has no open run, also the last one."""
         mine = {run_id: run for run_id, run in self._runs.items() if run.task in connection.tasks}
         ended = [run_id for run_id, run in mine.items() if run.machine.ledger.state in TERMINAL]
         last = ended[-1:] if len(ended) == len(mine) else []
@@ -153,7 +153,7 @@ class Attendance:
         ]
 
     def introduce_everyone(self, run: HostedRun) -> None:
-        """Tell a run that starts, or resumes, which clients are connected; its members of before get a fresh lease."""
+        """Tell a run that starts, or resumes, which clients are connected; its earlier members get a fresh lease."""
         for client_id in run.machine.ledger.membership.members:
             self.heard(client_id)
         for connection in self.hub:
@@ -161,7 +161,7 @@ class Attendance:
                 run.post(_joined(connection))
 
     def introduce_again(self, connection: Connection) -> None:
-        """Make a client available again in the runs where it had declined; in all others it is available already."""
+        """Make a client available again in the runs where it had declined; in all others it already is."""
         client_id = connection.client_id
         for run in self._open_with(client_id):
             if run.machine.ledger.membership.has_declined(client_id):
@@ -174,7 +174,7 @@ class Attendance:
             connection.send(pb.ServerMessage(ranks=self._ranks.addresses()))
 
     def _tell_holder(self, kind: str, name: str, line: str) -> None:
-        """Tell the process that has the place of a name of the other one, which is told by its refusal."""
+        """Tell the process that uses a name about the other one, which learns of it by its refusal."""
         connection = self.hub.of(ClientId(name)) if kind == CLIENT else None
         if connection is not None and connection.takes_notices:
             connection.send(messages.notice(f"two agents use this site's name: {line}"))
@@ -186,11 +186,11 @@ class Attendance:
         self._leases.heard(client_id, self._clock.now())
 
     def bytes_came(self, client_id: ClientId) -> None:
-        """Renew the lease of a client by the bytes of a transfer; one that is given up must connect again first."""
+        """Renew the lease of a client by the bytes of a transfer; a lost one must connect again first."""
         self._leases.renew(client_id, self._clock.now())
 
     def expect(self, client_id: ClientId) -> None:
-        """Give a member of a run that goes on after a restart the time in which its agent may start, too."""
+        """Give a member of a run that resumes after a restart the time in which its agent may start, too."""
         until = self._clock.now() + max(self._config.lease, self._config.start_allowance)
         self._leases.expect(client_id, until)
 
@@ -198,7 +198,7 @@ class Attendance:
         """Handle the end of a control stream; the client may reconnect until its lease expires."""
         if self.hub.remove(connection):
             self._places.leave(CLIENT, connection.client_id)
-            if self._leases.heard_at(connection.client_id):  # else the log has already why it is gone
+            if self._leases.heard_at(connection.client_id):  # else the log already has the reason
                 why = "" if connection.why in ("", CLIENT_ENDED) else f": {connection.why}"
                 text, about = "%s disconnected (%d connected)%s", {"site": connection.client_id}
                 logger.info(text, connection.client_id, len(self.hub), why, extra=about)
@@ -211,7 +211,7 @@ class Attendance:
     ) -> None:
         """Give up clients whose lease has expired, that have said goodbye, or that are no longer members.
 
-        `failure`: why they left, for a reason of their own, with its detail.
+        `failure`: why they left, if it was their decision, with its detail.
         """
         silent_for = self._config.lease if reason is LossReason.LEASE_EXPIRED else 0.0
         for client_id in clients:
@@ -224,7 +224,7 @@ class Attendance:
                 listener.lost(client_id, reason)
             for run in self._open_with(client_id):
                 run.post(ClientLost(client_id, reason, failure, detail, silent_for))
-            if reason is LossReason.LEASE_EXPIRED:  # if it lives it must reconnect, or it is never invited again
+            if reason is LossReason.LEASE_EXPIRED:  # if it lives it must reconnect, else it is never invited again
                 self.hub.dismiss(client_id, f"silent for {self._config.lease:g} s: connect again")
 
     def _what_is_lost(self, client_id: ClientId, reason: LossReason) -> str:

@@ -18,23 +18,23 @@ from atoll.server.journal.state_directory import StateDirectory
 logger = logging.getLogger(__name__)
 
 AGAIN_S = 3600.0
-"""The interval at which a difference that lasts is logged again [s]."""
+"""Interval at which a persisting difference is logged again [s]."""
 HEARD_S = 600.0
-"""The time for which the clock of a site that was refused for it is remembered [s]."""
+"""Time for which the clock of a refused site is remembered [s]."""
 
 
 def check_clock(state: StateDirectory, *, accept: bool) -> str:
-    """Compare the true clock with the last true time of the journal, before anything is signed or issued by it.
+    """Compare the true clock with the last true time of the journal, before it is used to sign or issue anything.
 
     Args:
         state: the state directory, locked.
-        accept: the operator says that the clock is right now.
+        accept: whether the operator confirms that the clock is right now.
 
     Returns:
-        The difference that the operator has accepted; "": there is none.
+        The difference that the operator has accepted; "": none.
 
     Raises:
-        OperatorError: the two are minutes apart.
+        OperatorError: the two differ by minutes.
     """
     note, alive = ClockNote.read(state.path), state.last_alive()
     last = note.reading if note is not None else None if alive is None else Reading(alive)
@@ -45,7 +45,7 @@ def check_clock(state: StateDirectory, *, accept: bool) -> str:
 
 
 class ClockWatch:
-    """The comparison of the clocks of a running coordinator, told in its log, the audit log and the views.
+    """Comparison of the clocks of a running coordinator, reported in its log, the audit log and the views.
 
     Args:
         state: the state directory.
@@ -59,26 +59,26 @@ class ClockWatch:
     ) -> None:
         self._folder, self._monotone, self._audit, self._signed = state.path, monotone, audit, signed
         self._comparison = ClockComparison(Reading.take())
-        self._sites: dict[ClientId, tuple[float, float]] = {}  # how far ahead [s], and when that was heard
+        self._sites: dict[ClientId, tuple[float, float]] = {}  # how far ahead [s], and when it was reported
         self._logged_at: dict[str, float] = {}
         self.told: dict[str, str] = {}
-        """Sentences about clocks that differ now, by the clock: `journal`, `machine`, `site NAME`."""
+        """Messages about clocks that differ now, by the clock: `journal`, `machine`, `site NAME`."""
         self.on_jump: list[Callable[[float], None]] = []
-        """Functions that learn of a jump, in seconds."""
+        """Functions that are called with the seconds of a jump."""
         self.on_told: list[Callable[[bool], None]] = []
-        """Functions that learn whether all clocks agree, when that changes."""
+        """Functions that are called with whether all clocks agree, when that changes."""
 
     def accepted(self, fault: str) -> None:
-        """Record that the operator has accepted a difference at the start; "": there was none."""
+        """Record that the operator has accepted a difference at the start; "": none."""
         if fault:
             logger.warning("accepted by --accept-clock: %s", fault)
             self._audit.record(Action.CLOCK_ACCEPT, instant(time.time()), fault)
 
     def look(self) -> None:
-        """Read the clocks, tell of what has changed since the last look, and note the true time.
+        """Read the clocks, report changes since the last reading, and record the true time.
 
         Raises:
-            OSError: the note cannot be written.
+            OSError: the record cannot be written.
         """
         reading, jump = Reading.take(), ""
         if by := self._comparison.jump(reading):
@@ -94,11 +94,11 @@ class ClockWatch:
     # ------------------------------------------------------------ sites
 
     def refusal(self, client_id: ClientId, ahead: float | None) -> str:
-        """Return the reason for which a site is not connected whose clock allows no signed message, or "".
+        """Return the reason to refuse a site whose clock would reject every signed message, or "".
 
         Args:
             client_id: the site.
-            ahead: its clock less this machine's [s]; None: not said.
+            ahead: its clock minus this machine's [s]; None: not stated.
         """
         if ahead is None:
             return ""
@@ -119,7 +119,7 @@ class ClockWatch:
     # ------------------------------------------------------------ words
 
     def _tell(self, reading: Reading, jump: str) -> None:
-        """Log what has changed; a jump and what follows from it are one line."""
+        """Log the changes; a jump and its consequences are one line."""
         sentence = apart(self._monotone.now(), reading.true)
         told = {**({"journal": sentence} if sentence else {}), **self._of_sites()}
         now = time.monotonic()
@@ -133,14 +133,14 @@ class ClockWatch:
         if self._logged_at.keys() - told.keys():
             self._logged_at = {clock: at for clock, at in self._logged_at.items() if clock in told}
             if not told:
-                logger.info("the journal's clock, this machine's and those of the sites agree again")
+                logger.info("the journal's clock, this machine's clock and the sites' clocks agree again")
         if bool(told) is not bool(self.told):
             for listener in self.on_told:
                 listener(not told)
         self.told = told
 
     def _of_sites(self) -> dict[str, str]:
-        """Return the sentences about sites whose clocks differ; when most do by the same, about this machine's."""
+        """Return the messages about sites whose clocks differ; if most differ equally, about this machine's clock."""
         heard = time.monotonic() - HEARD_S
         self._sites = {
             name: (ahead, at) for name, (ahead, at) in self._sites.items() if at >= heard or abs(ahead) <= SKEW_S

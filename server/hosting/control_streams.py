@@ -10,38 +10,37 @@ from atoll.server.names.conflicts import UNKNOWN, Claimant
 from atoll.server.rounds.events import Profile
 
 OUTBOX_MAX = 256
-"""The number of messages that may wait for one client; a client that does not read loses its connection and
-reconnects."""
+"""Number of messages that may wait for one client; a client that does not read loses its connection and reconnects."""
 
 CLOCK_NEWS_S = 0.5
-"""The change of an agent's clock from which on it is news: less is the way of its messages [s]."""
+"""Smallest change of an agent's clock that is reported: smaller ones come from the delay of its messages [s]."""
 
 CLOCK_MAX = 253402300800.0
 """Begin of the year 10000 [s since the epoch]; no clock shows it, and no date is written for it."""
 
 CLIENT_ENDED = "the client ended its stream"
-"""The reason of a connection that has ended without a dismissal."""
+"""Reason of a connection that has ended without a dismissal."""
 
 DISMISS_S = 5.0
-"""The time that a client has to read why its stream ends [s]."""
+"""Time that a client has to read why its stream ends [s]."""
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One control stream. `session` is the random name that the client gave it."""
+    """Control stream of one client. `session` is the random name that the client gave it."""
 
     client_id: ClientId
     session: str
     tasks: frozenset[str]
     profile: Profile
-    codecs: frozenset[str] = frozenset()  # those that the client supports
-    software: str = ""  # of its agent
+    codecs: frozenset[str] = frozenset()  # codecs that the client supports
+    software: str = ""  # software of its agent
     claimant: Claimant = UNKNOWN  # its process, with the address
-    gives_statistics: bool = False  # its agent answers AskStatistics
-    spreads_parts: bool = False  # its agent understands `Invite.spreads`
-    takes_messages: bool = False  # its agent answers messages of a server program
-    takes_notices: bool = False  # its agent logs a Notice
-    clock_offset: float | None = None  # its agent's clock less this machine's [s]; None: an older agent
+    gives_statistics: bool = False  # whether its agent answers AskStatistics
+    spreads_parts: bool = False  # whether its agent understands `Invite.spreads`
+    takes_messages: bool = False  # whether its agent answers messages of a server program
+    takes_notices: bool = False  # whether its agent logs a Notice
+    clock_offset: float | None = None  # its agent's clock minus this machine's [s]; None: an older agent
     certificate_until: float | None = None  # [s since the epoch]; None: it has none
     since: float = 0.0  # [s since the epoch]
     outbox: "asyncio.Queue[ServerMessage | None]" = field(default_factory=lambda: asyncio.Queue(OUTBOX_MAX + 1))
@@ -50,7 +49,7 @@ class Connection:
     handler: "asyncio.Task[None] | None" = None  # the task that serves the call
 
     def note_clock(self, clock: float, now: float) -> None:
-        """Note the agent's clock in a message that has just arrived; both in seconds since the epoch, 0: not said."""
+        """Record the agent's clock from a newly arrived message; both in seconds since the epoch, 0: not stated."""
         if not 0 < clock < CLOCK_MAX:
             return
         if self.clock_offset is None or abs(clock - now - self.clock_offset) > CLOCK_NEWS_S:
@@ -66,19 +65,19 @@ class Connection:
         self.outbox.put_nowait(message)
 
     def close(self, why: str) -> None:
-        """End the stream after the messages that are queued."""
+        """End the stream after the queued messages."""
         if not self.is_closing:
             self.is_closing, self.why = True, why
             self.outbox.put_nowait(None)
 
     def break_off(self) -> None:
-        """End the stream at once; what the client has not read is lost."""
+        """End the stream at once; unread messages are lost."""
         if self.handler is not None:
             self.handler.cancel()
 
 
 class Hub:
-    """The newest connection of each client."""
+    """Newest connection of each client."""
 
     def __init__(self) -> None:
         self._connections: dict[ClientId, Connection] = {}
@@ -104,11 +103,11 @@ class Hub:
         self._is_empty.clear()
 
     def of(self, client_id: ClientId) -> Connection | None:
-        """Return the connection of a client; None when it is not connected."""
+        """Return the connection of a client; None if it is not connected."""
         return self._connections.get(client_id)
 
     def holder(self, client_id: ClientId) -> Claimant | None:
-        """Return the process whose stream is the client's; None when the client is not connected."""
+        """Return the process that holds the client's stream; None if the client is not connected."""
         connection = self._connections.get(client_id)
         return None if connection is None or connection.is_closing else connection.claimant
 
@@ -117,7 +116,7 @@ class Hub:
         await self._is_empty.wait()
 
     def remove(self, connection: Connection) -> bool:
-        """Remove a connection whose stream has ended; return False when a newer one has replaced it."""
+        """Remove a connection whose stream has ended; return False if a newer one has replaced it."""
         if self._connections.get(connection.client_id) is not connection:
             return False
         del self._connections[connection.client_id]
@@ -132,7 +131,7 @@ class Hub:
             asyncio.get_running_loop().call_later(DISMISS_S, connection.break_off)
 
     def codecs_of(self, client_id: ClientId) -> frozenset[str]:
-        """Return the codecs that a client supports; none when it is not connected."""
+        """Return the codecs that a client supports; empty if it is not connected."""
         connection = self._connections.get(client_id)
         return frozenset() if connection is None else connection.codecs
 
@@ -142,6 +141,6 @@ class Hub:
         return connection is not None and connection.spreads_parts
 
     def send(self, client_id: ClientId, message: ServerMessage) -> None:
-        """Send a message to a client if it is connected; the machine repeats what matters when it reconnects."""
+        """Send a message to a client if it is connected; the machine repeats important ones when it reconnects."""
         if (connection := self._connections.get(client_id)) is not None:
             connection.send(message)

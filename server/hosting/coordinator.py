@@ -1,7 +1,7 @@
 """The coordinator: it hosts runs, `max_runs` at a time and the rest in a queue, and recovers them after a crash.
 
-It owns what the runs share (state directory, journal, threads) and hands each event to the run that it concerns. The
-decisions of a run are its machine's, their execution its driver's; connections and leases are `attendance`.
+It owns the shared parts (state directory, journal, threads) and passes each event to its run. A run's machine decides,
+its driver executes; connections and leases are in `attendance`.
 """
 
 import asyncio
@@ -82,15 +82,15 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 SHOWN_S, SHOWN_SHARE = 0.5, 20
-"""The least interval between two looks at who is connected, for commands [s], and as a multiple of the look itself:
-with 100,000 clients it may not take the event loop's time."""
+"""Shortest interval between two reports for commands of who is connected [s], and as a multiple of the report's
+duration: with 100,000 clients it must not occupy the event loop."""
 
 ALIVE_S = 0.5
-"""The interval at which the process notes that it is alive [s]."""
+"""Interval at which the process records that it is alive [s]."""
 
 
 class Coordinator:
-    """The host of all runs, and the composition root of what they share.
+    """Host of all runs, and the composition root of their shared parts.
 
     All of it runs on one event loop, except for disk, arithmetic and user code.
 
@@ -98,7 +98,7 @@ class Coordinator:
         config: the settings of the process.
         state: the state directory, locked.
         dialer: opens the channels to aggregation ranks.
-        is_revoked: returns True for a certificate, by identity and serial number, that no longer counts.
+        is_revoked: returns True for a revoked certificate, by identity and serial number.
     """
 
     def __init__(
@@ -144,10 +144,10 @@ class Coordinator:
         self.signer: Signer | None = None
         """The signer of messages to clients; None: the coordinator is `--insecure`, and nothing is signed."""
         self.notices: Notices | None = None
-        """The notices to a person, from the end of `start` on."""
+        """Notices to the operator, from the end of `start` on."""
         self._has_recovered = False
         self.recovered = ""
-        """The open runs of an earlier process with their places; empty: there is none."""
+        """Open runs of an earlier process with their progress; empty: there is none."""
         self._adding = asyncio.Lock()
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         shared = self._shared_parts()
@@ -173,7 +173,7 @@ class Coordinator:
         """Recover every run from the journal and continue where the last process stopped.
 
         Args:
-            accept_losses: go on without files that the journal relies on and that are missing or damaged.
+            accept_losses: continue without missing or damaged files that the journal relies on.
 
         Raises:
             OperatorError: there are such files, and `accept_losses` is not set.
@@ -202,7 +202,7 @@ class Coordinator:
 
     async def stop(self) -> None:
         """End everything. Decisions that are not on disk are lost; no client or caller has heard of them."""
-        if self.notices is not None and self._has_recovered:  # before, ended runs would seem to be deleted
+        if self.notices is not None and self._has_recovered:  # first, or else ended runs would seem to be deleted
             await self.notices.close()
         for connection in self.attendance.hub:
             connection.close("the coordinator stops")
@@ -230,7 +230,7 @@ class Coordinator:
         return task
 
     def _rely_on(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a background task that everything depends on: its failure is a mistake of ours and ends the process."""
+        """Start a background task that everything depends on: its failure is a bug and ends the process."""
 
         def ended(task: "asyncio.Task[None]") -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -240,12 +240,12 @@ class Coordinator:
         self.spawn(work).add_done_callback(ended)
 
     def _crash(self, error: BaseException) -> None:
-        """End the process after a mistake of ours; the next process replays the journal."""
+        """End the process after an internal error; the next process replays the journal."""
         if not self.crashed.done():
             self.crashed.set_result(error)
 
     async def _show_presence(self) -> None:
-        """Show to commands who is connected and what arrives, whenever it changes."""
+        """Show commands who is connected and what arrives, whenever it changes."""
         shown, clock = ShownFile(self.state.path / presence.FILE, "who is connected"), asyncio.get_running_loop().time
         while True:
             begun = clock()
@@ -255,12 +255,12 @@ class Coordinator:
             await asyncio.sleep(max(SHOWN_S, SHOWN_SHARE * (clock() - begun)))
 
     def _awaits(self, key: tuple[RunId, RoundId, ClientId]) -> bool:
-        """Return whether an update that is on its way in can still change its run."""
+        """Return whether an incoming update can still change its run."""
         run_id, round_id, client_id = key
         return (run := self.runs.get(run_id)) is not None and run.is_news(client_id, round_id)
 
     async def _stay_alive(self) -> None:
-        """Note every `ALIVE_S` that the process is alive: the downtime after a crash counts from the last note."""
+        """Record every `ALIVE_S` that the process is alive: the downtime after a crash counts from the last record."""
         while True:
             try:
                 self.state.mark_alive(self.clock.now())
@@ -270,11 +270,11 @@ class Coordinator:
             await asyncio.sleep(ALIVE_S)
 
     def clock_refusal(self, connection: Connection) -> str:
-        """Return the reason for which a site's clock lets it not be connected: it would refuse what is signed here."""
+        """Return the reason to refuse a site because of its clock: it would reject everything signed here."""
         return "" if self.signer is None else self.clocks.refusal(connection.client_id, connection.clock_offset)
 
     def _clock_jumped(self, by: float) -> None:
-        """Let the sites connect again, to be told, whose clocks allow no signed message after a jump."""
+        """Disconnect the sites whose clocks reject signed messages after a jump, so that they learn of it."""
         for connection in self.attendance.hub:
             if connection.clock_offset is not None:
                 connection.clock_offset -= by
@@ -290,14 +290,14 @@ class Coordinator:
 
     @property
     def has_room(self) -> bool:
-        """Room for one more run to start or resume."""
+        """Whether one more run can start or resume."""
         return len(self.running) < self.config.max_runs
 
     def named(self, run: str) -> RunId:
         """Return the run with this id, or else the newest one with this name.
 
         Raises:
-            UnknownRun: there is none.
+            UnknownRun: there is no such run.
         """
         try:
             return RunId(newest_named(run, ((run_id, it.config.name) for run_id, it in self.runs.items())))
@@ -319,11 +319,11 @@ class Coordinator:
 
     @property
     def is_adding(self) -> bool:
-        """A run is being made that is not yet in `runs`."""
+        """Whether a run is being created that is not yet in `runs`."""
         return self._adding.locked()
 
     async def added(self) -> None:
-        """Wait until no run is being made."""
+        """Wait until no run is being created."""
         async with self._adding:
             pass
 
@@ -352,7 +352,7 @@ class Coordinator:
         self._listen(run)
 
     async def _add_rounds(self, config: RunConfig, run_id: RunId) -> RunConfig:
-        """Add a run of rounds; return its settings with the digest of what does not travel."""
+        """Add a run of rounds; return its settings with the digest of the tensors that are never sent."""
         evaluator = self._factory.evaluator(config, run_id)
         try:
             of_rounds = {other: run for other, run in self.runs.items() if isinstance(run, RunDriver)}
@@ -375,11 +375,11 @@ class Coordinator:
         return are_equal(await on_thread(self._journal_thread, self.journal.first_settings, run_id), config)
 
     def namesake_of(self, run_id: RunId) -> str:
-        """Return how the last run of the same name would have gone on with the settings of a new one, or ""."""
+        """Return how the last run of the same name could continue with the settings of a new one, or ""."""
         return way_on(self.runs.values(), self._run(run_id))
 
     async def stop_run(self, run_id: RunId, reason: str) -> str:
-        """End a run for the operator's reason; return what still has to happen first, or ""."""
+        """End a run for the operator's reason; return what must happen first, or ""."""
         run = self._run(run_id)
         if run_id in self.queue:
             self.queue.remove(run_id)
@@ -392,7 +392,7 @@ class Coordinator:
         return "" if run.machine.ledger.state in TERMINAL else "its round is being aggregated, and is committed first"
 
     async def pause_run(self, run_id: RunId, reason: str) -> str:
-        """Let no new round of a run start; return what still has to happen first, or ""."""
+        """Let no new round of a run start; return what must happen first, or ""."""
         run = self._run(run_id)
         ledger = run.machine.ledger
         if ledger.state is not RunState.RUNNING:
@@ -406,7 +406,7 @@ class Coordinator:
     async def resume_run(self, run_id: RunId, overrides: Sequence[str] = ()) -> str:
         """Resume a paused run, or reopen an ended one: a finished one with more rounds, any with changed settings.
 
-        Without room it is queued; the answer states that, and the schedules whose end moves.
+        If `max_runs` is reached it is queued; the answer states this, and the schedules whose end moves.
 
         Raises:
             UnknownRun: there is no such run.
@@ -438,13 +438,13 @@ class Coordinator:
         return "; ".join(lines)
 
     async def _reconfigured(self, run: RunDriver, overrides: Sequence[str]) -> RunConfig | None:
-        """Return the changed settings that a run follows from its resume on; None: they stay."""
+        """Return the changed settings that a run has after its resume; None: no change."""
         config = resumed_config(run, overrides)
         self._factory.check_can_go_on(run.run_id, config or run.config)
         check_has_model(self.state.path, run)
         if config is not None:
             parts = await self._factory.parts_of_changed(run.config, config, run.run_id)
-            check_resumable(run, has_changes=True)  # it may have gone on while the task was loaded
+            check_resumable(run, has_changes=True)  # it may have advanced while the task was loaded
             run.reconfigure(config, *parts)
         return config
 
@@ -469,13 +469,13 @@ class Coordinator:
         return self.runs[run_id]
 
     def _tell_of_loss(self, loss: Loss, *, is_accepted: bool) -> None:
-        """Tell of a file that is missing: accepted by the operator, or of a run that has ended."""
+        """Report a file that is missing: accepted by the operator, or of a run that has ended."""
         logger.warning("%s%s", "accepted by --accept-losses: " if is_accepted else "", loss)
         if is_accepted:
             self.audit.record(Action.LOSS_ACCEPT, f"{loss.run_id} {loss.path.name}", f"{loss.fault}: {loss.cost}")
 
     async def _recover(self, replayed: Replayed, down_since: float, lost: FilesLost | None) -> None:
-        """Host a run of an earlier process again, and let it go on where that one has stopped."""
+        """Host a run of an earlier process again, and continue where that process stopped."""
         row, machine = replayed.row, replayed.machine
         for fault in replayed.faults:
             logger.warning(
@@ -532,12 +532,12 @@ class Coordinator:
             self._start_next()
 
     def _no_room(self, run_id: RunId, num_bytes: int, error: DiskFull) -> None:
-        """Let a run wait for room on the disk; a run of messages asks again until its own deadline."""
+        """Let a run wait for disk space; a run of messages retries until its deadline."""
         if isinstance(run := self.runs.get(run_id), RunDriver):
             run.no_room(num_bytes, error)
 
     def _resume_by_itself(self, run: RunDriver, effects: Effects) -> None:
-        """Resume a run whose wait for clients has ended in a pause, when they are back."""
+        """Resume a run that was paused while waiting for clients, once they are back."""
         ledger = run.machine.ledger
         if not any(isinstance(effect, ResumeRun) for effect in effects) or not ledger.resumes_itself:
             return
@@ -554,7 +554,7 @@ class Coordinator:
     def judge(
         self, manifest: UpdateManifest, opened: pb.UploadOpen, part: PartManifest | None = None
     ) -> UpdateJudge | MessageJudge | pb.Verdict:
-        """Return the judge of an announced update, or at once the verdict when its run is not hosted here."""
+        """Return the judge of an announced update, or the verdict if its run is not hosted here."""
         if (run := self.runs.get(manifest.run_id)) is None:
             return refused(RejectReason.RUN_ENDED, f"there is no run {manifest.run_id!r} here")
         if isinstance(run, MessageDriver):
@@ -564,7 +564,7 @@ class Coordinator:
     def _start_next(self) -> None:
         """Start or resume runs from the head of the queue while there is room."""
         waiting = [one for one in dict.fromkeys(self.queue) if self.state_of(one) is RunState.QUEUED]
-        self.queue[:] = waiting  # a program may end while its run waits to go on
+        self.queue[:] = waiting  # a program may end while its run waits to resume
         while self.queue and self.has_room:
             run = self.runs[self.queue.pop(0)]
             if run.machine.ledger.is_open:  # it was queued by `resume_run`

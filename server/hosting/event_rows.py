@@ -1,4 +1,4 @@
-"""The rows that must be on disk before an event's effects leave: a function of the event and the state after it."""
+"""The rows that must be on disk before an event's effects are carried out: a function of event and resulting state."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ from atoll.task.metrics import only_finite
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """An event that the machine has just decided."""
+    """Event that the machine has just decided."""
 
     run_id: RunId
     seq: int
@@ -90,7 +90,7 @@ def add_rows(
 
 
 def add_rows_of_any(batch: Batch, decided: Decided, ledger: Ledger | LedgerOfMessages, kept: KeptUpdate | None) -> None:
-    """Add the rows that an event of every kind of run has: its entry, an accepted update, a change of the run's state.
+    """Add the rows that an event of any run has: its entry, an accepted update, a change of the run's state.
 
     Args:
         batch: the rows of the next group commit.
@@ -108,7 +108,7 @@ def add_rows_of_any(batch: Batch, decided: Decided, ledger: Ledger | LedgerOfMes
 
 
 class _Rows:
-    """The rows that one event adds to a batch."""
+    """Rows that one event adds to a batch."""
 
     def __init__(
         self, batch: Batch, decided: Decided, machine: RunMachine, num_bytes: Callable[[Version], int]
@@ -162,7 +162,7 @@ class _Rows:
             )
 
     def add_training(self) -> None:
-        """Add the metrics of the training whose update is accepted, or the reason for none."""
+        """Add the metrics of an accepted update's training, or the reason why there are none."""
         event = self._decided.event
         if not (isinstance(event, UpdateReceived) and event.update.statistics and self._machine.rules.keep_sites):
             return

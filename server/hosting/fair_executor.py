@@ -1,7 +1,7 @@
 """A thread pool that several runs share, with round-robin scheduling between them.
 
-However much work one run has queued, another one waits only for the work that is under way and for one item of each run
-before it in the rotation.
+However much work one run has queued, another run waits only for the running items and for one item of each run before
+it in the rotation.
 """
 
 import threading
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class FairExecutor:
-    """A pool of `num_threads` threads with one queue for each owner; usable from any thread."""
+    """Pool of `num_threads` threads with one queue for each owner; usable from any thread."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
@@ -37,7 +37,7 @@ class FairExecutor:
         future: Future[T] = Future()
         with self._lock:
             if self._is_ending:  # the pool itself may still accept work and never do it
-                raise RuntimeError("this pool accepts no work any more: the process ends")
+                raise RuntimeError("this pool no longer accepts work: the process ends")
             self._pool.submit(self._do_next)
             self._waiting.setdefault(owner, deque()).append((future, work))
         return future
@@ -71,7 +71,7 @@ class FairExecutor:
 
 
 class _OwnerExecutor(Executor):
-    """The pool as one owner uses it; its threads end with `FairExecutor.shutdown`."""
+    """Pool as one owner uses it; its threads end with `FairExecutor.shutdown`."""
 
     def __init__(self, pool: FairExecutor, owner: Hashable) -> None:
         self._pool, self._owner = pool, owner

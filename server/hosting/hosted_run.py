@@ -8,5 +8,5 @@ HostedRun = RunDriver | MessageDriver
 
 
 def may_join(connection: Connection, run: HostedRun) -> bool:
-    """Return whether the client of a connection takes part in a run: its agent has the task, and knows messages."""
+    """Return whether a connected client takes part in a run: its agent has the task, and supports the run's kind."""
     return run.task in connection.tasks and (isinstance(run, RunDriver) or connection.takes_messages)

@@ -17,8 +17,8 @@ from atoll.ground.process import crash_points
 from atoll.protocol.log_fields import context_about
 from atoll.protocol.threads import begin_on_thread
 from atoll.protocol.vocabulary import RunId
+from atoll.server.clock import MonotoneClock
 from atoll.server.files.run_store import KeptUpdate
-from atoll.server.hosting.machine_timer import MachineTimer
 from atoll.server.hosting.run_parts import SharedParts
 from atoll.server.journal.journal import Batch
 from atoll.server.rounds.events import TimePassed, UploadBegun
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 DISK_RETRY_S = 1.0
 UNHURRIED_S = 0.05
-"""The time that an event without a waiting caller may wait for others of the same group commit [s]."""
+"""Time that an event without a waiting caller may wait for others in the same group commit [s]."""
 
 E = TypeVar("E")
 F = TypeVar("F")
@@ -49,7 +49,7 @@ class Machine(Protocol[In, Out]):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The additions of a driver to a decision of its machine, beside the rows of the group commit."""
+    """Driver's additions to a decision of its machine, beside the rows of the group commit."""
 
     lines: tuple[str, ...]
     """The lines of the log, about the state after the event; they are printed once it is on disk."""
@@ -59,15 +59,54 @@ class Decision:
 
 @dataclass(slots=True)
 class _Posted(Generic[F]):
-    """An event that the machine has decided and that is not yet on disk."""
+    """Event that the machine has decided and that is not yet on disk."""
 
     effects: tuple[F, ...]
     decision: Decision
     done: "asyncio.Future[tuple[F, ...]]"
 
 
+class MachineTimer:
+    """Timer that follows the deadline of a machine.
+
+    Args:
+        loop: the loop that it runs on.
+        clock: the clock of the deadlines.
+        deadline: returns the current deadline [s since the epoch], or None.
+        passed: called at the deadline; arms the timer again, through the event that it posts.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: MonotoneClock,
+        deadline: Callable[[], float | None],
+        passed: Callable[[], object],
+    ) -> None:
+        self._loop, self._clock, self._deadline, self._passed = loop, clock, deadline, passed
+        self._handle: asyncio.TimerHandle | None = None
+
+    def arm(self) -> None:
+        """Wait for the current deadline instead of an earlier one."""
+        self.cancel()
+        if (deadline := self._deadline()) is not None:
+            self._handle = self._loop.call_later(max(0.0, deadline - self._clock.now()), self._fire)
+
+    def cancel(self) -> None:
+        """Wait for no deadline."""
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _fire(self) -> None:
+        deadline = self._deadline()
+        if deadline is None or self._clock.now() < deadline:
+            self.arm()  # the deadline moved, or the loop's timer fired a little early
+        else:
+            self._passed()
+
+
 class JournaledDriver(ABC, Generic[E, F]):
-    """The driver of one run, as far as it is the same for every kind of machine.
+    """Driver of one run, as far as it is the same for every kind of machine.
 
     A kind adds the rows of an event (`_decided`) and carries out effects (`_act`).
 
@@ -85,13 +124,13 @@ class JournaledDriver(ABC, Generic[E, F]):
         self._seq, self._shared, self._clock = seq, shared, shared.clock
         self._receive = machine.receive
         self._posted: list[_Posted[F]] = []
-        self._rows = Batch()  # those of the events in `_posted`
+        self._rows = Batch()  # rows of the events in `_posted`
         self._wake = asyncio.Event()
         self._is_broken = False
-        self._last: asyncio.Future[tuple[F, ...]] | None = None  # that of the newest event
+        self._last: asyncio.Future[tuple[F, ...]] | None = None  # number of the newest event
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        passed = cast(E, TimePassed())  # an event of every kind
+        passed = cast(E, TimePassed())  # an event of any kind
         self._timer = MachineTimer(self._loop, shared.clock, lambda: machine.deadline, lambda: self.post(passed))
 
     @abstractmethod
@@ -103,10 +142,10 @@ class JournaledDriver(ABC, Generic[E, F]):
         """Carry out one effect without waiting."""
 
     def _written(self, rows: Batch) -> None:
-        """Take note of rows that are on disk, before the effects of their events are carried out."""
+        """Handle rows that are on disk, before the effects of their events are carried out."""
 
     def _acted(self) -> None:
-        """Take note that all effects of a group commit are carried out."""
+        """Handle that all effects of a group commit were carried out."""
 
     # ------------------------------------------------------------ events in
 
@@ -143,7 +182,7 @@ class JournaledDriver(ABC, Generic[E, F]):
         return asyncio.shield(done)  # the caller may be cancelled
 
     async def on_disk(self) -> None:
-        """Wait until all past decisions are on disk; an answer that rests on them may leave only then."""
+        """Wait until all past decisions are on disk; an answer based on them must not be sent before."""
         if self._last is not None and not self._last.done():
             self._wake.set()
             await asyncio.shield(self._last)
@@ -165,7 +204,7 @@ class JournaledDriver(ABC, Generic[E, F]):
     # ------------------------------------------------------------ onto the disk
 
     async def _write_and_act(self) -> None:
-        """Run group commits without end: each writes all events that were posted during the one before, then acts."""
+        """Run group commits forever: each writes all events posted during the previous one, then executes effects."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -216,7 +255,7 @@ class JournaledDriver(ABC, Generic[E, F]):
         return task
 
     def _finished(self, task: "asyncio.Task[None]") -> None:
-        """End the process after a mistake of ours: the next process recovers by replay."""
+        """End the process after an internal error: the next process recovers by replay."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             text, about = "run %s ends this process after a mistake of ours", {"run": self.run_id}

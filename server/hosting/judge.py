@@ -1,7 +1,7 @@
 """The judge of an update or a reply: it asks the machine of its run, in this process.
 
-Checks come in the order of their cost; those on the manifest alone come before a byte is sent. The receiver of the
-bytes asks the judge before and after the upload; it is this process or an aggregation rank (`ranks`).
+Checks run in the order of their cost; checks of the manifest alone come before any byte is sent. The receiver of the
+bytes, this process or an aggregation rank (`ranks`), asks the judge before and after the upload.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ R = TypeVar("R", RunDriver, MessageDriver)
 
 @dataclass(frozen=True, slots=True)
 class Judge(ABC, Generic[R]):
-    """The judge of one update of a run, of rounds or of messages; see `transfers.uploads.Judging`."""
+    """Judge of one update of a run, of rounds or of messages; see `transfers.uploads.Judging`."""
 
     run: R
     manifest: UpdateManifest
@@ -33,7 +33,7 @@ class Judge(ABC, Generic[R]):
     """The part whose bytes follow; None: the update has none."""
 
     async def before_bytes(self) -> pb.Verdict | None:
-        """Return the verdict that is possible before the bytes come; None: the bytes are wanted."""
+        """Return the verdict that is possible before the bytes arrive; None: the bytes are wanted."""
         run, update = self.run, self.update
         if (verdict := await self.old_verdict()) is not None:
             return verdict
@@ -52,11 +52,11 @@ class Judge(ABC, Generic[R]):
 
     @abstractmethod
     async def old_verdict(self) -> pb.Verdict | None:
-        """Repeat the verdict on an update that was accepted before, once its grounds are on disk; None: it was not."""
+        """Repeat the verdict on an already accepted update, once its grounds are on disk; None: it was not accepted."""
 
     @abstractmethod
     async def cover(self, parts: Iterable[PartManifest]) -> pb.Verdict | None:
-        """Return the refusal of an update whose parts together are not what the run takes."""
+        """Return the refusal of an update whose combined parts the run does not accept."""
 
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
         """Let the machine decide about a sound update; the decision is on disk when this returns."""
@@ -68,7 +68,7 @@ class Judge(ABC, Generic[R]):
         raise AssertionError("the machine did not answer an update")
 
     async def withdraw(self, digest: Digest) -> bool:
-        """Return False: here parts that are kept and not accepted are where they may be discarded at will."""
+        """Return False: parts that are kept here but not accepted may be discarded at any time."""
         return False
 
     async def refuse(self, reason: RejectReason, detail: str) -> pb.Verdict:
@@ -79,5 +79,5 @@ class Judge(ABC, Generic[R]):
 
 
 def accepted(*, is_carried: bool = False) -> pb.Verdict:
-    """Return the verdict on an accepted update, which counts in a later round if it is carried."""
+    """Return the verdict on an accepted update, which counts in a later round if it is carried over."""
     return pb.Verdict(accepted=True, detail="late" if is_carried else "")

@@ -1,7 +1,7 @@
-"""The driver of a run of messages: its program's process, and what the effects of its machine do.
+"""The driver of a run of messages: its program's process, and the execution of its machine's effects.
 
-The answer to a call of the program is an effect, which leaves once its event is on disk: all that the program knows is
-in the journal.
+The answer to a call of the program is an effect, sent once its event is on disk: so the journal contains everything
+that the program knows.
 """
 
 import logging
@@ -55,15 +55,15 @@ logger = logging.getLogger(__name__)
 
 
 SNAPSHOT_ENTRIES = 500
-"""The entries after which a snapshot is taken, and one more for each value that grows with the run: so the snapshots
-cost no more than the entries, and a replay reads few of these."""
+"""Entries after which a snapshot is taken, plus one for each value that grows with the run: so snapshots cost no more
+than the entries, and a replay reads few entries."""
 
 LOOKING_S = 15.0
-"""Time in which a program asks for the nodes and for nothing else until the log says so [s]."""
+"""Time for which a program asks only for the nodes before the log says so [s]."""
 
 
 class MessageDriver(JournaledDriver[Event, Effect]):
-    """The driver of one run of messages.
+    """Driver of one run of messages.
 
     Args:
         run_id: the run.
@@ -91,12 +91,12 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         self.config, self.machine = config, machine
         self.store, self.contents, self.task = contents.store, contents, task_name(config.task)
         self.versions = contents
-        self._terms = replace(messages.RunTerms.of(run_id, self.task, config, number), algorithm="")  # it has none
+        self._terms = replace(messages.RunTerms.of(run_id, self.task, config, number), algorithm="")  # there is none
         self._looking: list[int] = []
-        self._num_left_out = 0  # calls for the nodes since the last that was an event
-        self._tell_at: float | None = None  # when the log says that the program asks for the nodes alone
+        self._num_left_out = 0  # calls for the nodes since the last one that was an event
+        self._tell_at: float | None = None  # when to log that the program asks only for the nodes
         self._offered: dict[int, list[Digest]] = {}  # by the call that sends them, until it is on disk
-        self._generation = 0  # of the process, raised by its start and by the end of the run
+        self._generation = 0  # of the process, incremented by its start and by the end of the run
         self._snapshot_due = seq + SNAPSHOT_ENTRIES
         self.retention = MessageRetention(
             run_id, lambda: machine.ledger, contents, shared, machine.rules.keep_replies, self._spawn
@@ -124,32 +124,32 @@ class MessageDriver(JournaledDriver[Event, Effect]):
 
     @property
     def where(self) -> str:
-        """The place of the run in its course, for the log."""
+        """The stage of the run, for the log."""
         return f"exchange {self.machine.ledger.num_exchanges}"
 
     async def has_reply(self, update: Update) -> bool:
-        """Return whether this same reply was accepted before, so that only the answer to its upload was lost."""
+        """Return whether this reply was already accepted, so that only the answer to its upload was lost."""
         if self.machine.is_accepted(update):
             return True
         journal = self._shared.journal
         return await on_thread(self._shared.journal_thread, journal.has_update, self.run_id, update.digest)
 
     def is_news(self, client_id: ClientId, number: RoundId) -> bool:
-        """Return whether a client's failure to answer a message changes anything."""
+        """Return whether a client's failure to answer a message changes the state."""
         return self.machine.waits_for(client_id, number)
 
     def is_first_upload(self, update: Update) -> bool:
-        """Return whether the beginning of a reply's upload changes anything."""
+        """Return whether the beginning of a reply's upload changes the state."""
         sent = self.machine.ledger.sent(update.round_id)
         return sent is not None and not sent.has_begun
 
     def start(self) -> None:
-        """Start the task that writes and acts, and delete what an earlier process has left."""
+        """Start the task that writes and executes effects, and delete the remains of an earlier process."""
         super().start()
         self.retention.after()()
 
     async def stop(self) -> None:
-        """End all tasks and the program's process, as a crash would: the next process goes on from the journal."""
+        """End all tasks and the program's process, as a crash would: the next process continues from the journal."""
         await super().stop()
         await self.program.stop()
 
@@ -196,18 +196,18 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         return order
 
     async def _answer(self, call: int, numbers: tuple[RoundId, ...], generation: int) -> None:
-        """Answer the process that has asked with replies: of open exchanges from the machine, else from the records."""
+        """Answer the process with the requested replies: of open exchanges from the machine, else from the records."""
         ledger, journal = self.machine.ledger, self._shared.journal
         exchanges = {self.machine.ledger.exchange_of(number) for number in numbers}
         closed = exchanges - ledger.open.keys()
         if self.retention.keep_replies and exchanges:
             self.retention.being_read[call] = min(exchanges)
         of_open = {number: ledger.sent(number) for number in numbers}
-        await self.on_disk()  # a record may be of an event after that of the answer
+        await self.on_disk()  # a record may be newer than the answer's event
         records = await on_thread(self._shared.journal_thread, partial(journal.exchanges, self.run_id, closed))
         of_closed = {one.number: one for exchange in records.values() for one in exchange.sent}
         if generation != self._generation:
-            return  # another process has a call of this number
+            return  # another process has a call with this number
         if lost := [number for number in numbers if not of_open[number] and number not in of_closed]:
             raise StoreCorrupted(f"run {self.run_id}: the journal has no record of message {lost[0]}")
         found = [of_open[number] or of_closed[number] for number in numbers]
@@ -231,7 +231,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
     async def _start_program(self) -> None:
         if not self.machine.ledger.is_open:
             return
-        self._looking.clear()  # of a process that died
+        self._looking.clear()  # from a process that died
         self._num_left_out = 0
         self.retention.being_read.clear()
         self.contents.forget_offers()
@@ -250,7 +250,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
     # ------------------------------------------------------------ the program
 
     def _called(self, call: Json) -> None:
-        """Take a call of the program's process, which is code of ours around the operator's own."""
+        """Handle a call of the program's process, which is our code around the operator's."""
         number = call["call"]
         match call["op"]:
             case "nodes":
@@ -268,7 +268,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
                 self.retention.being_read.pop(number, None)
 
     def _look(self) -> None:
-        """Tell the nodes to the calls that ask for them; the first look of a run waits for `round.min_available`."""
+        """Return the nodes to the calls that ask for them; the first query of a run waits for `round.min_available`."""
         ledger, fewest = self.machine.ledger, self.config.round.min_available
         if self._looking and not ledger.looks and len(ledger.membership.present) < fewest:
             few = f"main() gets no nodes before {count_of(fewest, 'is', 'are')} here (round.min_available)"
@@ -280,13 +280,13 @@ class MessageDriver(JournaledDriver[Event, Effect]):
                 self.program.answer(number, nodes=ledger.membership.present)
                 self._num_left_out += 1
                 if not ledger.open:
-                    self._tell_of_nodes("main() asks for the nodes again and again", LOOKING_S)
+                    self._tell_of_nodes("main() keeps asking for the nodes", LOOKING_S)
             else:
                 self.post(NodesAsked(number, self._num_left_out))
                 self._num_left_out, self._tell_at = 0, None
 
     def _tell_of_nodes(self, what: str, after: float) -> None:
-        """Log once in a row of calls for the nodes, `after` seconds from the first, that the program may wait."""
+        """Log once per series of calls for the nodes, `after` seconds from the first, that the program may wait."""
         now = self._clock.now()
         if self._tell_at is None:
             self._tell_at = now + after

@@ -15,7 +15,7 @@ from atoll.server.rounds.events import Update
 
 @dataclass(frozen=True, slots=True)
 class MessageJudge(Judge[MessageDriver]):
-    """The judge of one reply."""
+    """Judge of one reply."""
 
     @classmethod
     def of(cls, run: MessageDriver, manifest: UpdateManifest, opened: pb.UploadOpen) -> "MessageJudge":
@@ -32,18 +32,18 @@ class MessageJudge(Judge[MessageDriver]):
         return cls(run, manifest, update)
 
     async def on_manifest(self) -> pb.Verdict | None:
-        """Return the refusal of a manifest that is not of a reply to its message; None: it is sound."""
+        """Return the refusal of a manifest that does not fit a reply to its message; None: it is sound."""
         fault = self._fault()
         return await self.refuse(RejectReason.WRONG_LAYOUT, fault) if fault else None
 
     def _fault(self) -> str:
-        """Return why the manifest is not that of a reply; empty: it is."""
+        """Return why the manifest is not a valid reply's; empty: it is."""
         manifest, most = self.manifest, self.run.config.program.reply_max
         sent = self.run.machine.ledger.sent(manifest.round_id)
         if sent is None or sent.message.content != manifest.base_digest:
             return f"message {manifest.round_id} does not have the content {manifest.base_digest[:12]}"
         if manifest.parts:
-            return "a reply comes whole, not in parts"
+            return "a reply must be sent whole, not in parts"
         if manifest.num_bytes > most:
             return f"a reply of {count_of(manifest.num_bytes, 'byte')}; allowed: at most {most} (program.reply_max)"
         names = [piece.tensor for piece in manifest.pieces]
@@ -53,9 +53,9 @@ class MessageJudge(Judge[MessageDriver]):
 
     async def cover(self, parts: Iterable[PartManifest]) -> pb.Verdict | None:
         """Refuse a reply in parts."""
-        return await self.refuse(RejectReason.WRONG_LAYOUT, "a reply comes whole, not in parts")
+        return await self.refuse(RejectReason.WRONG_LAYOUT, "a reply must be sent whole, not in parts")
 
     async def old_verdict(self) -> pb.Verdict | None:
-        """Repeat the verdict on a reply that was accepted before, once its grounds are on disk; None: it was not."""
+        """Repeat the verdict on an already accepted reply, once its grounds are on disk; None: it was not accepted."""
         await self.run.on_disk()
         return accepted() if await self.run.has_reply(self.update) else None

@@ -1,7 +1,8 @@
-"""The retention of a run of messages: which contents, replies and rows stay, and the deletion of all others.
+"""The retention of a run of messages: which contents, replies and rows are kept, and the deletion of all others.
 
-A content is on disk while an exchange with it is open, or the program is about to send it. The replies stay as long as
-a process of the program may repeat their exchange: until the run has finished, or of the newest `program.keep_replies`.
+A content is on disk while an exchange with it is open, or the program is about to send it. Replies are kept while a
+process of the program may repeat their exchange: until the run has finished, or only for the newest
+`program.keep_replies` exchanges.
 """
 
 from collections.abc import Callable, Collection
@@ -19,17 +20,17 @@ from atoll.server.programs.contents import Contents
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The parts of a run that must stay after an event."""
+    """Parts of a run that must be kept after an event."""
 
     at: float
     contents: frozenset[Digest]
     first: int
-    """The first exchange whose replies stay."""
+    """First exchange whose replies are kept."""
     num_exchanges: int
 
     @classmethod
     def after(cls, ledger: Ledger, keep_replies: int) -> "Kept":
-        """Return what must stay after the last event of a ledger."""
+        """Return what must be kept after the last event of a ledger."""
         num_exchanges = ledger.num_exchanges
         first = num_exchanges + 1 if ledger.state is RunState.FINISHED else ledger.first_kept(keep_replies)
         unpulled = [ledger.exchange_of(min(ledger.unpulled))] if ledger.unpulled and ledger.is_open else []
@@ -44,7 +45,7 @@ def _contents_of(ledger: Ledger) -> frozenset[Digest]:
 
 @dataclass(frozen=True, slots=True)
 class _AllBut:
-    """All updates but these."""
+    """Set of all updates except these."""
 
     dead: frozenset[Digest]
 
@@ -53,14 +54,14 @@ class _AllBut:
 
 
 class MessageRetention(Retention[Kept]):
-    """The retention of a run of messages.
+    """Retention of a run of messages.
 
     Args:
         run_id: the run.
-        ledger: returns its present state.
+        ledger: returns its current state.
         contents: the contents of its messages, and the files of its replies.
         shared: the parts that all runs share.
-        keep_replies: the newest exchanges whose replies stay; 0: all.
+        keep_replies: the number of newest exchanges whose replies are kept; 0: all.
         spawn: see `Spawn`.
     """
 
@@ -76,14 +77,14 @@ class MessageRetention(Retention[Kept]):
         super().__init__(run_id, shared, spawn)
         self._ledger, self._contents, self.keep_replies = ledger, contents, keep_replies
         self.being_read: dict[int, int] = {}
-        """The first exchange of the replies that a call has got and has not read yet."""
+        """First exchange among the replies that a call has received and not read yet."""
         self._dropped = 0
 
     def after(self, offered: Collection[Digest] = ()) -> Callable[[], None]:
         """Return the collection that may begin once the last event is on disk.
 
         Args:
-            offered: the contents that this event has sent; until then they stay, even if the exchange is over.
+            offered: the contents that this event has sent; until then they are kept, even if the exchange is over.
         """
         return partial(self._begin, Kept.after(self._ledger(), self.keep_replies), offered)
 
@@ -104,5 +105,5 @@ class MessageRetention(Retention[Kept]):
             await self._prune(Stay(since=keep.at - FOLLOWED_S, live=live))
             collect = self._contents.store.collect_garbage
             await on_thread(None, partial(collect, live, keep_versions=1, current=Version(0)))
-        await self._prune(Stay(since=keep.at - FOLLOWED_S, rounds=rounds))  # the records name the files, and go last
+        await self._prune(Stay(since=keep.at - FOLLOWED_S, rounds=rounds))  # they name the files, and go last
         self._dropped = max(self._dropped, first - 1)

@@ -11,18 +11,18 @@ from atoll.server.rounds.events import AskEvaluation, Invite, Release, Sums
 from atoll.task.metrics import METRICS_MAX, SUMS_MAX
 
 NAME_MAX = 200
-"""The maximum length of a name that a client gives: itself, its session, its stratum, a task, a metric [characters]."""
+"""Largest length of a name that a client gives: itself, its session, its stratum, a task, a metric [characters]."""
 
 NOTICE_MAX = 1000
-"""The maximum length of a notice for the operator of a site [characters]."""
+"""Largest length of a notice for the operator of a site [characters]."""
 
 INLINE_MANIFEST_BYTES_MAX = 64 * 1024
-"""The largest manifest that is inlined in an invitation, which saves the client a round trip."""
+"""Largest manifest that is inlined in an invitation, which saves the client a round trip [bytes]."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """The part of the messages that is the same for all rounds and clients of a run."""
+    """Part of the messages that is the same for all rounds and clients of a run."""
 
     run_id: RunId
     task: str
@@ -33,7 +33,7 @@ class RunTerms:
     model_seed: int
     """The seed of the initial model."""
     grace: float
-    """Time after a deadline in which an upload that began before it may end [s]."""
+    """Time after a deadline within which an upload that began before it may end [s]."""
     run_number: int = 0
     """The number of the run, for apps (`atoll.task.apps`)."""
 
@@ -46,17 +46,17 @@ class RunTerms:
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """The version of the global model that a message is about."""
+    """Version of the global model that a message is about."""
 
     digest: Digest
     manifest: bytes
     data: bytes = b""
-    """The bytes of a small model, which saves the client a download; empty for others."""
+    """Bytes of a small model, which saves the client a download; empty for larger ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTerms:
-    """The part of an invitation that belongs to one client in one round."""
+    """Part of an invitation that belongs to one client in one round."""
 
     seed: int
     """The seed of its training (`training_seed`)."""
@@ -65,7 +65,7 @@ class ClientTerms:
     rank: int = 0
     """The aggregation rank that receives its update."""
     spreads: bool = False
-    """The parts of its update go to this rank and to those after it, in turn."""
+    """Whether the parts of its update go to this rank and the following ones, in turn."""
 
 
 def invitation(
@@ -75,7 +75,7 @@ def invitation(
 
     Args:
         effect: the machine's decision to invite.
-        terms: those of the run.
+        terms: the terms of the run.
         model: the version to train from.
         client: the terms of the invited client.
         now: the time on the clock of `effect.deadline` [s].
@@ -106,7 +106,7 @@ def invitation(
 
 
 def evaluation_request(effect: AskEvaluation, terms: RunTerms, model: OfferedModel, *, now: float) -> pb.ServerMessage:
-    """Make the order to evaluate a version on the client's own data; see `invitation` for the arguments."""
+    """Make the order to evaluate a version on the client's data; see `invitation` for the arguments."""
     return pb.ServerMessage(
         evaluate=pb.Evaluate(
             run_id=terms.run_id,
@@ -138,7 +138,7 @@ def run_ended(run_id: RunId, state: RunState, cause: str, num_open: int) -> pb.S
         run_id: the run.
         state: the state in which it ended.
         cause: the reason, in words.
-        num_open: the number of other runs that the client may still work for.
+        num_open: the number of other runs for which the client may still work.
     """
     return pb.ServerMessage(run_ended=pb.RunEnded(run_id=run_id, state=state, cause=cause, num_open=num_open))
 
@@ -149,7 +149,7 @@ def notice(text: str) -> pb.ServerMessage:
 
 
 def sums_of(statistics: Mapping[str, pb.Statistics]) -> Sums | None:
-    """Read sufficient statistics from the wire; return None beyond their numbers, or with a name that is none."""
+    """Read sufficient statistics from the wire; return None if there are too many or a name is not valid."""
     num_values = sum(len(value.values) for value in statistics.values())
     if len(statistics) > METRICS_MAX or num_values > SUMS_MAX or not all(map(_is_metric, statistics)):
         return None
@@ -161,5 +161,5 @@ def _is_metric(name: str) -> bool:
 
 
 def inline(manifest: bytes) -> bytes:
-    """Return a manifest that is small enough for a message; empty: it is fetched."""
+    """Return a manifest if it is small enough for a message; empty: the client downloads it."""
     return manifest if len(manifest) <= INLINE_MANIFEST_BYTES_MAX else b""

@@ -1,4 +1,4 @@
-"""The coordinator's look at what a person has to know: runs, absent sites, certificates, clocks, disk, audit log."""
+"""The conditions that the coordinator reports to its operator: runs, absent sites, certificates, clocks, disk, logs."""
 
 import math
 import shlex
@@ -25,29 +25,29 @@ from atoll.server.views import notices as told
 from atoll.server.views.notices import Place
 
 SLOW_S, SLOW_SHARE = 10.0, 20
-"""Least interval between two looks at the register and the disk [s], and as a multiple of the look itself."""
+"""Shortest interval between two checks of the register and the disk [s], and as a multiple of the check's duration."""
 
 SITES_MAX = 2_000
-"""Largest number of sites of which each is told when it is away, or has another version: beyond it they are devices,
-which come and go."""
+"""Largest number of sites for individual reports of absence or a new version: beyond it they are devices, which come
+and go."""
 
 LEFT, GONE = "left ", "yes"
-"""The fact that an agent has said goodbye, and has not come back."""
+"""Fact that an agent has left cleanly, and has not come back."""
 
 Members = Callable[[], Awaitable[Sequence[Member]]]
 
 
 STARTING_S = 60.0
-"""Time after a start in which sites may connect before one is told as absent [s]."""
+"""Time after a start within which sites may connect before one is reported as absent [s]."""
 
 
 class CoordinatorWatch:
-    """The look of one coordinator, see `Notices`.
+    """Conditions of one coordinator, see `Notices`.
 
     Args:
-        coordinator: it.
-        config: the limits.
-        members: returns the members; None: nothing is authenticated, and those of open runs are the sites.
+        coordinator: the coordinator.
+        config: the thresholds.
+        members: returns the members; None: nothing is authenticated, and the clients of open runs are the sites.
         ca_pem: returns the certificate of the authority (PEM).
     """
 
@@ -71,11 +71,11 @@ class CoordinatorWatch:
         coordinator.clocks.on_jump.append(self._jumped)
 
     def joined(self, connection: Connection) -> None:
-        """Take note of a site's new control stream."""
+        """Record a site's new control stream."""
         self._left.discard(connection.client_id)
 
     def lost(self, client_id: ClientId, why: str) -> None:
-        """Take note that a site is given up, or has said goodbye."""
+        """Record that a site was lost or has left cleanly."""
         if why == LossReason.LEFT:
             self._left.add(client_id)
 
@@ -84,9 +84,9 @@ class CoordinatorWatch:
         self.notices.post(told.of_jump(jumped(by, now), now))
 
     async def look(self, book: Book, now: float) -> list[Notice]:
-        """Return the conditions that last; post the new versions of sites."""
+        """Return the current conditions; post the new versions of sites."""
         if (at := time.monotonic()) >= self._next_slow:
-            with suppress(OSError):  # the disk or the database does not answer, which the log has
+            with suppress(OSError):  # the disk or the database does not respond, which is in the log
                 self._free = await on_thread(None, lambda: shutil.disk_usage(self._place.state).free)
                 self._known = await self._members() if self._members is not None else ()
                 self._certificates = await on_thread(None, self._of_members, now)
@@ -107,7 +107,7 @@ class CoordinatorWatch:
         return max(largest, len(self._known), len(self._coordinator.attendance.hub))
 
     def _note_versions(self, book: Book) -> None:
-        """Post the new versions of sites, and keep which of them have said goodbye."""
+        """Post the new versions of sites, and remember which sites have left cleanly."""
         book.facts |= {f"{LEFT}{client_id}": GONE for client_id in self._left}
         self._left.clear()
         for connection in self._coordinator.attendance.hub:
@@ -129,14 +129,14 @@ class CoordinatorWatch:
                 yield told.of_absent(client, since, self._hold_of(since), self._place)
 
     def _hold_of(self, since: float) -> float:
-        """Return the time from which on an absence is told [s]: after a start, sites have a moment to connect."""
+        """Return the time for which an absence must last to be reported [s]: after a start, sites need a while."""
         hold = self._config.away
         return max(hold, self._started + min(STARTING_S, hold) - since)
 
     def _expected(self, book: Book) -> set[str]:
-        """Return the sites that should be connected: members with a valid certificate, and those of open runs.
+        """Return the sites that should be connected: members with a valid certificate, and clients of open runs.
 
-        While no run is open, an agent that has said goodbye is not missed.
+        While no run is open, an agent that has left cleanly is not missed.
         """
         open_ = [run for run in self._coordinator.runs.values() if run.machine.ledger.is_open]
         found = {str(client) for run in open_ for client in run.machine.ledger.membership.members}

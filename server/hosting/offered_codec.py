@@ -1,4 +1,4 @@
-"""The codec of an invitation: the run's, where both the client and the receiver of its update have it."""
+"""The codec of an invitation: the run's, if both the client and the receiver of its update have it."""
 
 import logging
 from collections.abc import Callable
@@ -11,13 +11,13 @@ logger = logging.getLogger(__name__)
 
 
 class OfferedCodec:
-    """The codec that one run offers; a process that lacks an installed package's codec is reported once.
+    """Codec that one run offers; a process that lacks an installed package's codec is reported once.
 
     Args:
         run_id: the run.
         codecs_of: returns the codecs that a client supports.
-        codecs_of_rank: returns those of an aggregation rank, None while it is away; None: this process receives the
-            updates.
+        codecs_of_rank: returns the codecs of an aggregation rank, None while it is away; if this argument is None, this
+            process receives the updates.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class OfferedCodec:
         self._reported = set[tuple[str, str]]()
 
     def of(self, name: str, client_id: ClientId, rank: int) -> str:
-        """Return the codec of a client's next update; empty: it comes as plain values.
+        """Return the codec of a client's next update; empty: plain values.
 
         Args:
             name: of the run's codec; empty: none.
             client_id: the client.
-            rank: the rank that is to receive the update.
+            rank: the rank that will receive the update.
         """
         family = family_of(name)
         if not self._has(family, self._codecs_of(client_id), f"client {client_id}"):
@@ -45,9 +45,9 @@ class OfferedCodec:
         return name if self._has(family, self._codecs_of_rank(rank), f"aggregation rank {rank}") else ""
 
     def may_spread(self, offered: str) -> bool:
-        """Return whether the parts of an update with this codec may go to several ranks: each decodes what it gets.
+        """Return whether the parts of an update with this codec may go to several ranks: each decodes its parts.
 
-        An installed package's codec is known of one rank, so that all parts go there.
+        An installed package's codec is known to exist at one rank, so all parts go there.
         """
         return self._codecs_of_rank is not None and not is_installed(family_of(offered))
 

@@ -1,4 +1,4 @@
-"""The recovery of runs at the start of a coordinator: their machines, what is lost on the disk, and the downtime."""
+"""The recovery of runs at the start of a coordinator: their machines, losses on disk, and the downtime."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ from atoll.server.rounds.events import FilesLost
 from atoll.server.rounds.run_machine import RunMachine
 
 BUSY_S = 60.0
-"""The longest time by which a living coordinator applies a deadline late [s]."""
+"""Longest time by which a running coordinator applies a deadline late [s]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A run of an earlier process after the last entry of its journal."""
+    """Run of an earlier process after the last entry of its journal."""
 
     row: RunRow
     machine: RunMachine | ExchangeMachine
     seq: int
     faults: tuple[str, ...]
-    """Faults of newer snapshots, which are damaged."""
+    """Faults of newer, damaged snapshots."""
 
     @classmethod
     def of(cls, journal: Journal, row: RunRow) -> "Replayed":
@@ -49,8 +49,9 @@ class Replayed:
     def down_since(self, alive: float) -> float:
         """Return since when the run has stood still [s since the epoch].
 
-        A coordinator that lives applies each deadline. So a journal that has not the event of a deadline long before
-        its process was last alive is older than that note: it is a copy, and the run stood still since its last entry.
+        A running coordinator applies each deadline. So if a deadline passed long before the process was last alive, but
+        its event is missing in the journal, then the journal is an older copy, and the run has stood still since its
+        last entry.
 
         Args:
             alive: the last time at which a process noted that it was alive.
@@ -63,23 +64,24 @@ class Replayed:
 def losses_at_start(path: Path, journal: Journal, runs: Sequence[Replayed]) -> list[Loss]:
     """Return the files that the runs rely on and that are missing or damaged.
 
-    Sizes are checked at once, and the bytes of the current versions; those of updates before their use.
+    Sizes are checked at once, and so are the bytes of the current versions; the bytes of updates are checked before
+    use.
     """
     return losses_of(path, journal.read(lambda connection: [run.need(connection) for run in runs]), reads="model")
 
 
 def check_losses(losses: Sequence[Loss], *, accept: bool) -> None:
-    """Check that no open run lacks a file, unless the operator accepts that.
+    """Check that no open run lacks a file, unless the operator accepts this.
 
     Raises:
-        OperatorError: all losses, with what each costs, and the way out.
+        OperatorError: all losses, with the consequences of each, and the remedy.
     """
     if not accept and (found := [loss for loss in losses if loss.is_open]):
         raise OperatorError("\n".join([*lines_of(found), WAY_OUT]))
 
 
 def files_lost(losses: Iterable[Loss], run_id: RunId) -> FilesLost | None:
-    """Return the event of a run's losses; None: it has none."""
+    """Return the event of a run's losses, or None."""
     of_run = [loss for loss in losses if loss.run_id == run_id]
     if not of_run:
         return None
@@ -92,10 +94,10 @@ def files_lost(losses: Iterable[Loss], run_id: RunId) -> FilesLost | None:
 
 
 def check_has_model(path: Path, run: RunDriver) -> None:
-    """Check that the files of a run's current version are there, before it is resumed.
+    """Check that the files of a run's current version exist, before it is resumed.
 
     Raises:
-        OperatorError: one is missing or cut.
+        OperatorError: one is missing or truncated.
     """
     ledger = run.machine.ledger
     digests = {Version(0): Digest(""), ledger.version: ledger.model_digest}

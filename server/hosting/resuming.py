@@ -1,4 +1,4 @@
-"""The resumption of a run: whether it can go on, with which settings, and how an ended one would."""
+"""The resumption of a run: whether it can continue, with which settings, and how an ended one would."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +13,7 @@ from atoll.server.hosting.run_driver import RunDriver
 
 
 def resumed_config(run: RunDriver, overrides: Sequence[str]) -> RunConfig | None:
-    """Return the changed settings with which a run would resume; None: they stay.
+    """Return the changed settings with which a run would resume; None: no change.
 
     Raises:
         OperatorError: the run cannot be resumed now, or not with these settings.
@@ -40,16 +40,16 @@ def check_resumable(run: RunDriver, *, has_changes: bool) -> None:
 
 
 def check_repeatable(run: MessageDriver, overrides: Sequence[str]) -> None:
-    """Check that a run of messages can go on; raises OperatorError."""
+    """Check that a run of messages can continue; raises OperatorError."""
     state = run.machine.ledger.state
     if overrides:
-        raise OperatorError(f"run {run.run_id} is one of messages: its settings stay, as its program repeats itself")
+        raise OperatorError(f"run {run.run_id} is one of messages: its settings are fixed, as its program is repeated")
     if state not in (RunState.STOPPED, RunState.FAILED, RunState.PAUSED) and not run.machine.ledger.pausing:
         raise OperatorError(f"run {run.run_id} is {state}; only one that is paused, stopped or failed can be resumed")
 
 
 def way_on(runs: Iterable[HostedRun], new: HostedRun) -> str:
-    """Return how the last of the other runs of its name would have gone on with the settings of a new one, or ""."""
+    """Return how the last other run of its name could continue with the settings of a new one, or ""."""
     older = [run for run in runs if run is not new and run.config.name == new.config.name]
     last = older[-1] if older and older[-1].machine.ledger.state in TERMINAL else None
     if last is None or not may_go_on(last.config, new.config, version=last.machine.ledger.version):
@@ -57,5 +57,5 @@ def way_on(runs: Iterable[HostedRun], new: HostedRun) -> str:
     return (
         f"it begins from version 0; run {last.run_id} is {last.machine.ledger.state} at version "
         f"{last.machine.ledger.version}, and `atoll run resume {last.run_id} {as_overrides(last.config, new.config)}` "
-        "would go on from there"
+        "would continue from there"
     )

@@ -1,7 +1,7 @@
 """The retention of a run's files and rows, and the garbage collection of all others.
 
-The machine's memory runs ahead of the disk: a replay may still need what the machine no longer refers to. So a
-collection starts only from the state after an event that is written.
+The machine's memory runs ahead of the disk: a replay may still need files that the machine no longer refers to. So a
+collection uses only the state after an event that is on disk.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ from atoll.server.required.keep import Keep
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
-"""The least time between two collections [s]; a round's end starts one, and an empty round takes milliseconds."""
+"""Shortest time between two collections [s]; a round's end starts one, and an empty round takes milliseconds."""
 
 FOLLOWED_S = 60.0
-"""The time for which a run can be followed from any of its entries [s]: a follower may be away for as long."""
+"""Time for which a run can be followed from any of its entries [s]: a follower may be away for as long."""
 
 K = TypeVar("K")
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-"""Starts a task whose failure ends the process."""
+"""Function that starts a task whose failure ends the process."""
 
 
 class Retention(ABC, Generic[K]):
-    """Deletes what one run no longer needs, at once or after INTERVAL_S; a kind of run says what must stay (`K`).
+    """Retention of one run: deletes unneeded data, at once or after INTERVAL_S; a subclass says what to keep (`K`).
 
     Args:
         run_id: the run.
@@ -44,12 +44,12 @@ class Retention(ABC, Generic[K]):
 
     def __init__(self, run_id: RunId, shared: SharedParts, spawn: Spawn) -> None:
         self._run_id, self._shared, self._spawn = run_id, shared, spawn
-        self._next: K | None = None  # what must stay after the newest event without a collection
+        self._next: K | None = None  # what must be kept after the newest event, if no collection has run since
         self._task: asyncio.Task[None] | None = None
         self._is_last = asyncio.Event()
 
     def begin(self, keep: K) -> None:
-        """Collect garbage, at once or after INTERVAL_S: the event after which this must stay is on disk."""
+        """Collect garbage, at once or after INTERVAL_S, given what must be kept after an event that is on disk."""
         self._next = keep
         if self._task is None or self._task.done():
             self._task = self._spawn(self._collect_while_there_is_news())
@@ -66,15 +66,15 @@ class Retention(ABC, Generic[K]):
             self._next = None
             try:
                 await self.collect(keep)
-            except OSError as error:  # also a full disk: pruning writes before it frees
-                text = "run %s: garbage could not be collected and stays for now: %s"
+            except OSError as error:  # even a full disk: pruning writes before it frees
+                text = "run %s: garbage could not be collected and remains for now: %s"
                 logger.error(text, self._run_id, error, extra={"run": self._run_id})
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_last.wait(), INTERVAL_S)
 
     @abstractmethod
     async def collect(self, keep: K) -> None:
-        """Delete all but what must stay; raises OSError."""
+        """Delete everything that need not be kept; raises OSError."""
 
     async def _prune(self, stay: Stay) -> None:
         await on_thread(self._shared.journal_thread, partial(self._shared.journal.prune, self._run_id, stay))
@@ -82,7 +82,7 @@ class Retention(ABC, Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """The updates that stay, evaluated at each deletion on the thread that deletes, so the answer is current."""
+    """Set of updates to keep, evaluated at each deletion on the deleting thread, so that the answer is current."""
 
     is_live: Callable[[Digest], bool]
 
@@ -91,7 +91,7 @@ class _Live:
 
 
 class UpdateRetention(Retention[Keep]):
-    """The retention of a run of rounds: updates, old versions, the journal before the last snapshots.
+    """Retention of a run of rounds: updates, old versions, the journal before the last snapshots.
 
     Args:
         run_id: the run.
@@ -104,14 +104,14 @@ class UpdateRetention(Retention[Keep]):
         super().__init__(run_id, shared, spawn)
         self._reducer, self._is_in_flight = reducer, partial(shared.is_in_flight, run_id)
         self._received: dict[Digest, int] = {}  # updates received since the last collection -> sequence number
-        self._live: _Live | None = None  # that of the last collection
+        self._live: _Live | None = None  # number of the last collection
 
     def received(self, digest: Digest, seq: int) -> None:
-        """Note an update that an event has received: it may count in a round that has not ended."""
+        """Record an update that an event has received: it may count in a round that has not ended."""
         self._received[digest] = seq
 
     def is_unused(self, digest: Digest) -> bool:
-        """Return True if no decision needed the update at the last collection; its file may lie at a rank."""
+        """Return True if no decision needed the update at the last collection; its file may be at a rank."""
         return self._live is not None and digest not in self._live
 
     async def collect(self, keep: Keep) -> None:

@@ -1,4 +1,4 @@
-"""The driver of a run of rounds: what its machine's events add to a group commit, and what its effects do."""
+"""The driver of a run of rounds: rows that its machine's events add to a group commit, and the execution of effects."""
 
 import asyncio
 import logging
@@ -65,17 +65,17 @@ logger = logging.getLogger(__name__)
 
 SAMPLER_TIMEOUT_S = 60.0
 DISK_LOOK_S = 2.0
-"""The seconds between two looks at a disk that has no room."""
+"""Interval between two checks of a full disk [s]."""
 EVALUATIONS_WAITING_MAX = 16
-"""The number of versions that may wait for the evaluation on the server's data; each stays on disk until then."""
+"""Number of versions that may wait for the evaluation on the server's data; each is kept on disk until then."""
 
 
 class RunDriver(JournaledDriver[Event, Effect]):
-    """The driver of one run: it feeds the machine with events, journals them and carries out the effects.
+    """Driver of one run: it feeds the machine with events, journals them and executes the effects.
 
     Args:
-        parts: those of the run alone.
-        shared: those that all runs of the coordinator share.
+        parts: the run's parts.
+        shared: the parts that all runs of the coordinator share.
     """
 
     def __init__(self, parts: RunParts, shared: SharedParts) -> None:
@@ -111,27 +111,27 @@ class RunDriver(JournaledDriver[Event, Effect]):
 
     @property
     def where(self) -> str:
-        """The place of the run in its course, for the log."""
+        """The stage of the run, for the log."""
         if self.machine.round is None:
             return f"version {self.machine.ledger.version}"
         record = self.machine.round.record
         return f"round {record.round_id} ({record.phase}, updates kept: {record.num_in})"
 
     def is_news(self, client_id: ClientId, round_id: RoundId) -> bool:
-        """Return whether a client's failure in a round changes anything."""
+        """Return whether a client's failure in a round changes the state."""
         return is_failure_news(self.machine, client_id, round_id)
 
     def is_first_upload(self, update: Update) -> bool:
-        """Return whether the beginning of an update's upload changes anything."""
+        """Return whether the beginning of an update's upload changes the state."""
         return is_first_upload(self.machine, update)
 
     def reconfigure(self, config: RunConfig, sampler: Sampler | Oort, evaluator: Evaluator | None) -> None:
-        """Follow other settings from the resume on that the caller posts next.
+        """Apply other settings from the resume on that the caller posts next.
 
         Args:
-            config: the settings; those of the aggregation and the optimizer are as before.
+            config: the settings, with unchanged aggregation and optimizer.
             sampler: the sampler of cohorts.
-            evaluator: the evaluator with the settings of the local training; None: these are as before.
+            evaluator: the evaluator with the settings of the local training; None: unchanged.
         """
         self.config, self._sampler = config, sampler
         self.reducer.follow(config)
@@ -150,7 +150,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
         self._spawn(self._watch_disk())
 
     async def _watch_disk(self) -> None:
-        """Wait until the disk has room, and tell the machine; a run that has ended waits for nothing."""
+        """Wait until the disk has room, and tell the machine; stop if the run ends."""
         while self.machine.ledger.is_open:
             await asyncio.sleep(DISK_LOOK_S)
             if await self.reducer.has_room(self._bytes_wanted):
@@ -159,13 +159,13 @@ class RunDriver(JournaledDriver[Event, Effect]):
         self._is_watching_disk, self._bytes_wanted = False, 0
 
     def start(self) -> None:
-        """Start the tasks that write, act and evaluate."""
+        """Start the tasks that write, execute effects and evaluate."""
         super().start()
         self._spawn(self._evaluate())
         self._measure(self._complete_values())
 
     async def stop(self) -> None:
-        """Cancel all tasks, as the base does, and end the worker."""
+        """Cancel all tasks, like the base class, and end the worker."""
         self.reducer.stop()
         await super().stop()
         self._evaluator.close()
@@ -177,7 +177,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
     # ------------------------------------------------------------ effects out
 
     def _act(self, effect: Effect) -> None:
-        """Carry out one effect without waiting. Accept and Reject answer the poster; records are on disk already."""
+        """Execute one effect without waiting. Accept and Reject answer the poster; records are already on disk."""
         match effect:
             case Invite(client_id):
                 self._shared.hub.send(client_id, self._invitation(effect))
@@ -248,13 +248,13 @@ class RunDriver(JournaledDriver[Event, Effect]):
         if self._measuring:
             await asyncio.wait(self._measuring)
         await self.retention.finish()
-        if self.machine.ledger.state in TERMINAL:  # it may have been resumed in the meantime
+        if self.machine.ledger.state in TERMINAL:  # it may have been resumed meanwhile
             await self.conclude()
             self.ended.set()
             await self._evaluator.rest()
 
     async def conclude(self) -> None:
-        """Let the `main()` of a Flower app go on after the last round, unless it has."""
+        """Let the `main()` of a Flower app continue after the last round, unless it already has."""
         if self.machine.ledger.state is RunState.FINISHED and self._evaluator.has_main:
             rows = await on_thread(self._shared.journal_thread, self._shared.journal.evaluations, self.run_id)
             version = self.machine.ledger.version
@@ -294,7 +294,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
     async def _aggregate(self, effect: Aggregate) -> None:
         """Fold a round on a thread. While the disk is full the round waits, and keeps every update."""
         if effect is not self._folding:
-            return  # the round was closed anew, without an update that is lost
+            return  # the round was closed again, without an update that is lost
         with about(round=effect.round_id):
             await self._fold(effect)
 
@@ -308,7 +308,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
                 break
             except DiskFull as error:
                 if effect is not self._folding:
-                    return  # the run waits no longer
+                    return  # the run no longer waits
                 self.no_room(self.reducer.num_bytes(effect.base_version), error)
                 logger.error("round %d cannot be aggregated, it waits for space: %s", effect.round_id, error)
                 await asyncio.sleep(DISK_RETRY_S)
@@ -329,7 +329,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
         while True:
             version = await self._evaluations.get()
             if self._evaluations.qsize() >= EVALUATIONS_WAITING_MAX:
-                self.post(ModelEvaluated(version, None, "passed over: too many newer versions were waiting"))
+                self.post(ModelEvaluated(version, None, "skipped: too many newer versions were waiting"))
                 continue
             try:
                 path = await self.reducer.whole(version)
@@ -341,7 +341,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
             self.post(ModelEvaluated(version, statistics, detail))
 
     async def _compute(self, effect: ComputeMetrics) -> None:
-        """Compute the values that decide about the run; where the task's code fails, there are none."""
+        """Compute the values that decide about the run; empty if the task's code fails."""
         try:
             values = await self._evaluator.values(effect.statistics)
         except EvaluationFailed as error:
@@ -350,13 +350,13 @@ class RunDriver(JournaledDriver[Event, Effect]):
         self.post(MetricsComputed(effect.version, effect.source, finite(values)))
 
     async def _complete_values(self) -> None:
-        """Add the values of evaluations whose sums an earlier process has written before it died."""
+        """Add the values of evaluations whose sums were written by an earlier process that then died."""
         rows = await on_thread(self._shared.journal_thread, self._shared.journal.evaluations, self.run_id)
         if lacking := [row for row in rows if row.statistics and not row.values]:
             await self._add_values(lacking)
 
     async def _add_values(self, rows: list[EvaluationRow]) -> None:
-        """Add the metrics' values to evaluations. Only the task's own code can compute them from their sums."""
+        """Add the metrics' values to evaluations. Only the task's code can compute them from their sums."""
         measured = [row for row in rows if row.statistics is not None]
         try:
             values = await self._evaluator.values_of([row.statistics or {} for row in measured])

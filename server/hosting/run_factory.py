@@ -45,7 +45,7 @@ from atoll.training.worker.warm_start import Start
 
 
 class RunFactory:
-    """Makes the parts of runs and the drivers that they are built into.
+    """Factory of the parts of runs and of the drivers built from them.
 
     Args:
         config: the coordinator's settings.
@@ -86,7 +86,7 @@ class RunFactory:
         return RunDriver(parts, self._shared)
 
     def message_driver(self, row: RunRow, machine: ExchangeMachine, seq: int) -> MessageDriver:
-        """Build the driver of a run of messages, as `driver` does that of one of rounds.
+        """Build the driver of a run of messages, like `driver` for a run of rounds.
 
         Raises:
             OSError: its folders cannot be made.
@@ -104,7 +104,7 @@ class RunFactory:
         """
         if self._config.aggregators:
             ranks = count_of(self._config.aggregators, "aggregation rank")
-            what = f"program.main: this coordinator has {ranks}, for updates alone"
+            what = f"program.main: this coordinator has {ranks}, only for updates"
             raise OperatorError(f"{what}; allowed: a coordinator without --aggregators")
 
     async def parts_of_changed(
@@ -144,7 +144,7 @@ class RunFactory:
         )
 
     def reducer(self, config: RunConfig, run_id: RunId, *, is_over: bool = False) -> Reducer:
-        """Make the reducer of a run: a sharded one when the run was started with the ranks of this coordinator."""
+        """Make the reducer of a run: a sharded one if the run was started with the ranks of this coordinator."""
         make: Callable[..., Reducer] = Reducer
         if self._ranks is not None and num_ranks_of(self._state.run(run_id)) == self._ranks.num_ranks:
             make = partial(ShardedReducer, self._ranks, run_id, self._config.aggregator_patience, self._dialer)
@@ -156,52 +156,52 @@ class RunFactory:
             is_over=is_over,
             keep_versions=config.model.keep_versions or self._config.keep_versions,
             disk=self._disk,
-            sums_here=self._ranks is None or self._config.start_aggregators,  # on this machine at least
+            sums_here=self._ranks is None or self._config.start_aggregators,  # at least on this machine
         )
 
     def check_can_go_on(self, run_id: RunId, config: RunConfig) -> None:
-        """Check that this coordinator can go on with a run of an earlier process.
+        """Check that this coordinator can continue a run of an earlier process.
 
         Raises:
-            OperatorError: all faults: it has another number of ranks, or the run's own code does not load.
+            OperatorError: all faults: the number of ranks differs, or the run's custom code does not load.
         """
         had, has = num_ranks_of(self._state.run(run_id)), self._config.aggregators
         faults = [f"run {run_id}: {fault}" for fault in _faults_of_own_code(config)]
         if had != has:
-            what = f"run {run_id} was begun with --aggregators {had}, where its versions lie"
+            what = f"run {run_id} was started with --aggregators {had}, and its versions are there"
             faults.append(f"{what}; this coordinator has {has}: start it with --aggregators {had}")
         if faults:
             raise OperatorError("\n".join(faults))
 
     def check_has_codecs(self, row: RunRow, machine: RunMachine) -> None:
-        """Check that the updates that wait for a fold here are of the codec that this process has.
+        """Check that the updates waiting for a fold here were encoded with this process's version of the codec.
 
         Raises:
-            OperatorError: they are of another version of its package.
+            OperatorError: another version of its package encoded them.
         """
         waiting = Keep.after(0, machine, row.config.round).updates
         if self._ranks is not None or not is_installed(row.config.aggregation.codec_name):
-            return  # a rank that lacks a codec is named in the record of the round
+            return  # the record of the round names a rank that lacks a codec
         rows = self._shared.journal.updates(row.run_id, sorted(waiting))
         metas = [decode_meta(found.meta, where=f"update {digest}") for digest, found in rows.items()]
         codecs = frozenset(name for meta in metas for name in parse_update(meta.manifest).codecs)
         if other := sorted(codecs - {row.config.aggregation.codec_name}):
             raise OperatorError(
                 f"run {row.run_id}: aggregation.codec: updates that wait for their fold are encoded with "
-                f"{', '.join(other)}, and {row.config.aggregation.codec_name} is installed here: install the package "
-                "as it was, at least until this round has ended"
+                f"{', '.join(other)}, and {row.config.aggregation.codec_name} is installed here: install that version "
+                "again, at least until this round has ended"
             )
 
     async def first_version(
         self, config: RunConfig, run_id: RunId, evaluator: Evaluator, start: Start | None
     ) -> tuple[Reducer, RunConfig]:
-        """Load the rule, the sampler and the task, and write version 0; when that fails, the run leaves no file.
+        """Load the rule, the sampler and the task, and write version 0; if this fails, the run leaves no file.
 
         Returns:
-            The run's reducer, and its settings with the digest of the tensors that do not travel.
+            The run's reducer, and its settings with the digest of the tensors that are never sent.
 
         Raises:
-            OperatorError: one of them does not load, or no update would fit into the quota.
+            OperatorError: a part does not load, or no update would fit into the quota.
             OSError: a file cannot be written.
         """
         try:
@@ -211,13 +211,13 @@ class RunFactory:
             reducer = self.reducer(config, run_id)
             await evaluator.check()
             await self._check_watched(config, evaluator)
-            if config.evaluation.server_every and config.rules.watches("server"):  # then its data are read already
+            if config.evaluation.server_every and config.rules.watches("server"):  # then its data has already been read
                 await evaluator.try_out()
             await reducer.write_initial(evaluator, config.seed, start)
             self._check_quota(config, reducer)
             config = with_frozen(config, evaluator.frozen)
         except (EvaluationFailed, ValueError, OSError) as error:
-            evaluator.close()  # it writes its log there
+            evaluator.close()  # it logs there
             await on_thread(None, remove_files, self._state, run_id)
             if isinstance(error, OSError):
                 raise
@@ -235,7 +235,7 @@ class RunFactory:
         """Check that the task measures the metrics that decide about the run.
 
         Raises:
-            ValueError: it does not; a line for each metric.
+            ValueError: it does not; one line for each metric.
         """
         if config.rules.watched and (
             faults := [*faults_of_metrics(config.model, config.stop, await evaluator.measures())]
@@ -243,7 +243,7 @@ class RunFactory:
             raise ValueError("\n".join(faults))
 
     async def _check_same_model(self, old: RunConfig, new: RunConfig, run_id: RunId, evaluator: Evaluator) -> None:
-        """Check that the task's model, which may depend on its options, still is that of the run.
+        """Check that the task's model, which may depend on its options, still matches the run.
 
         Raises:
             ValueError: a tensor's name or shape differs.
@@ -261,7 +261,7 @@ class RunFactory:
     def _check_quota(self, config: RunConfig, reducer: Reducer) -> None:
         """Check that an update fits into the quota: a larger one would never be received.
 
-        A plain one is as large as a version; in a run whose model grows it has at most `append_max` bytes.
+        A plain update is as large as a version; in a run whose model grows it has at most `append_max` bytes.
 
         Raises:
             ValueError: it does not fit.
@@ -271,11 +271,11 @@ class RunFactory:
         if most and config.aggregation.codec == "none" and self._ranks is None and num_bytes > most:
             has = "of this model has" if appended is None else "may append aggregation.append_max ="
             what = f"coordinator.incoming_max is {most}: an update {has} {count_of(num_bytes, 'byte')}"
-            raise ValueError(f"{what}; allowed: 0 (no limit), or at least that")
+            raise ValueError(f"{what}; allowed: 0 (no limit), or at least this number")
 
 
 def _faults_of_own_code(config: RunConfig) -> list[str]:
-    """Return the reasons that a run's own rule, codec and sampler do not load; empty: they do."""
+    """Return the reasons why a run's custom rule, codec and sampler do not load; empty: they do."""
     faults: list[str] = []
     builds: tuple[Callable[[], object], ...] = (
         config.aggregation.build,
@@ -288,11 +288,11 @@ def _faults_of_own_code(config: RunConfig) -> list[str]:
 
 
 def remove_files(state: StateDirectory, run_id: RunId) -> None:
-    """Remove the folders of a run, those of its aggregation ranks on this machine included."""
+    """Remove the folders of a run, including those of its aggregation ranks on this machine."""
     folder = state.run(run_id)
     num_ranks = num_ranks_of(folder)
     of_ranks = (state_of_rank(state.path, rank, num_ranks) for rank in range(num_ranks))
-    for path in (*(run_folder(of_rank, run_id) for of_rank in of_ranks), folder):  # `num_ranks_of` needs the last
+    for path in (*(run_folder(of_rank, run_id) for of_rank in of_ranks), folder):  # `num_ranks_of` needs the last one
         shutil.rmtree(path, ignore_errors=True)
 
 

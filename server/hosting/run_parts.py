@@ -1,4 +1,4 @@
-"""The parts from which a run's driver is built: those of the run alone, and those that all runs share."""
+"""The parts from which a run's driver is built: the run's, and those that all runs share."""
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
@@ -18,7 +18,7 @@ from atoll.server.selection.sampling import Sampler
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """The parts of one run."""
+    """Parts of one run."""
 
     run_id: RunId
     config: RunConfig
@@ -36,22 +36,22 @@ class RunParts:
 
 @dataclass(frozen=True, slots=True)
 class SharedParts:
-    """The parts that all runs of a coordinator share."""
+    """Parts that all runs of a coordinator share."""
 
     journal: Journal
     journal_thread: Executor
-    """The only thread that writes to `journal`."""
+    """Only thread that writes to `journal`."""
     hub: Hub
     clock: MonotoneClock
     keep_rounds: int
-    """The number of round records that the journal keeps for each run."""
+    """Number of round records that the journal keeps for each run."""
     crash: Callable[[BaseException], None]
-    """Ends the process after a mistake of ours; the next process replays the journal."""
+    """Ends the process after an internal error; the next process replays the journal."""
     is_in_flight: Callable[[RunId, Digest], bool]
     """Returns True while an update of the run is being received or judged."""
     assign_rank: Callable[[], int]
     """Returns the aggregation rank that receives the update of the next invited client."""
     codecs_of_rank: Callable[[int], frozenset[str] | None] | None
-    """Returns the codecs that an aggregation rank has, None while it is away; None: there are no ranks."""
+    """Returns the codecs of an aggregation rank, None while it is away; if this field is None, there are no ranks."""
     announce_end: Callable[[RunId, Collection[ClientId], RunState, str], None]
-    """Sends the end of a run, with its state and cause, to those of its members that are connected."""
+    """Sends the end of a run, with its state and cause, to its connected members."""

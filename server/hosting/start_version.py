@@ -14,7 +14,7 @@ from atoll.training.worker.warm_start import Start
 
 
 async def start_of(model: ModelConfig, runs: Mapping[RunId, RunDriver]) -> Start | None:
-    """Return the file from which a new run starts; None: from the task's own model.
+    """Return the file from which a new run starts; None: from the task's model.
 
     Args:
         model: the settings of the run's versions.
@@ -36,7 +36,7 @@ def _file(path: str) -> Path:
 
 
 async def _file_of(name: str, wanted: str, runs: Mapping[RunId, RunDriver]) -> Path:
-    """Return the file of a version of a run, by its id or the newest one of a name."""
+    """Return the file of a run's version; the run is named by its id, or is the newest one of a name."""
     try:
         run = runs[RunId(newest_named(name, ((run_id, run.config.name) for run_id, run in runs.items())))]
     except RunNotNamed as error:

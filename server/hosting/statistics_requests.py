@@ -35,12 +35,12 @@ logger = logging.getLogger(__name__)
 
 DETAIL_MAX = 2000
 OPEN_MAX = 4
-"""Most requests that are open at the same time."""
+"""Largest number of requests that are open at the same time."""
 
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A request that waits for answers."""
+    """Request that waits for answers."""
 
     number: int
     request: pb.AskStatistics
@@ -51,12 +51,12 @@ class _Open:
 
 
 class StatisticsRequests:
-    """Asks the connected sites of a task for statistics, and keeps the results. All of it runs on one event loop.
+    """Statistics requests to the connected sites of a task, and their results. All of it runs on one event loop.
 
     Args:
         config: the coordinator's settings.
         state: the state directory.
-        attendance: the connected sites; it tells which come back and which are lost.
+        attendance: the connected sites; it reports which come back and which are lost.
         clock: the coordinator's clock.
         audit: the audit log.
         spawn: starts a background task.
@@ -82,13 +82,13 @@ class StatisticsRequests:
         """Ask the connected sites of a planned run's task, and return the number of the kept result.
 
         Args:
-            config: the settings of the run that is planned: its task, name, options and seed count.
+            config: the settings of the planned run, of which task, name, options and seed are used.
             deadline_s: seconds in which sites may answer.
 
         Raises:
             OperatorError: no answer is possible: no agent of the task is connected, all are too old, the task does not
                 load or has no statistics; or too many requests are open.
-            OSError: the result cannot be kept.
+            OSError: the result cannot be stored.
         """
         return await asyncio.shield(self._spawn(self._collect(config, deadline_s)))  # the caller may be cancelled
 
@@ -97,7 +97,7 @@ class StatisticsRequests:
             raise OperatorError(f"{OPEN_MAX} requests for statistics are open already: let one of them end")
         self._num_begun += 1
         try:
-            self._connections(task_name(config.task))  # before the task takes seconds to load
+            self._connections(task_name(config.task))  # before the task is loaded, which takes seconds
             await self._check_task(config)
             opened = self._ask(config, deadline_s)
             return await self._result(opened, config)
@@ -105,7 +105,7 @@ class StatisticsRequests:
             self._num_begun -= 1
 
     def _connections(self, task: str) -> list[Connection]:
-        """Return the streams of the task's agents, some of which can answer."""
+        """Return the streams of the task's agents, if some can answer."""
         connected = list(self._hub)
         found = [connection for connection in connected if task in connection.tasks]
         if not found:
@@ -201,7 +201,7 @@ class StatisticsRequests:
     # ------------------------------------------------------------ the sites
 
     def joined(self, connection: Connection) -> None:
-        """Ask a site again that has lost its connection meanwhile."""
+        """Ask a site again that had lost its connection."""
         for opened in self._open.values():
             if opened.collection.is_waiting_for(connection.client_id):
                 self._send(opened, connection)
@@ -212,7 +212,7 @@ class StatisticsRequests:
             self._failed(opened, client_id, f"lost: {why}")
 
     async def answered(self, client_id: ClientId, message: pb.GiveStatistics) -> None:
-        """Take a site's answer, or its reason for none; one that is not awaited is dropped unread."""
+        """Handle a site's answer, or its reason for none; an unexpected one is dropped unread."""
         opened = self._open.get(message.number)
         if opened is None or not opened.collection.is_waiting_for(client_id):
             return

@@ -29,7 +29,7 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class UpdateJudge(Judge[RunDriver]):
-    """The judge of one update."""
+    """Judge of one update."""
 
     @classmethod
     def of(
@@ -40,7 +40,7 @@ class UpdateJudge(Judge[RunDriver]):
 
     @property
     def may_omit(self) -> bool:
-        """Return whether the update may leave out whole tensors."""
+        """Return whether the update may omit whole tensors."""
         return self.run.config.aggregation.partial
 
     async def on_manifest(self) -> pb.Verdict | None:
@@ -64,14 +64,14 @@ class UpdateJudge(Judge[RunDriver]):
         return None
 
     def _fault_of_rows(self) -> str:
-        """Return why an update is none to append to the model; "" if it may be, or nothing is appended."""
+        """Return why an update cannot be appended to the model; "" if it can, or nothing is appended."""
         aggregation = self.run.config.aggregation
         if aggregation.grows and self.part is not None:
-            return "an update of rows to append comes whole, not in parts"
+            return "an update of rows to append must be sent whole, not in parts"
         return aggregation.fault_of_rows(self.manifest.num_bytes)
 
     def _faults_of_pieces(self, layout: Layout) -> list[str]:
-        """List the faults of the pieces that are announced: of the whole update, or of a part without the others."""
+        """List the faults of the announced pieces: of the whole update, or of a part by itself."""
         if self.part is not None:
             return check_part(layout, self.part)
         may_omit = self.may_omit and len(self.manifest.pieces) > 0
@@ -80,9 +80,9 @@ class UpdateJudge(Judge[RunDriver]):
         return [*([PARTIAL_ACCEPTS] if leaves_out and faults else []), *faults]
 
     async def cover(self, parts: Iterable[PartManifest]) -> pb.Verdict | None:
-        """Return the refusal of an update whose parts together do not cover the model, each element once."""
+        """Return the refusal of an update whose combined parts do not cover each element of the model once."""
         base = self.run.reducer.known(self.update.base_version)
-        if base is None:  # it was there when the first part was announced
+        if base is None:  # it existed when the first part was announced
             return await self.refuse(RejectReason.WRONG_BASE, f"version {self.update.base_version} is gone")
         check = partial(check_parts, base.manifest.layout, parts, may_omit=self.may_omit)
         if faults := await on_thread(None, check):
@@ -90,7 +90,7 @@ class UpdateJudge(Judge[RunDriver]):
         return None
 
     async def old_verdict(self) -> pb.Verdict | None:
-        """Repeat the verdict on an update that was accepted before, once its grounds are on disk; None: it was not."""
+        """Repeat the verdict on an already accepted update, once its grounds are on disk; None: it was not accepted."""
         if not self.run.machine.is_accepted(self.update):
             return None
         record = self.run.machine.record_of(self.update.round_id)
@@ -101,7 +101,7 @@ class UpdateJudge(Judge[RunDriver]):
 
 
 def codec_fault(manifest: UpdateManifest | PartManifest, allowed: str) -> str:
-    """Return why a run with this codec does not take an update; "" when it does: plain values are always taken."""
+    """Return why a run with this codec refuses an update; "": it accepts it. Plain values are always accepted."""
     if wrong := sorted(manifest.codecs - {allowed}):
         also = f"{allowed}, or " if allowed else ""
         return f"the update is encoded with {', '.join(wrong)}; allowed: {also}plain values"
@@ -134,15 +134,15 @@ def _update(manifest: UpdateManifest, digest: Digest, opened: pb.UploadOpen) -> 
 
 
 def _mesh(opened: pb.UploadOpen) -> MeshUse | None:
-    """Return the use of a client's mesh; None when it is none, or an older agent."""
+    """Return the use of a client's mesh; None if there was none, or for an older agent."""
     mesh = opened.mesh
     return MeshUse.read(mesh.num_ranks, mesh.peak_bytes, mesh.steps_per_s, mesh.flops_per_s, mesh.peak_flops)
 
 
 def _statistics(opened: pb.UploadOpen) -> Sums:
-    """Return the statistics of an update; {} when they are too large, which is no reason to refuse it.
+    """Return the statistics of an update; {} if they are too large, which is no reason to refuse it.
 
-    Sums that are not finite are refused, each metric for itself.
+    Sums that are not finite are refused, each metric by itself.
     """
     sums = sums_of(opened.statistics)
     return {} if sums is None else only_finite(sums)

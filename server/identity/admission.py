@@ -1,7 +1,7 @@
 """The admission of callers: members whose certificate is not revoked and, for a run, only clients that have joined it.
 
-The coordinator knows both. An aggregation rank asks it before it serves a caller, and again while a call is open; a
-caller about which it cannot ask is not served.
+The coordinator knows both. An aggregation rank asks it before it serves a caller, and again while a call is open; if it
+cannot ask, it refuses the caller.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ from atoll.server.identity.guard import Caller, Denied
 from atoll.server.transport.peer import Peer
 
 ASK_TIMEOUT_S = 2.0
-"""The time in which the coordinator must answer a rank [s]."""
+"""Time within which the coordinator must answer a rank [s]."""
 
 FRESH_S = 1.0
-"""The time after which a rank asks about a caller again [s]."""
+"""Time after which a rank asks about a caller again [s]."""
 
 STALE_S = 5.0
-"""The time for which a rank serves callers that it had admitted while the coordinator is away [s]."""
+"""Time for which a rank serves already admitted callers while the coordinator is away [s]."""
 
 
 class Admission:
-    """The admission at the coordinator.
+    """Admission at the coordinator.
 
     Args:
-        is_revoked: returns True for a certificate, by identity and serial number, that no longer counts.
+        is_revoked: returns True for a revoked certificate, by identity and serial number.
         has_joined: returns True if a client is a member of a run.
     """
 
@@ -42,7 +42,7 @@ class Admission:
         self._is_revoked, self._has_joined = is_revoked, has_joined
 
     async def refusals(self, callers: Sequence[Caller]) -> Sequence[Denied | None]:
-        """Return the refusal of each caller; None for a caller that is admitted."""
+        """Return the refusal of each caller; None for an admitted caller."""
         return [self._refusal(caller) for caller in callers]
 
     def _refusal(self, caller: Caller) -> Denied | None:
@@ -71,7 +71,7 @@ class Admission:
 
 
 class AskedAdmission:
-    """The admission at a rank: it asks the coordinator, and remembers the answers for a moment.
+    """Admission at a rank: it asks the coordinator, and remembers the answers for a moment.
 
     Args:
         stub: returns the newest stub of the coordinator.
@@ -82,7 +82,7 @@ class AskedAdmission:
         self._admitted: dict[Caller, float] = {}  # the time of the last admission [s, the loop's clock]
 
     async def refusals(self, callers: Sequence[Caller]) -> Sequence[Denied | None]:
-        """Return the refusal of each caller; None for a caller that is admitted."""
+        """Return the refusal of each caller; None for an admitted caller."""
         now = asyncio.get_running_loop().time()
         asked = [caller for caller in callers if not self._is_admitted(caller, now - FRESH_S)]
         denied = await self._ask(asked, now) if asked else {}
@@ -119,7 +119,7 @@ def _denied(refusal: pb.Refusal) -> Denied:
 
 
 def joined(runs: Mapping[RunId, Any]) -> Callable[[ClientId, RunId], bool]:
-    """Return the test whether a client is a member of one of these runs, by their machines."""
+    """Return the test of whether a client is a member of one of these runs, by their machines."""
 
     def has_joined(client_id: ClientId, run_id: RunId) -> bool:
         run = runs.get(run_id)

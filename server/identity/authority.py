@@ -1,8 +1,8 @@
 """The certificate authority: its key signs all certificates. Its directory may be on another machine.
 
-key.pem          its key, needed only to enrol and to renew
+key.pem          its key, needed only for enrolment and renewal
 certificate.pem  its certificate, which all members trust
-next/            the one that replaces it, see `succession`
+next/            its successor, see `succession`
 """
 
 import time
@@ -41,15 +41,15 @@ from atoll.server.identity.succession import Succession, prepare, settle
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """The grounds of a renewal: the older certificate, and a signature by its key."""
+    """Grounds of a renewal: the older certificate, and a signature by its key."""
 
     certificate_pem: bytes
     signature: bytes
-    """The ECDSA signature with SHA-256, by the older key, of the request."""
+    """ECDSA signature with SHA-256 of the request, by the older key."""
 
 
 class Signer(Protocol):
-    """Signs leaf certificates: the authority itself, or a connection to it."""
+    """Signer of leaf certificates: the authority itself, or a connection to it."""
 
     @property
     def ca_pem(self) -> bytes:
@@ -57,7 +57,7 @@ class Signer(Protocol):
 
     @property
     def cross_pem(self) -> bytes:
-        """The certificates with which older authorities vouch for newer ones (PEM); empty: there are none."""
+        """The certificates with which older authorities vouch for newer ones (PEM), or empty."""
 
     async def sign(self, request: bytes, identity: Identity, renewal: Renewal | None = None) -> bytes:
         """Sign a certificate (PEM) for the key of a request.
@@ -65,7 +65,7 @@ class Signer(Protocol):
         Args:
             request: the request (PKCS #10); the names in it are ignored.
             identity: the identity that the certificate is for.
-            renewal: the older certificate and the consent of its key, when they are the grounds.
+            renewal: the older certificate and the consent of its key, if this is a renewal.
 
         Raises:
             CertificateError: the request is malformed.
@@ -75,15 +75,15 @@ class Signer(Protocol):
 
 
 class AuthorityAway(OSError):
-    """The authority's key is on another machine, which does not answer."""
+    """Error: the authority's key is on another machine, which does not respond."""
 
 
 class NotSigned(Exception):
-    """The authority refuses; the text has the reason."""
+    """Error: the authority refuses; the text has the reason."""
 
 
 class Authority:
-    """An authority's directory, open; see `Signer`.
+    """Open directory of an authority; see `Signer`.
 
     Args:
         issuer: its certificate and key.
@@ -96,7 +96,7 @@ class Authority:
 
     @property
     def ca_pem(self) -> bytes:
-        """The authority's certificate (PEM); while it is replaced that of the next one, too, and then that alone."""
+        """The authority's certificate (PEM), during a replacement with its successor's, and then only the latter."""
         succession = self.succession
         if succession is None:
             return to_pem(self._issuer.certificate)
@@ -105,7 +105,7 @@ class Authority:
 
     @property
     def cross_pem(self) -> bytes:
-        """The certificate with which it vouches for the next one (PEM); empty: there is none."""
+        """The certificate with which it vouches for its successor (PEM), or empty."""
         return b"" if self.succession is None else self.succession.cross_pem
 
     def prepare_next(self, folder: Path, name: str) -> bytes:
@@ -113,7 +113,7 @@ class Authority:
         return to_pem(prepare(self._issuer, folder, name, time.time()).certificate)
 
     async def sign(self, request: bytes, identity: Identity, renewal: Renewal | None = None) -> bytes:
-        """Sign, see `Signer`; access to this directory is the right to have any certificate signed."""
+        """Sign, see `Signer`; access to this directory implies the right to have any certificate signed."""
         return self.issue(request, identity)
 
     def issue(self, request: bytes, identity: Identity) -> bytes:
@@ -133,7 +133,7 @@ class Authority:
         """Create an authority in a new or empty directory.
 
         Raises:
-            CredentialError: the directory holds an authority already.
+            CredentialError: the directory already has an authority.
             OSError: a file cannot be written.
         """
         if (folder / KEY).exists() or (folder / CERTIFICATE).exists():
@@ -152,10 +152,11 @@ class Authority:
         Args:
             folder: the directory.
             lifetime_s: the lifetime of the certificates that it signs [s].
-            begins: it serves members from now on, so a prepared replacement begins, and one that is over is settled.
+            begins: whether it serves members from now on, so that a prepared replacement begins, and a completed one is
+                settled.
 
         Raises:
-            CredentialError: there is none, or it is damaged, or others may read its key.
+            CredentialError: it is missing or damaged, or others may read its key.
         """
         try:
             if (mode := (folder / KEY).stat().st_mode) & 0o077:
@@ -179,10 +180,10 @@ class Authority:
 
     @classmethod
     def open_or_create(cls, folder: Path, name: str, lifetime_s: float = LIFETIME_S) -> "Authority":
-        """Open the authority in a directory, or create one when there is none. Raises as `open` and `create`.
+        """Open the authority in a directory, or create a missing one. Raises the errors of `open` and `create`.
 
-        An authority without its key was cut off while it was created and has signed nothing: it is created anew. The
-        certificate of a member there is refused.
+        An authority without its key was interrupted at its creation and has signed nothing, so it is created again. A
+        directory with a member's certificate is refused.
         """
         if (folder / KEY).exists():
             return cls.open(folder, lifetime_s, begins=True)

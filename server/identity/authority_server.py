@@ -1,8 +1,8 @@
-"""The authority as a process of its own, on another machine: it dials the coordinator and signs what it may sign.
+"""The authority as a separate process on another machine: it dials the coordinator and signs what it may sign.
 
-It does not trust the coordinator in everything. At its request alone it signs for clients and aggregation ranks only; a
-certificate of any other role is renewed with a signature by the older one's key, which the coordinator does not have;
-and owners, operators and auditors get their first certificate by hand (`atoll authority issue`).
+It trusts the coordinator only in part. At the coordinator's request it signs for clients and aggregation ranks; for any
+other role it only renews certificates, with a signature by the older certificate's key, which the coordinator does not
+have. Owners, operators and auditors get their first certificate by hand (`atoll authority issue`).
 """
 
 import asyncio
@@ -38,20 +38,20 @@ from atoll.server.identity.rate_limits import RateLimits
 logger = logging.getLogger(__name__)
 
 BY_ITSELF = frozenset({Role.CLIENT, Role.AGGREGATOR})
-"""The roles for which a coordinator may ask without a signature by an older key."""
+"""Roles for which a coordinator may request certificates without a signature by an older key."""
 
 SIGNATURES_BURST, SIGNATURES_PER_S = 1000, 20.0
 RECONNECT_S = (0.5, 5.0)
-"""The first and the longest wait between two connections; the longest is less than a coordinator waits [s]."""
+"""First and longest wait between two connections; the longest is less than a coordinator waits [s]."""
 MYSELF = Identity(Role.AUTHORITY, "main")
 LOG = "issued.jsonl"
 
 BY_HAND = "by hand"
-"""The reason, in the log, of a certificate that `atoll authority issue` has made."""
+"""Reason that the log gives for a certificate made by `atoll authority issue`."""
 
 
 class AuthorityServer:
-    """Decides and signs; each certificate is in the log of the authority's directory before it leaves.
+    """Server of the authority: it decides, logs each certificate in the authority's directory, and then sends it.
 
     Args:
         authority: the authority.
@@ -65,10 +65,10 @@ class AuthorityServer:
         self._was_welcomed = False  # on the newest connection
 
     def sign(self, request: bytes, identity: Identity, renewal: Renewal | None) -> bytes:
-        """Sign what a coordinator asks for.
+        """Sign a request of a coordinator.
 
         Raises:
-            NotSigned: the coordinator must not ask for it, or asks too often.
+            NotSigned: the coordinator may not request it, or requests too often.
             CertificateError, ValueError: the request is malformed.
             OSError: the log cannot be written.
         """
@@ -82,7 +82,7 @@ class AuthorityServer:
         return self.issue(request, identity, "by itself" if renewal is None else "renewal")
 
     def _check(self, renewal: Renewal, request: bytes, identity: Identity, now: float) -> None:
-        """Check that the older certificate is ours, valid and of this identity, and its key has signed the request."""
+        """Check that the older certificate is ours, valid and for this identity, and its key has signed the request."""
         older = read_certificates(renewal.certificate_pem)[0]
         check_issued(renewal.certificate_pem, self._authority.ca_pem, older.public_key())  # type: ignore[arg-type]
         check_consent(renewal.certificate_pem, request, renewal.signature)

@@ -1,6 +1,6 @@
 """The port for callers that are not members yet: TLS that shows the coordinator's certificate and asks for none.
 
-It is a server of its own, with few and short calls, so that strangers that keep it busy cannot block members. (gRPC's
+It is a separate server, with few and short calls, so that strangers that keep it busy cannot block members. (gRPC's
 Python asks for certificates on a port always or never, so members and strangers cannot share one.)
 """
 
@@ -23,12 +23,12 @@ IDLE_S, AGE_S = 15, 60
 
 
 class EnrolmentPort:
-    """The server of enrolments; it answers once it is started.
+    """Server of enrolments; it answers once it is started.
 
     Args:
         enrolments: the coordinator's enrolments.
-        keeper: the coordinator's own credential.
-        guard: admits strangers to the calls that are open to all, and to no other that may be added here.
+        keeper: the coordinator's credential.
+        guard: admits strangers only to the calls that are open to all.
         audit: records the refused calls of strangers.
         listen: host:port; port 0: the system chooses.
         address: the address that members dial.
@@ -56,7 +56,7 @@ class EnrolmentPort:
             ("grpc.max_connection_age_ms", AGE_S * 1000),
             ("grpc.max_concurrent_streams", 2),
         ]
-        interceptors = [audit, guard]  # the first records what the second refuses
+        interceptors = [audit, guard]  # the first records the second's refusals
         self.server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=CALLS_MAX)
         rpc.add_servicer(EnrolmentService(enrolments, address, admin_address), self.server, "Enrolment")
         credentials = server_credentials(keeper, asks_for_certificates=False)
@@ -68,7 +68,7 @@ class EnrolmentPort:
             raise OperatorError(what) from error
 
     async def start(self) -> None:
-        """Answer calls from now on."""
+        """Start answering calls."""
         await self.server.start()
 
     async def stop(self) -> None:

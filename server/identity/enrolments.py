@@ -29,20 +29,20 @@ from atoll.server.identity.roster import with_hand_made
 logger = logging.getLogger(__name__)
 
 RENEWALS_BURST, RENEWALS_PER_S = 10, 2.0
-"""The renewals of one identity, as a burst and a rate [1/s]: each costs a signature, and a row until it expires."""
+"""Renewals of one identity, as a burst and a rate [1/s]: each costs a signature, and a row until it expires."""
 
 
 class TooOften(Exception):
-    """The caller asks more often than a member needs to."""
+    """Error: the caller asks more often than a member needs to."""
 
 
 class Enrolments:
-    """The coordinator's members. All of it runs on one event loop.
+    """Coordinator's members. All of it runs on one event loop.
 
     Args:
         register: the register of members.
         signer: the authority, or the connection to it.
-        authority: the authority's directory, whose log has the certificates made by hand; None: it is elsewhere.
+        authority: the authority's directory, whose log has the manually issued certificates; None: it is elsewhere.
     """
 
     def __init__(self, register: Register, signer: Signer, authority: Path | None = None) -> None:
@@ -62,7 +62,7 @@ class Enrolments:
 
     @property
     def cross_pem(self) -> bytes:
-        """The certificates with which older authorities vouch for newer ones (PEM); may be empty."""
+        """The certificates with which older authorities vouch for newer ones (PEM), or empty."""
         return self._signer.cross_pem
 
     @property
@@ -71,11 +71,11 @@ class Enrolments:
         return fingerprint(read_certificates(self._signer.ca_pem)[0])
 
     def on_revoked(self, listener: Callable[[Identity], None]) -> None:
-        """Call `listener` on the event loop whenever all certificates of an identity have ceased to count."""
+        """Call `listener` on the event loop whenever all certificates of an identity have been revoked."""
         self._listeners.append(listener)
 
     async def invite(self, identity: Identity, lifetime_s: float) -> tuple[JoinCode, float]:
-        """Make a join code that is valid for `lifetime_s` [s]; an earlier one of the same identity becomes void.
+        """Make a join code that is valid for `lifetime_s` [s]; it voids an earlier one of the same identity.
 
         Returns:
             The join code, and the time of its expiry [s since the epoch].
@@ -88,16 +88,16 @@ class Enrolments:
         return code, invitation.expires_at
 
     async def enrol(self, id: bytes, secret: bytes, request: bytes, wanted: Wanted = ANYBODY) -> bytes:
-        """Give the holder of an invitation its certificate; with the same key again, the same certificate.
+        """Give the holder of an invitation its certificate; a repetition with the same key gets the same certificate.
 
         Raises:
             CertificateError: the request is malformed.
-            Refused: the invitation is not valid for this.
-            AuthorityAway, NotSigned: the authority gives no certificate now.
+            Refused: the invitation is not valid for this identity or key.
+            AuthorityAway, NotSigned: the authority issues no certificate now.
         """
         key_sha256 = key_fingerprint(read_request(request))
         identity = await self._redeem(id, secret, key_sha256, wanted)
-        lock = self._enrolling.setdefault(id, asyncio.Lock())  # only a holder of the secret gets this far
+        lock = self._enrolling.setdefault(id, asyncio.Lock())  # only a holder of the secret gets here
         try:
             async with lock:
                 return await self._give(id, identity, request, key_sha256)
@@ -135,7 +135,7 @@ class Enrolments:
             CertificateError: the request is malformed, or the older key has not signed it.
             Refused: the older certificate is revoked.
             TooOften: it renews too often.
-            AuthorityAway, NotSigned: the authority gives no certificate now.
+            AuthorityAway, NotSigned: the authority issues no certificate now.
         """
         older = read_leaf(certificate_pem)
         if self._register.revocations.is_refused(older):
@@ -175,7 +175,7 @@ class Enrolments:
     def _record(self, action: Action, about: Identity, outcome: str, *, by: Identity | None = None) -> None:
         if self.audit is None:
             return
-        if by is None:  # an admin's call: the audit log knows the caller
+        if by is None:  # an admin's call: the audit log has the caller
             self.audit.record(action, str(about), outcome)
         else:
             self.audit.record_bounded(action, str(about), outcome, caller=Caller(by.name, by.role))
@@ -190,5 +190,5 @@ def _date(leaf: Leaf) -> str:
 
 
 def _about(identity: Identity) -> dict[str, object]:
-    """Return the fields of a line about a member: of a client its site."""
+    """Return the log fields about a member, for a client its site."""
     return {"site": identity.name} if identity.role is Role.CLIENT else {}

@@ -1,12 +1,14 @@
-"""The guard of a server: it checks each call's caller, its role (`rules`), and that it touches only its own things.
+"""The guard of a server: it checks each call's caller, its role (`rules`), and that it accesses only its own data.
 
-An interceptor of gRPC sees no caller, so the guard wraps the handler of each method and checks when the call has begun.
-Each message is checked before its handler gets it. Callers of open calls are checked again once a second: a revoked
-member loses its calls.
+A gRPC interceptor does not see the caller, so the guard wraps the handler of each method and checks once the call has
+begun. Each message is checked before its handler gets it. Callers of open calls are checked again every second: a
+revoked member loses its calls.
 """
 
 import asyncio
+import json
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
@@ -15,10 +17,10 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import grpc
 
+from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.clock_hint import instant
 from atoll.protocol.identity.names import Role
 from atoll.protocol.vocabulary import RunId
-from atoll.server.identity.claims import Claim, claim_of
 from atoll.server.identity.rules import RULES, Rule, Touches, needed
 from atoll.server.transport.interceptor import Context, Handler, WrappingInterceptor
 from atoll.server.transport.peer import Peer, peer_of
@@ -26,51 +28,98 @@ from atoll.server.transport.peer import Peer, peer_of
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
-"""The interval between two checks of the callers of all open calls [s]."""
+"""Interval between two checks of the callers of all open calls [s]."""
+
+
+_UPDATE_HEAD = re.compile(
+    rb'\{"base_digest":"[0-9a-f]{64}","base_version":[0-9]{1,20},"client_id":("[^"\\]{1,256}")'
+    rb'(?:,"effective_steps":[^,]{1,40})?,"format":'
+)
+"""Prefix of the canonical bytes of an update's manifest; a parser finds the same client in it."""
+
+SHOWN_MAX = 80
+"""Length to which a name is truncated in messages [characters]."""
+
+
+class Claim(NamedTuple):
+    """Name in a message that must belong to the caller: a client, a rank, a run, or a role to grant."""
+
+    touches: Touches
+    name: str
+
+    def __str__(self) -> str:
+        return repr(self.name[:SHOWN_MAX])
+
+
+def claim_of(message: Any) -> Claim | None:
+    """Return the claim of one message; None if it names nothing, such as a chunk of an already opened upload."""
+    match message:
+        case pb.ClientMessage() if message.HasField("hello"):
+            return Claim(Touches.OWN_NAME, message.hello.client_id)
+        case pb.UploadRequest() if message.HasField("open"):
+            return Claim(Touches.OWN_NAME, client_of(message.open.manifest))
+        case pb.DownloadRequest() if message.HasField("open"):
+            return Claim(Touches.OWN_RUNS, message.open.run_id)
+        case pb.ManifestRequest():
+            return Claim(Touches.OWN_RUNS, message.run_id)
+        case pb.RankMessage() if message.HasField("hello"):
+            return Claim(Touches.OWN_RANK, str(message.hello.rank))
+        case pb.SubmittedUpdate() if message.HasField("opened"):
+            return Claim(Touches.OWN_RANK, str(message.rank))
+        case pb.UpdatesRequest():
+            return Claim(Touches.OWN_RANK, str(message.rank))
+        case pb.InviteRequest() | pb.RevokeRequest():
+            return Claim(Touches.SITES, message.role)
+    return None
+
+
+def client_of(manifest: bytes) -> str:
+    """Return the client that an update's manifest names, without parsing all of it; "" for other bytes."""
+    head = _UPDATE_HEAD.match(manifest)
+    return str(json.loads(head[1])) if head and head[1].isascii() else ""
 
 
 class Denied(NamedTuple):
-    """The refusal of a call."""
+    """Error: the guard refuses a call."""
 
     code: grpc.StatusCode
     detail: str
 
 
 class Caller(NamedTuple):
-    """A caller, and the run that the call concerns, if any."""
+    """Caller, and the run that the call concerns, if any."""
 
     peer: Peer
     run_id: RunId | None = None
 
 
 class Register(Protocol):
-    """Knows the members, and the runs that each has joined."""
+    """Register of the members, and of the runs that each has joined."""
 
     async def refusals(self, callers: Sequence[Caller]) -> Sequence[Denied | None]:
-        """Return the refusal of each caller, or of its access to the run; None for a caller that is admitted."""
+        """Return the refusal of each caller, or of its access to the run; None for an admitted caller."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """An open call."""
+    """Open call."""
 
     rule: Rule
     method: str
     peer: Peer
     task: "asyncio.Task[Any]"
     run_id: RunId | None = None
-    has_claimed: bool = False  # a message has named something; the first one of a call must
-    denied: Denied | None = None  # the refusal that came after it had begun
+    has_claimed: bool = False  # whether a message has named an object, as the first one of a call must
+    denied: Denied | None = None  # the refusal that came after the call had begun
 
 
 class Guard(WrappingInterceptor):
-    """The interceptor that guards every handler of a server.
+    """Interceptor that guards every handler of a server.
 
     Args:
-        register: the register of members. None: the server is `--insecure` and on loopback. Nothing is proven there,
-            and
-            every caller acts under the name that it gives: an owner, any client, any rank. This is the only place that
+        register: the register of members. None: the server is `--insecure` and on loopback. No identity is proven
+            there, and every caller acts under the name that it gives: an owner, any client, any rank. This class alone
             handles that case.
         on_call: called with the peer of each call, named as gRPC does.
     """
@@ -84,7 +133,7 @@ class Guard(WrappingInterceptor):
     # ------------------------------------------------------------ handlers
 
     def _wrap(self, method: str, handler: Any) -> Handler:
-        """Return the guarded handler of a method; the handler itself when the server is `--insecure`."""
+        """Return the guarded handler of a method; the handler itself if the server is `--insecure`."""
         return handler if self._register is None else super()._wrap(method, handler)
 
     def _stream(self, method: str, behaviour: Any, is_streaming: bool) -> Any:
@@ -93,7 +142,7 @@ class Guard(WrappingInterceptor):
             async with self._admitted(method, context) as admitted:
                 request = await self._checked(request, admitted, context, is_streaming)
                 async with aclosing(behaviour(request, context)) as replies:
-                    async for reply in replies:  # with `yield`, gRPC writes, and a refusal during it would be lost
+                    async for reply in replies:  # with `yield`, gRPC writes, and a refusal meanwhile would be lost
                         await (context.write(reply) if has_begun else _to_its_end(context.write(reply)))
                         has_begun = True
 
@@ -129,7 +178,7 @@ class Guard(WrappingInterceptor):
 
     @asynccontextmanager
     async def _admit(self, rule: Rule | None, method: str, context: Context) -> AsyncIterator[_Call | None]:
-        """Yield the call of a caller that may make it; end the call of any other."""
+        """Yield the call if its caller may make it; else end the call."""
         peer = peer_of(context)
         if rule is None or peer is None or peer.identity.role not in rule.roles:
             await _deny(context, _fault_of_caller(rule, method, peer), method)
@@ -155,7 +204,7 @@ class Guard(WrappingInterceptor):
             self._open.discard(call)
 
     async def _check(self, message: Any, call: _Call, context: Context) -> None:
-        """End the call when the message concerns something that is not the caller's own."""
+        """End the call if the message concerns an object that does not belong to the caller."""
         claim, touches = claim_of(message), call.rule.roles[call.peer.identity.role]
         if touches is Touches.NOTHING or (claim is None and call.has_claimed):
             return
@@ -174,7 +223,7 @@ class Guard(WrappingInterceptor):
         return None if claim.name == call.peer.identity.name else _not_its_own(call, claim)
 
     async def _end(self, call: _Call, denied: Denied, context: Context) -> None:
-        """End a call, also when a task beside the handler is reading its messages."""
+        """End a call, even while a task beside the handler is reading its messages."""
         if call.task is asyncio.current_task():
             await _deny(context, denied, call.method)
         call.denied = denied
@@ -212,10 +261,10 @@ class Guard(WrappingInterceptor):
 
 
 async def _to_its_end(writing: Awaitable[None]) -> None:
-    """Write the first reply completely, also when the call is cancelled during it.
+    """Write the first reply completely, even if the call is cancelled meanwhile.
 
-    Only after that does gRPC know that the call's head is sent; it cannot end a call whose head it would send twice,
-    and the caller would hear of no refusal.
+    Only after that does gRPC know that the call's header is sent. Otherwise it would try to send the header twice, fail
+    to end the call, and the caller would not learn of the refusal.
     """
     task = asyncio.ensure_future(writing)
     try:
@@ -239,7 +288,7 @@ def _fault_of_caller(rule: Rule | None, method: str, peer: Peer | None) -> Denie
 
 def _not_its_own(call: _Call, claim: Claim | None) -> Denied:
     touches = call.rule.roles[call.peer.identity.role]
-    what = f"{call.peer.identity} may call {call.method[1:]} for {touches} alone, and named {claim or 'nothing'}"
+    what = f"{call.peer.identity} may call {call.method[1:]} only for {touches}, and named {claim or 'nothing'}"
     return Denied(grpc.StatusCode.PERMISSION_DENIED, what)
 
 

@@ -1,4 +1,4 @@
-"""The gRPC services of enrolment, renewal and member administration: they translate, pass on and answer."""
+"""The gRPC services of enrolment, renewal and member administration: they translate, delegate and answer."""
 
 import logging
 import time
@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 TRIES_BURST, TRIES_PER_S = 20, 0.5
-"""The enrolments that one address may try: the burst and the rate [1/s]."""
+"""Enrolments that one address may try: burst and rate [1/s]."""
 
 LIFETIME_S_MAX = 30 * 86400.0
-"""The longest lifetime of an invitation [s]."""
+"""Longest lifetime of an invitation [s]."""
 
 _CODES: dict[type[Exception], grpc.StatusCode] = {
     CertificateError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -41,7 +41,7 @@ _NOT_STORED = "cannot be stored now: {0}"
 
 
 class EnrolmentService:
-    """The service for callers that are not members yet.
+    """Service for callers that are not members yet.
 
     Args:
         enrolments: the coordinator's enrolments.
@@ -75,7 +75,7 @@ class EnrolmentService:
 
 
 class MembershipService:
-    """The service with which members renew their certificates."""
+    """Service with which members renew their certificates."""
 
     def __init__(self, enrolments: Enrolments) -> None:
         self._enrolments = enrolments
@@ -95,7 +95,7 @@ class MembershipService:
 
 
 class MembersAdmin:
-    """The part of the operators' service that concerns members.
+    """Part of the operators' service that concerns members.
 
     Args:
         enrolments: the coordinator's enrolments; None: the coordinator is `--insecure`.
@@ -107,7 +107,7 @@ class MembersAdmin:
         self._enrolments, self.num_ranks, self._database = enrolments, num_ranks, database
 
     async def check_database(self, context: Context) -> None:
-        """Refuse a call that would wait for the database: the caller may have given up by the time it is done."""
+        """Refuse a call that would wait for the database: the caller may give up before it is done."""
         if self._database.away:
             what = f"nothing was done, as the journal waits for its database: {self._database.away}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, what)
@@ -141,7 +141,7 @@ class MembersAdmin:
         return pb.ListMembersReply(members=map(_row, members))
 
     async def _check_rank(self, identity: Identity, context: Context) -> None:
-        """Refuse an aggregator that is no rank here: its name is its number, written in one way only."""
+        """Refuse an aggregator that is not a rank here: its name must be its number, in canonical notation."""
         if not (identity.name.isdigit() and str(int(identity.name)) == identity.name):
             what = f"{identity}: an aggregator's name is its number, such as 0 or 12"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
@@ -186,15 +186,15 @@ def _row(member: Member) -> pb.MemberRow:
 
 
 async def _refuse(context: Context, error: Exception) -> NoReturn:
-    """Refuse a stranger's or a member's request and log it; about the disk, outsiders learn only that it is full."""
-    logger.warning("refused: %s (from %s)", printable(str(error)), context.peer())  # it may quote their input
+    """Refuse a stranger's or a member's request and log it; outsiders learn of a disk only that it is full."""
+    logger.warning("refused: %s (from %s)", printable(str(error)), context.peer())  # the error may quote their input
     code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
     await context.abort(code, _NOT_STORED.format(told_outside(error)) if isinstance(error, DiskFull) else str(error))
     raise AssertionError("abort raises")
 
 
 async def _not_stored(context: Context, error: DiskFull) -> NoReturn:
-    """Refuse an operator's request because there is no room, and name the place."""
+    """Refuse an operator's request because the disk is full, and name the disk."""
     logger.error("refused: %s (from %s)", error, context.peer())
     await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, _NOT_STORED.format(error))
     raise AssertionError("abort raises")

@@ -1,6 +1,6 @@
-"""The coordinator's own certificates: its own one, the owner's on this machine, and those of ranks that it starts.
+"""The certificates made by the coordinator: its own, the owner's on this machine, and the ranks' that it starts.
 
-They lie in the state directory, and the authority signs them without an invitation: a process with access to the
+They are in the state directory, and the authority signs them without an invitation: a process with access to the
 directory is trusted anyway.
 """
 
@@ -37,17 +37,17 @@ from atoll.server.identity.register import Register
 logger = logging.getLogger(__name__)
 
 LOOK_S = 60.0
-"""The interval between two checks for a credential that an operator may have put in place [s]."""
+"""Interval between two checks for a manually installed credential [s]."""
 
 OWNER = Identity(Role.OWNER, "local")
-"""The owner: any process that may read the state directory."""
+"""Owner: any process that may read the state directory."""
 
 
 class OwnCertificates:
-    """Makes the coordinator's own certificates, and renews them before they expire.
+    """Maker and renewer of the coordinator's certificates.
 
     Args:
-        register: the register of members, which notes them.
+        register: the register of members, which records them.
         signer: the authority, or the connection to it.
     """
 
@@ -56,13 +56,14 @@ class OwnCertificates:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def keeper(self, folder: Path, identity: Identity) -> Keeper:
-        """Open the credential in a folder; make one when there is none, or it is not valid now or of another authority.
+        """Open the credential in a folder; make one if it is missing, not valid now, or from another authority.
 
-        A revoked one stays: its identity takes a new join code, also after its certificate has expired.
+        A revoked credential is not replaced: its identity needs a new join code, even after its certificate has
+        expired.
 
         Raises:
             CredentialError: the credential is damaged, or another identity's.
-            AuthorityAway, NotSigned: a new one is needed, and the authority gives none.
+            AuthorityAway, NotSigned: a new one is needed, and the authority issues none.
         """
         if not (folder / "key.pem").exists():
             await self._make(folder, identity)
@@ -107,7 +108,7 @@ class OwnCertificates:
 
     async def _keep_what_is_put_into(self, folder: Path) -> None:
         while True:
-            with suppress(CredentialError):  # there is none, or an incomplete one
+            with suppress(CredentialError):  # it is missing or incomplete
                 keeper = Keeper(folder)
                 keeper.check()
                 await self._keep(keeper)

@@ -4,15 +4,15 @@ from atoll.ground.bounded_mapping import BoundedMapping
 from atoll.server.transport.token_bucket import Bucket
 
 NAMES_MAX = 10_000
-"""The number of names that are remembered; beyond it the oldest are forgotten, and their buckets are full again."""
+"""Number of names that are remembered; the oldest beyond it are forgotten, and their buckets are full again."""
 
 
 class RateLimits:
-    """The token buckets of all names: each try takes a token.
+    """Token buckets of all names: each try takes a token.
 
     Args:
         burst: the tokens in a full bucket.
-        per_second: the tokens that come back [1/s].
+        per_second: the rate at which tokens return [1/s].
     """
 
     def __init__(self, burst: float, per_second: float) -> None:
@@ -20,7 +20,7 @@ class RateLimits:
         self._buckets: BoundedMapping[str, Bucket] = BoundedMapping(NAMES_MAX)
 
     def take(self, name: str, now: float) -> bool:
-        """Take a token of a name at `now` [s], on a clock that never runs backward; False: there is none."""
+        """Take a token of a name at `now` [s], on a clock that never runs backward; False: its bucket is empty."""
         bucket = self._buckets.setdefault(name, Bucket(self._per_second, self._burst))
         return bucket.take(now)
 

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -30,19 +30,56 @@ from sqlalchemy import (
 )
 
 from atoll.protocol.identity.names import ANYBODY, Identity, Role, Wanted
-from atoll.server.identity.revocations import Revocations
 from atoll.server.journal.database import Database
 
-if TYPE_CHECKING:  # the views read members, and load no cryptography
+if TYPE_CHECKING:  # the views read members without loading cryptography
     from atoll.protocol.identity.certificates import Leaf
 
 WRONG_TRIES_MAX = 5
 ID_BYTES, SECRET_BYTES = 8, 16
 
 CERTIFICATES_MAX = 32
-"""The certificates of one identity that are stored. A member that renews twice a second would otherwise fill the
-disk within the month until the first one expires; an honest one has two or three, and those whose answers were
-lost."""
+"""Number of certificates stored for one identity. A member that renews twice a second would otherwise fill the disk
+within the month until the first one expires; an honest member has two or three, plus some whose answers were lost."""
+
+
+class Revocations:
+    """Identities that were ever revoked, each with the serials that are valid nevertheless.
+
+    A revoked identity's only valid certificates are those recorded as issued since. So a certificate that a remote
+    authority has signed without reporting it here is not valid either. It is in memory, where every call looks it up.
+    """
+
+    def __init__(self, standing: Mapping[Identity, Iterable[int]] | None = None) -> None:
+        self._standing = {identity: set(serials) for identity, serials in (standing or {}).items()}
+
+    def is_revoked(self, identity: Identity, serial: int) -> bool:
+        """Return whether this certificate is no longer valid."""
+        standing = self._standing.get(identity)
+        return standing is not None and serial not in standing
+
+    def is_refused(self, leaf: "Leaf") -> bool:
+        """Return whether this certificate, given as a leaf, is no longer valid."""
+        return self.is_revoked(leaf.identity, leaf.serial)
+
+    def revoke(self, identity: Identity) -> None:
+        """Revoke all certificates of an identity."""
+        self._standing[identity] = set()
+
+    def issued(self, identity: Identity, serial: int) -> None:
+        """Record a new certificate: it is valid, although older ones were revoked."""
+        if identity in self._standing:
+            self._standing[identity].add(serial)
+
+    def forgotten(self, identity: Identity, serials: Iterable[int]) -> None:
+        """Record that certificates are no longer stored: if their identity was ever revoked, they become invalid."""
+        if identity in self._standing:
+            self._standing[identity].difference_update(serials)
+
+    def standing(self) -> Mapping[Identity, frozenset[int]]:
+        """Return the identities that were ever revoked, and the serials that are valid nevertheless."""
+        return {identity: frozenset(serials) for identity, serials in self._standing.items()}
+
 
 metadata = MetaData()
 INVITATIONS = Table(
@@ -79,11 +116,11 @@ REVOKED = Table(
 
 
 class Refused(Exception):
-    """The invitation, or the certificate, is not valid for this; the text has the reason, for its holder."""
+    """Error: the invitation or certificate is not valid for this request; the text has the reason, for its holder."""
 
 
 class Voided(Refused):
-    """This wrong try was one too many: the invitation is void.
+    """Error: too many wrong secrets were tried, and the invitation is void now.
 
     Args:
         identity: the invited identity.
@@ -95,7 +132,7 @@ class Voided(Refused):
 
 
 class Standing(StrEnum):
-    """The standing of a name at present."""
+    """Current standing of a name."""
 
     INVITED = "invited"
     MEMBER = "member"
@@ -110,7 +147,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """The part of a join code beside the addresses and the authority's fingerprint."""
+    """Content of a join code except the addresses and the authority's fingerprint."""
 
     identity: Identity
     id: bytes
@@ -120,7 +157,7 @@ class Invitation:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A row of `atoll client members`. Times are seconds since the epoch."""
+    """Row of `atoll client members`. Times are seconds since the epoch."""
 
     identity: Identity
     standing: Standing
@@ -131,7 +168,7 @@ class Member:
 
 
 class Register:
-    """The register. Every call is one transaction, and waits for no network but the database's.
+    """Register of members. Every call is one transaction, and waits for no network except the database's.
 
     Args:
         database: the database of the state directory.
@@ -146,7 +183,7 @@ class Register:
     # ------------------------------------------------------------ invitations
 
     def invite(self, identity: Identity, *, now: float, lifetime_s: float) -> Invitation:
-        """Make an invitation that is valid for `lifetime_s` [s]; an earlier one of the same identity becomes void."""
+        """Make an invitation that is valid for `lifetime_s` [s]; it voids an earlier one of the same identity."""
         invitation = Invitation(
             identity, secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES), now + lifetime_s
         )
@@ -168,16 +205,15 @@ class Register:
     def redeem(self, id: bytes, secret: bytes, key_sha256: str, wanted: Wanted = ANYBODY, *, now: float) -> Identity:
         """Bind an invitation to a key and return its identity.
 
-        The same key may come again until the invitation expires.
+        The same key may be used again until the invitation expires.
 
         Raises:
             Refused: the invitation is unknown, expired, void or used by another key, or the secret is wrong; or it is
-                for
-                another identity than the caller wants, and then it stays valid.
-            Voided: the secret is wrong, and the invitation is void from now on.
+                for an identity that the caller does not want, and remains valid.
+            Voided: the secret is wrong, and the invitation is now void.
         """
         refusal: Refused | None = None
-        with self._database.transaction() as connection:  # a wrong try counts: the refusal comes after the commit
+        with self._database.transaction() as connection:  # a wrong try counts: refuse after the commit
             row = connection.execute(select(INVITATIONS).where(INVITATIONS.c.id == id.hex())).one_or_none()
             if row is None or row.expires_at < now:
                 raise Refused("there is no such invitation: it has expired, was replaced by a newer one, or never was")
@@ -191,7 +227,7 @@ class Register:
             elif row.key_sha256 not in (None, key_sha256):
                 refusal = Refused("the invitation has been used, by another key: ask for a new one")
             elif not wanted.fits(identity):
-                refusal = Refused(f"the invitation is for {identity}, and not for {wanted}; it stays good")
+                refusal = Refused(f"the invitation is for {identity}, and not for {wanted}; it remains valid")
             else:
                 connection.execute(this.values(key_sha256=key_sha256))
         if refusal is not None:
@@ -201,10 +237,10 @@ class Register:
     # ------------------------------------------------------------ certificates
 
     def enrolled(self, id: bytes, leaf: "Leaf", key_sha256: str, pem: bytes, *, now: float) -> bytes:
-        """Store the certificate of the key that redeemed an invitation; older certificates of its name are revoked.
+        """Store the certificate of the key that redeemed an invitation; revoke older certificates of its name.
 
         Returns:
-            The certificate that counts: the first one of this key, when it has come again.
+            The valid certificate: for a repeated key the first one.
 
         Raises:
             Refused: the invitation has become void.
@@ -227,15 +263,15 @@ class Register:
         return pem
 
     def issued_to(self, identity: Identity, key_sha256: str, *, now: float) -> bytes | None:
-        """Return the valid certificate that this key was given, if there is one."""
+        """Return the valid certificate that was issued to this key, if any."""
         with self._database.transaction() as connection:
             return _counting(connection, identity, key_sha256, now)
 
     def renewed(self, older_serial: int | None, leaf: "Leaf", key_sha256: str, pem: bytes, *, now: float) -> None:
-        """Store a further certificate of a member. `older_serial` None: it is the coordinator's own.
+        """Store a further certificate of a member. `older_serial` None: the coordinator's.
 
-        Beyond CERTIFICATES_MAX the oldest others of the identity are forgotten, and no longer count if it was ever
-        revoked.
+        Beyond CERTIFICATES_MAX the oldest other certificates of the identity are forgotten, and become invalid if it
+        was ever revoked.
 
         Raises:
             Refused: the older certificate has been revoked.
@@ -254,13 +290,13 @@ class Register:
     # ------------------------------------------------------------ revocation
 
     def revoke(self, identity: Identity, *, now: float) -> None:
-        """Revoke all certificates of an identity, known here or not, and all its invitations."""
+        """Revoke all certificates of an identity, even unknown ones, and all its invitations."""
         with self._lock:
             with self._database.transaction() as connection:
                 connection.execute(INVITATIONS.delete().where(_of(INVITATIONS, identity)))
                 _revoke_certificates(connection, identity, now)
                 _mark(connection, identity, now)
-            self.revocations.revoke(identity)  # only once the transaction is committed: the disk may be full
+            self.revocations.revoke(identity)  # only after the transaction is committed: the disk may be full
 
     # ------------------------------------------------------------ listing
 
@@ -319,7 +355,7 @@ def _counting(connection: Connection, identity: Identity, key_sha256: str, now: 
 
 
 def _revoke_certificates(connection: Connection, identity: Identity, now: float) -> bool:
-    """Revoke every certificate of an identity; return True if one of them counted."""
+    """Revoke every certificate of an identity; return True if one of them was valid."""
     counting = and_(_of(CERTIFICATES, identity), ~CERTIFICATES.c.is_revoked, CERTIFICATES.c.expires_at > now)
     num = connection.scalar(select(func.count()).select_from(CERTIFICATES).where(counting))
     connection.execute(CERTIFICATES.update().where(_of(CERTIFICATES, identity)).values(is_revoked=True))
@@ -327,7 +363,7 @@ def _revoke_certificates(connection: Connection, identity: Identity, now: float)
 
 
 def _forget_beyond(connection: Connection, newest: "Leaf", older_serial: int | None) -> list[int]:
-    """Delete the oldest certificates of an identity beyond CERTIFICATES_MAX, except the one that it still shows."""
+    """Delete the oldest certificates of an identity beyond CERTIFICATES_MAX, except the one that it still uses."""
     c, spared = CERTIFICATES.c, [f"{serial:x}" for serial in (newest.serial, older_serial) if serial is not None]
     others = select(c.serial).where(_of(CERTIFICATES, newest.identity), c.serial.not_in(spared))
     newest_first = others.order_by(c.is_revoked, c.expires_at.desc(), c.issued_at.desc(), c.serial)
@@ -342,7 +378,7 @@ def _mark(connection: Connection, identity: Identity, now: float) -> None:
 
 
 def _standing(connection: Connection) -> dict[Identity, list[int]]:
-    """Return every identity that was ever revoked, with the serials of its certificates that count all the same."""
+    """Return every identity that was ever revoked, with the serials of its certificates that are valid nevertheless."""
     standing: dict[Identity, list[int]] = {}
     for row in connection.execute(select(REVOKED)):
         standing[Identity(Role(row.role), row.name)] = []

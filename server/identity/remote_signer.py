@@ -1,4 +1,4 @@
-"""The authority as the coordinator sees it when its key is on another machine: it dials in and signs over its stream.
+"""The authority as seen by the coordinator when its key is on another machine: it dials in and signs over its stream.
 
 So that machine needs no open port. While it is away, enrolments and renewals wait or fail; nothing else depends on it.
 """
@@ -24,15 +24,15 @@ logger = logging.getLogger(__name__)
 
 
 PENDING_MAX = 256
-"""The signatures that may be waited for at once; only members, and holders of an invitation, can ask for one."""
+"""Largest number of pending signatures; only members, and holders of an invitation, can request one."""
 
 PATIENCE_S = 10.0
-"""The time that a signature may take, including the time until the authority reconnects [s]."""
+"""Time that a signature may take, including the time until the authority reconnects [s]."""
 
 
 @dataclass(slots=True, eq=False)
 class _AuthorityStream:
-    """The stream of an authority, with the orders that it has not answered."""
+    """Stream of an authority, with its unanswered orders."""
 
     outbox: "asyncio.Queue[pb.SignOrder | None]" = field(default_factory=asyncio.Queue)
     pending: "dict[int, asyncio.Future[pb.SignAnswer]]" = field(default_factory=dict)
@@ -40,7 +40,7 @@ class _AuthorityStream:
     why: str = "the stream has ended"
 
     def close(self, why: str = "") -> None:
-        """End the stream, and fail the signatures that are waited for."""
+        """End the stream, and fail the pending signatures."""
         self.why = why or self.why
         self.outbox.put_nowait(None)
         for answer in self.pending.values():
@@ -49,7 +49,7 @@ class _AuthorityStream:
 
 
 class RemoteSigner:
-    """The signer over the authority's stream; see `Signer`.
+    """Signer over the authority's stream; see `Signer`.
 
     Args:
         ca_pem: the authority's certificate.
@@ -81,7 +81,7 @@ class RemoteSigner:
             self._num_waiting -= 1
         pem: bytes = answer.certificate_pem
         try:
-            if answer.ca_pem:  # of an authority that may have a next one
+            if answer.ca_pem:  # from an authority that may have a successor
                 self.ca_pem = vouched(answer.ca_pem, answer.cross_pem, self.ca_pem)
                 self.cross_pem = answer.cross_pem
             check_issued(pem, self.ca_pem, key)
@@ -92,7 +92,7 @@ class RemoteSigner:
         return pem
 
     async def _ask_newest(self, request: bytes, identity: Identity, renewal: Renewal | None) -> pb.SignAnswer:
-        """Ask the authority, and again if a newer stream has replaced the one that was asked."""
+        """Ask the authority, and again if a newer stream has replaced the one that was used."""
         while True:
             while (stream := self._stream) is None:
                 await self._is_here.wait()
@@ -118,7 +118,7 @@ class RemoteSigner:
             del stream.pending[number]
 
     def connect(self, address: str = UNKNOWN.address) -> _AuthorityStream:
-        """Register the stream of an authority; an older stream is closed, and streams that alternate are logged."""
+        """Register the stream of an authority; close an older stream, and log alternating streams."""
         older, self._stream = self._stream, _AuthorityStream(address=address)
         if older is not None:
             older.close(f"replaced by a newer stream of an authority, from {address}")
@@ -140,7 +140,7 @@ class RemoteSigner:
 
     @staticmethod
     def answered(stream: _AuthorityStream, message: pb.SignAnswer) -> None:
-        """Take the answer to one order; an order that has been given up is ignored."""
+        """Handle the answer to one order; ignore it if the order has been given up."""
         answer = stream.pending.get(message.number)
         if answer is None or answer.done():
             return
@@ -151,7 +151,7 @@ class RemoteSigner:
 
 
 class SigningService:
-    """The service that an authority calls."""
+    """Service that an authority calls."""
 
     def __init__(self, signer: RemoteSigner) -> None:
         self._signer = signer

@@ -1,4 +1,4 @@
-"""The members of a coordinator: those of the register, and those whose certificates an authority has made by hand."""
+"""The members of a coordinator: from the register, and from an authority's log of manually issued certificates."""
 
 import json
 import time
@@ -19,16 +19,16 @@ def stored_members(state: Path, authority: Path) -> list[Member]:
 
     Args:
         state: the state directory.
-        authority: the directory of its authority; a missing one has made no certificate by hand.
+        authority: the directory of its authority; a missing one has issued no certificate manually.
 
     Raises:
-        StateUnusable: there is no state directory at `state`, or no such database.
+        StateUnusable: `state` is not a state directory, or the database does not exist.
         DatabaseAway: the database server does not answer.
         StateTooNew: a later Atoll has written it.
         StoreCorrupted: the database is damaged.
     """
     if not has_state(state):
-        raise StateUnusable(f"{state} is no state directory: there is no state.db in it")
+        raise StateUnusable(f"{state} is not a state directory: there is no state.db in it")
     now = time.time()
     with closing(open_database(state, read_only=True)) as database, database.transaction() as connection:
         check_version(connection, state if database.dialect == "sqlite" else database.name)
@@ -37,9 +37,9 @@ def stored_members(state: Path, authority: Path) -> list[Member]:
 
 
 def with_hand_made(members: Iterable[Member], authority: Path, *, now: float) -> list[Member]:
-    """Add the identities that have only certificates made by hand, which the log of the authority's directory has.
+    """Add the identities that have only manually issued certificates, as logged in the authority's directory.
 
-    A certificate of a revoked identity does not count, so a revoked identity stays revoked.
+    A certificate of a revoked identity is not valid, so a revoked identity remains revoked.
     """
     found = {member.identity: member for member in members}
     newest: dict[Identity, Member] = {}
@@ -51,7 +51,7 @@ def with_hand_made(members: Iterable[Member], authority: Path, *, now: float) ->
 
 
 def _hand_made(log: Path, now: float) -> Iterator[Member]:
-    """Yield a member for each certificate that was made by hand; a line that a crash has cut off is left out."""
+    """Yield a member for each manually issued certificate; ignore a line truncated by a crash."""
     try:
         lines = log.read_bytes().splitlines()
     except (FileNotFoundError, NotADirectoryError, PermissionError):

@@ -1,7 +1,7 @@
-"""The rules of authorisation: one table, and every method that is not in it is denied. Pure.
+"""The rules of authorisation: one table; a method that is not in it is denied. Pure.
 
-A row names a method, the roles that may call it, and for each role the part of a call that must be the caller's own:
-`claims` finds that in the messages, and `guard` holds it against the caller's certificate.
+A row names a method, the roles that may call it, and for each role the object in a call that must belong to the caller:
+`claims` finds it in the messages, and `guard` compares it with the caller's certificate.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from atoll.protocol.identity.names import Role
 
 
 class Touches(StrEnum):
-    """The part of a call that must be the caller's own; its certificate decides, not the name in a message."""
+    """Object in a call that must belong to the caller, as its certificate proves; a name in a message is not enough."""
 
     NOTHING = "nothing that is one caller's own"
     OWN_NAME = "its own name"
@@ -23,11 +23,11 @@ class Touches(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The roles that may call one method."""
+    """Roles that may call one method."""
 
     roles: Mapping[Role, Touches]
     is_open: bool = False
-    """The method is open to all, also without a certificate."""
+    """Whether the method is open to all, even without a certificate."""
 
 
 def _only(*roles: Role, touching: Touches = Touches.NOTHING) -> dict[Role, Touches]:
@@ -81,12 +81,12 @@ RULES: Mapping[str, Rule] = {
     "/grpc.health.v1.Health/Watch": _EVERYBODY,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Rule(_OPERATORS),
 }
-"""The rules by the full name of the method; `docs/authorisation.md` shows them, and a test compares them with the
+"""Rules by the full name of the method; `docs/authorisation.md` shows them, and a test compares them with the
 services."""
 
 
 def needed(rule: Rule | None) -> str:
-    """Describe the roles that a call needs, for a caller with another one."""
+    """Describe the roles that a call needs, for a caller with another role."""
     if rule is None:
         return "no rule allows it, for any role"
     return f"it takes the role {' or '.join(rule.roles)}"

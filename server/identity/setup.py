@@ -1,4 +1,4 @@
-"""The setup of a coordinator's identity: its own credential, listener and dialer, its members and their enrolment."""
+"""The setup of a coordinator's identity: its credential, listener and dialer, its members and their enrolment."""
 
 import os
 import time
@@ -27,7 +27,7 @@ from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.transport.listener import InsecureListener, Listener, MutualListener
 
 ALIVE_S = 1.0
-"""The time for which a coordinator may have lived after its last note that it is alive [s]."""
+"""Time for which a coordinator may have run after it last recorded that it is alive [s]."""
 
 AUTHORITY, MINE, OWNERS = "authority", "coordinator", "owner"
 ELSEWHERE = "elsewhere"
@@ -39,23 +39,23 @@ _NO_CREDENTIAL = (
 )
 _NOT_OURS = (
     "coordinator.authority: {0} holds {1}, and {2} belongs to one already, which its members trust: mount it, name its "
-    "directory (`elsewhere`: its key is on another machine), or move {3} away to start anew and let all members enrol "
+    "directory (`elsewhere`: its key is on another machine), or move {3} away and let all members enrol "
     "again"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The members of a coordinator that authenticates them."""
+    """Members of a coordinator that authenticates them."""
 
     enrolments: Enrolments
     keeper: Keeper
-    """The keeper of the coordinator's own credential."""
+    """Keeper of the coordinator's credential."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The means by which a coordinator authenticates itself and its peers."""
+    """Means by which a coordinator authenticates itself and its peers."""
 
     dialer: Dialer
     listener: Listener
@@ -68,11 +68,11 @@ class Gate:
 
 @asynccontextmanager
 async def gate_of(config: CoordinatorConfig, state: StateDirectory) -> AsyncIterator[Gate]:
-    """Open the gate of a coordinator. Its certificates are made at its first start, and renewed while the block lasts.
+    """Set up the gate of a coordinator, whose certificates are made at its first start and renewed within the block.
 
     Raises:
         ConfigError: a certificate or the authority is damaged, or the authority is not where the settings name it.
-        AuthorityAway, NotSigned: a certificate is needed, and the authority gives none.
+        AuthorityAway, NotSigned: a certificate is needed, and the authority issues none.
     """
     if config.insecure:
         yield Gate(InsecureDialer(), InsecureListener())
@@ -85,7 +85,7 @@ async def gate_of(config: CoordinatorConfig, state: StateDirectory) -> AsyncIter
         certificates.keep(keeper)
         if isinstance(signer, Authority):
             certificates.keep(await certificates.keeper(folder / OWNERS, OWNER))
-        else:  # an authority elsewhere gives owners their first certificate by hand
+        else:  # a remote authority issues owners' first certificates by hand
             certificates.keep_what_is_put_into(folder / OWNERS)
         enrolments, is_revoked = Enrolments(register, signer, _place(config, folder)), register.revocations.is_revoked
         members = Members(enrolments, keeper)
@@ -106,7 +106,7 @@ async def equip_rank(gate: Gate, config: CoordinatorConfig, rank: int) -> None:
 
 
 def publisher(gate: Gate, state: StateDirectory) -> Publisher | None:
-    """Make the signer of messages to clients, which signs true times; None when nothing is authenticated.
+    """Make the signer of messages to clients, which uses the true time; None if nothing is authenticated.
 
     Raises:
         StoreCorrupted: its key is damaged, or others may read it.
@@ -150,10 +150,10 @@ def _place(config: CoordinatorConfig, folder: Path) -> Path | None:
 
 
 def _named_place(name: str) -> Path:
-    """Check the directory that the operator has named; its parent is never created, as it may be a volume to mount."""
+    """Check the directory named by the operator; its parent is never created: it may be an unmounted volume."""
     place = Path(name)
     if os.path.lexists(place) and not place.is_dir():
-        raise ConfigError([f"coordinator.authority: {place} is no directory; allowed: the directory of an authority"])
+        raise ConfigError([f"coordinator.authority: {place} is not a directory; allowed: an authority's directory"])
     if not place.parent.is_dir():
         what = f"{place} cannot be made, as there is no directory {place.parent}: mount it, or make it"
         raise ConfigError([f"coordinator.authority: {what}"])

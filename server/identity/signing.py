@@ -1,4 +1,4 @@
-"""The publisher: it signs every message that the coordinator pushes to a client, last before it leaves.
+"""The publisher: it signs every message that the coordinator pushes to a client, as the last step before sending.
 
     STATE/identity/publisher.pem    its Ed25519 key, made at the first start, readable by its owner only
 
@@ -24,11 +24,11 @@ KEY = "publisher.pem"
 
 
 class Signer:
-    """Signs messages with the true time, each with a later instant than the one before, also across a restart.
+    """Signer of messages with the true time, each later than its predecessor, even across a restart.
 
     Args:
         key: the publisher's key.
-        credential: returns the coordinator's own credential; called for each Welcome, so that a renewed one is used at
+        credential: returns the coordinator's credential; called for each Welcome, so that a renewed one is used at
             once.
         clock: the true clock [s since the epoch], which may be set.
         not_before: the last instant at which an earlier process may have signed [s since the epoch].
@@ -58,7 +58,7 @@ class Signer:
 
     @property
     def last(self) -> float:
-        """The newest instant that was signed [s since the epoch]."""
+        """The newest signed instant [s since the epoch]."""
         return self._last_us / 1e6
 
     def _publisher(self) -> pb.Publisher:
@@ -82,7 +82,7 @@ def certify(key: Ed25519PrivateKey, credential: Credential, now: float) -> pb.Pu
 
 
 def publisher_key(folder: Path) -> Ed25519PrivateKey:
-    """Load the key in a folder; make one when there is none.
+    """Load the key in a folder, or make a missing one.
 
     Raises:
         StoreCorrupted: the key is damaged, of another kind, or readable by others.

@@ -1,15 +1,15 @@
-"""The replacement of an authority by a next one, which members trust before it signs; no member enrols anew.
+"""The replacement of an authority by a successor, which members trust before it signs; no member enrols again.
 
 next/key.pem, next/certificate.pem   in the authority's directory: the next authority, with its self-signed certificate
 next/cross.pem                       the certificate of its key by the present authority, for which members trust it
-next/begun.json                      since when members are told of it, and the longest life of their certificates
+next/begun.json                      since when members know of it, and the longest life of their certificates
 
     time since it was begun     signs      members are told to trust
     0 to L                      present    both: each member learns of the next one with its renewal
     L to 2 L                    next       both: the last certificates of the present one are renewed, or expire
-    from 2 L on                 next       the next one alone, which takes the place of the present one
+    from 2 L on                 next       only the next one, which replaces the present one
 
-L is the life of a certificate: after it every certificate that is still valid was issued, or renewed, since the begin.
+L is the life of a certificate: after it, every valid certificate was issued or renewed since the beginning.
 """
 
 import json
@@ -42,13 +42,13 @@ NEXT, CROSS, BEGUN = "next", "cross.pem", "begun.json"
 
 @dataclass(frozen=True, slots=True)
 class Succession:
-    """A replacement under way."""
+    """Replacement under way."""
 
     issuer: Issuer
     """The next authority."""
     cross_pem: bytes
     begun_at: float
-    """Time from which on members are told of it [s since the epoch]."""
+    """Time since which members know of it [s since the epoch]."""
     lifetime_s: float
     """Longest life of a certificate [s]."""
 
@@ -59,7 +59,7 @@ class Succession:
 
     @property
     def ends_at(self) -> float:
-        """Time from which on the present authority is trusted no longer [s since the epoch]."""
+        """Time from which on the present authority is no longer trusted [s since the epoch]."""
         return self.begun_at + 2 * self.lifetime_s
 
     @classmethod
@@ -69,12 +69,13 @@ class Succession:
         Args:
             folder: of the authority.
             lifetime_s: of the certificates that it signs now [s].
-            begins_at: the time at which it begins now, if it has not begun [s since the epoch]; None: it does not. Nor
-                does it at a time before it was made, by a clock that is behind: its end would come with the right one.
+            begins_at: the time at which it begins now, if it has not begun [s since the epoch]; None: it does not
+                begin. It does not begin before the time at which it was made, because a clock that is behind would make
+                it end too early.
 
         Raises:
             CredentialError: a file is damaged.
-            OSError: its begin cannot be recorded.
+            OSError: its beginning cannot be recorded.
         """
         place = folder / NEXT
         if not (place / KEY).exists():
@@ -89,10 +90,10 @@ class Succession:
                 write_private(place / BEGUN, json.dumps({"at": begins_at, "lifetime": lifetime_s}).encode())
                 sync_folder(place)
             begun = json.loads((place / BEGUN).read_bytes())
-            now_given = lifetime_s if begins_at is not None else 0.0  # a command that looks has a default alone
+            now_given = lifetime_s if begins_at is not None else 0.0  # a read-only command knows only the default
             return cls(issuer, cross, float(begun["at"]), max(now_given, float(begun["lifetime"])))
         except (CertificateError, FileNotFoundError, ValueError, KeyError, TypeError) as error:
-            fault = f"{place} is no whole next authority ({error}): remove it, and `atoll authority replace` it again"
+            fault = f"{place} is not a complete authority ({error}): remove it, and `atoll authority replace` it again"
             raise CredentialError([fault]) from None
 
 
@@ -105,26 +106,26 @@ def prepare(present: Issuer, folder: Path, name: str, now: float) -> Issuer:
     """
     place = folder / NEXT
     if (place / KEY).exists():
-        shown = "`atoll authority show` says how far it is; the first start after its end makes room for another one"
+        shown = "`atoll authority show` shows its progress; the first start after its end makes room for another one"
         raise CredentialError([f"{place} holds a next authority already: {shown}"])
     issuer = Issuer.create(name, now=now, lifetime_s=AUTHORITY_LIFETIME_S, early_s=AUTHORITY_EARLY_S)
     make_private_folder(place)
     (place / BEGUN).unlink(missing_ok=True)
     write_private(place / CERTIFICATE, to_pem(issuer.certificate))
     write_private(place / CROSS, to_pem(present.vouch(issuer.certificate, now=now)))
-    write_private(place / KEY, key_to_pem(issuer.key))  # the last: without it there is no next one
+    write_private(place / KEY, key_to_pem(issuer.key))  # written last: without it there is no next authority
     sync_folder(place)
     sync_folder(folder)
     return issuer
 
 
 def settle(folder: Path) -> None:
-    """Put the next authority into the place of the present one, whose key is gone then; a cut call is repeated."""
+    """Replace the present authority by the next one, and delete the present key; can be repeated if interrupted."""
     place = folder / NEXT
     write_private(folder / CERTIFICATE, (place / CERTIFICATE).read_bytes())
     write_private(folder / KEY, (place / KEY).read_bytes())
     sync_folder(folder)
-    (place / KEY).unlink()  # the first: the others without it are no next authority, if this is cut here
+    (place / KEY).unlink()  # deleted first: without it the other files are not a next authority, if this is interrupted
     sync_folder(place)
     shutil.rmtree(place)
     sync_folder(folder)

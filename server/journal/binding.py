@@ -25,14 +25,14 @@ NOTE = "database.json"
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The database of a state directory: its URL, and the number that both store."""
+    """Database of a state directory: its URL, and the number that both store."""
 
     url: str
     number: str
 
 
 def binding_of(path: Path) -> Binding | None:
-    """Return the binding of a directory to a server's database; None: it uses its own file, or is new.
+    """Return the binding of a directory to a server's database; None: it uses a file, or is new.
 
     Raises:
         StateUnusable: `database.json` is damaged.
@@ -54,9 +54,9 @@ def open_database(path: Path, url: str = "", *, read_only: bool = False) -> Data
     """Return the database of a state directory, not yet connected.
 
     Args:
-        path: the state directory; for reading with a URL it may be on another machine.
-        url: the operator's URL; empty: that of the directory.
-        read_only: open it for reading alone.
+        path: the state directory; for reading by URL it may be on another machine.
+        url: the operator's URL; empty: the URL that the directory names.
+        read_only: open it only for reading.
 
     Raises:
         StateUnusable: the directory has its journal in a file, or the driver is not installed.

@@ -12,7 +12,7 @@ def of_entry(seq: int, at: float, kind: str, body: str) -> int:
 def of_snapshot(row: Any) -> int:
     """Return the checksum of a snapshot: a row to write, or one of the table.
 
-    Snapshots of schema version 2 have no pages of members; their checksum covers the time and the body alone.
+    Snapshots of schema version 2 have no pages of members; their checksum covers only the time and the body.
     """
     members = (str(row.first), str(row.num_members)) if row.num_members else ()
     return _crc32(row.seq, row.at, row.body, *members)
@@ -24,4 +24,4 @@ def of_page(row: Any) -> int:
 
 
 def _crc32(seq: int, at: float, *parts: str) -> int:
-    return zlib.crc32("\0".join((str(seq), repr(float(at)), *parts)).encode())  # `at` as the float that is stored
+    return zlib.crc32("\0".join((str(seq), repr(float(at)), *parts)).encode())  # `at` as the stored float

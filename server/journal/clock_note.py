@@ -1,8 +1,8 @@
-"""The note of the true clock in the state directory, renewed while the coordinator lives.
+"""The record of the true clock in the state directory, renewed while the coordinator runs.
 
-clock.json    the last reading of the true clock, the newest instant that was signed, and the sentences about clocks
-              that views show; overwritten in place, so that this needs no disk space, and not synced. It is of one
-              machine, and no part of a backup
+clock.json    the last reading of the true clock, the newest signed instant, and the messages about clocks that views
+              show; overwritten in place, so that this needs no disk space, and not synced. It is specific to one
+              machine, and not part of a backup
 """
 
 import json
@@ -19,17 +19,17 @@ NUM_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class ClockNote:
-    """The content of the note."""
+    """Content of the record."""
 
     reading: Reading
     """The last reading of the true clock."""
     signed: float = 0.0
-    """The newest instant that was signed [s since the epoch]."""
+    """The newest signed instant [s since the epoch]."""
     told: list[str] = field(default_factory=list)
-    """Sentences about clocks that differ now."""
+    """Messages about clocks that differ now."""
 
     def write(self, folder: Path) -> None:
-        """Write the note to a state directory.
+        """Write the record to a state directory.
 
         Raises:
             OSError: it cannot be written.
@@ -45,7 +45,7 @@ class ClockNote:
 
     @classmethod
     def read(cls, folder: Path) -> "ClockNote | None":
-        """Return the note of a state directory; None: missing or illegible."""
+        """Return the record of a state directory; None: missing or unreadable."""
         try:
             found: dict[str, Any] = json.loads((folder / FILE).read_text())
             reading = Reading(float(found["true"]), float(found["uptime"]), str(found["boot"]))

@@ -29,18 +29,18 @@ from atoll.server.rounds.run_rules import RunRules
 Value = TypeVar("Value")
 
 BEFORE: Mapping[str, Any] = {"retry_wait": 0.0, "failure_rest": 0.0, "approval_wait": 0.0}
-"""Fields of the policy that were added after the first journals, with the values of the time before."""
+"""Fields of the policy that were added after the first journals, with their earlier implied values."""
 
 _PLACE = re.compile(r'"rank":(\d+)(?:,"ranks":\[([\d,]*)\])?\}\Z')
-"""The end of an update's encoded metadata. An earlier Atoll wrote no `ranks`."""
+"""Pattern of the end of an update's encoded metadata. An earlier Atoll wrote no `ranks`."""
 
 PLACE_CHARACTERS_MAX = 8192
-"""The longest such end: 1,024 parts at one of 64 ranks each take 3,072 characters."""
+"""Largest length of this end [characters]: 1,024 parts at one of 64 ranks each take 3,072 characters."""
 
 _CONFIG = ConfigDict(ser_json_inf_nan="constants", extra="forbid", strict=True)
 _PAGE: TypeAdapter[dict[ClientId, Member]] = TypeAdapter(dict[ClientId, Member], config=_CONFIG)
 _EVENTS: dict[str, Any] = {kind.__name__: kind for kind in (*get_args(Event), *get_args(EventOfMessages))}
-"""The kinds of events, of runs of rounds and of messages; those that they share are the same."""
+"""Kinds of events, of runs of rounds and of messages; shared kinds are the same."""
 
 
 def encode_event(event: object) -> tuple[str, str]:
@@ -70,7 +70,7 @@ def encode_ledger(ledger: Ledger) -> str:
 
 
 def decode_ledger(body: str, *, where: str) -> Ledger:
-    """Decode a ledger; raises as `decode_event`."""
+    """Decode a ledger; raises the errors of `decode_event`."""
     return decode(Ledger, body, where)
 
 
@@ -80,12 +80,12 @@ def encode_ledger_without_members(ledger: Ledger) -> str:
 
 
 def encode_page(members: Mapping[ClientId, Member], names: Iterable[ClientId]) -> str:
-    """Encode a page of members; fields with their default values are left out."""
+    """Encode a page of members; fields with their default values are omitted."""
     return _PAGE.dump_json({name: members[name] for name in names}, exclude_defaults=True).decode()
 
 
 def decode_page(body: str, *, where: str) -> dict[ClientId, Member]:
-    """Decode a page; raises as `decode_event`."""
+    """Decode a page; raises the errors of `decode_event`."""
     try:
         return _PAGE.validate_json(body)
     except ValidationError as error:
@@ -98,7 +98,7 @@ def encode_record(record: RoundRecord) -> str:
 
 
 def decode_record(body: str, *, where: str) -> RoundRecord:
-    """Decode a record; raises as `decode_event`."""
+    """Decode a record; raises the errors of `decode_event`."""
     return decode(RoundRecord, body, where)
 
 
@@ -108,15 +108,15 @@ def encode_rules(rules: RunRules) -> str:
 
 
 def decode_rules(body: str, *, where: str) -> RunRules:
-    """Decode rules, those of an earlier Atoll with its behaviour; raises as `decode_event`."""
+    """Decode rules, an earlier Atoll's with its behaviour; raises the errors of `decode_event`."""
     return decode(RunRules, as_of_then(body, "policy"), where)
 
 
 def as_of_then(body: str, table: str) -> str:
-    """Return stored settings with what an earlier Atoll did where its policy has no such field.
+    """Complete stored settings with an earlier Atoll's behaviour for policy fields that it did not have.
 
     A run keeps the rules with which it began, and the replay of its journal depends on them. `table` is the key of the
-    policy. A body that is no JSON object of this form is returned unchanged: its reader refuses it.
+    policy. A body that is not a JSON object of this form is returned unchanged: its reader refuses it.
     """
     try:
         fields = json.loads(body)
@@ -130,7 +130,7 @@ def as_of_then(body: str, table: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredUpdateMeta:
-    """The metadata of an accepted update: all that is known besides its bytes."""
+    """Metadata of an accepted update: everything except its bytes."""
 
     manifest: bytes
     """The canonical manifest, in ASCII: its SHA-256 is the update's digest."""
@@ -139,12 +139,12 @@ class StoredUpdateMeta:
     squared_norms: Mapping[str, float]
     """Sum of the squared elements of each tensor."""
     rank: int = 0
-    """The aggregation rank that has the bytes."""
+    """Aggregation rank that has the bytes."""
     ranks: tuple[int, ...] = ()
-    """The rank of each part, in order, if they lie at several ranks."""
+    """The rank of each part, in order, if the parts are at several ranks."""
 
     def parts_at(self, rank: int) -> tuple[int, ...] | None:
-        """Return the parts that lie at a rank; None: the whole update lies at one."""
+        """Return the parts at a rank; None: the whole update is at one."""
         return tuple(part for part, of_part in enumerate(self.ranks) if of_part == rank) if self.ranks else None
 
     @property
@@ -167,26 +167,26 @@ def encode_meta(meta: StoredUpdateMeta) -> str:
 
 
 def decode_meta(body: str, *, where: str) -> StoredUpdateMeta:
-    """Decode the metadata of an update; raises as `decode_event`."""
+    """Decode the metadata of an update; raises the errors of `decode_event`."""
     return decode(StoredUpdateMeta, body, where)
 
 
 def lies_at(meta: str, rank: int) -> bool:
-    """Return whether bytes of an update are at this rank, by the last fields of its encoded metadata alone."""
+    """Return whether this rank has bytes of an update, reading only the last fields of its encoded metadata."""
     place = _PLACE.search(meta, max(0, len(meta) - PLACE_CHARACTERS_MAX))
     return place is not None and str(rank) in (place[2].split(",") if place[2] else [place[1]])
 
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[tuple[Any]]:
-    """Return the adapter of a tuple of one value: pydantic takes a config for a tuple, not for a bare dataclass."""
+    """Return the adapter of a tuple of one value: pydantic accepts a config for a tuple, not for a bare dataclass."""
     one: Any = tuple[kind]
     return TypeAdapter(one, config=_CONFIG)
 
 
 @cache
 def _serializer(kind: Any) -> SchemaSerializer:
-    """Return the adapter's serializer; to call it directly skips the check of ten options."""
+    """Return the adapter's serializer; calling it directly skips the check of ten options."""
     return _adapter(kind).serializer
 
 
@@ -199,12 +199,12 @@ def encode(value: Any) -> str:
     try:
         kind: Any = type(value)
         return _serializer(kind).to_json((value,))[1:-1].decode()
-    except PydanticSerializationError as error:  # a lone surrogate, which no text from the wire contains
+    except PydanticSerializationError as error:  # a lone surrogate, which no string from the wire contains
         raise ValueError(f"{type(value).__name__} cannot be encoded as JSON: {error}") from error
 
 
 def decode(kind: type[Value], body: str, where: str) -> Value:
-    """Decode a dataclass of this type; raises as `decode_event`."""
+    """Decode a dataclass of this type; raises the errors of `decode_event`."""
     try:
         adapter = _adapter(cast(Any, kind))
         value: Value = adapter.validate_json(f"[{body}]", context=AS_RECORDED)[0]

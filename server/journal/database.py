@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Database(ABC):
-    """A database with atomic transactions that are durable when they return."""
+    """Database with atomic transactions that are durable when they return."""
 
     dialect: ClassVar[Literal["sqlite", "postgresql"]]
     restore: ClassVar[str]
@@ -21,7 +21,7 @@ class Database(ABC):
     """Name of the database in messages."""
 
     away = ""
-    """Reason why the database does not answer now; empty: it answers."""
+    """Reason why the database does not respond now; empty: it responds."""
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Connection]:
@@ -39,7 +39,7 @@ class Database(ABC):
             work(connection)
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Return the result of `work`, which changes nothing, in one transaction; raises as `transaction`."""
+        """Return the result of a read-only `work` in one transaction; raises the errors of `transaction`."""
         with self.transaction() as connection:
             return work(connection)
 

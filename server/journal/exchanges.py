@@ -1,7 +1,7 @@
 """The journal of a run of messages: its last good snapshot, the entries since, and the records of its exchanges.
 
-A new process of its program needs what every exchange has sent and got: the snapshot has the digests of the messages,
-the records have the rest, and are read when a call of the program comes to them.
+A new process of its program needs all messages and replies of every exchange: the snapshot has the digests of the
+messages, the records have the rest, and are read when a call of the program reaches them.
 """
 
 from collections.abc import Collection
@@ -17,7 +17,7 @@ from atoll.server.journal.recovery import Base, Recovered, entries_since, newest
 from atoll.server.journal.schema import ROUNDS
 
 AT_ONCE = 500
-"""The most records in one query."""
+"""Largest number of records in one query."""
 
 
 def read_exchange_base(connection: Connection, run_id: RunId, *, most: int | None = None) -> Base[Ledger]:
@@ -34,12 +34,12 @@ def recover_exchanges(connection: Connection, run_id: RunId) -> Recovered[Ledger
 def read_exchanges(
     connection: Connection, run_id: RunId, numbers: Collection[int] | None = None, *, after: int = 0
 ) -> dict[int, Exchange]:
-    """Return closed exchanges of a run by number, in order, as their records have them.
+    """Return closed exchanges of a run by number, in order, from their records.
 
     Args:
-        connection: that of the transaction.
+        connection: the transaction's connection.
         run_id: the run.
-        numbers: the exchanges; None: all that are kept.
+        numbers: the exchanges; None: all kept ones.
         after: the exchange after which they begin.
 
     Raises:

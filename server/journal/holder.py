@@ -26,7 +26,7 @@ def run_folder(path: Path, run_id: RunId) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class RunningCoordinator:
-    """The process that holds a state directory, with its addresses."""
+    """Process that holds a state directory, with its addresses."""
 
     address: str
     """host:port for clients."""
@@ -34,7 +34,7 @@ class RunningCoordinator:
     """host:port for the operator's commands."""
     pid: int
     is_insecure: bool
-    """Its mode without certificates and encryption."""
+    """Whether it runs without certificates and encryption."""
 
 
 def running_coordinator(path: Path) -> RunningCoordinator | None:
@@ -50,7 +50,7 @@ def running_coordinator(path: Path) -> RunningCoordinator | None:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a process holds the directory, also before it listens. Takes no lock."""
+    """Return whether a process holds the directory, even before it listens. Takes no lock."""
     try:
         pid, _, started = (path / "lock").read_text().partition(" ")
     except (FileNotFoundError, NotADirectoryError):

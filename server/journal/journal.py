@@ -1,9 +1,9 @@
 """The journal, a write-ahead log: every event of every run is durable before its effects are carried out.
 
-Beside the events the journal stores snapshots, the records of rounds, and the updates. A group commit is atomic: when
-`commit` returns, its whole batch is on disk; when it raises, nothing of the batch is, and the same batch may be
-committed again. The caller encodes the values when it fills a batch, so that a commit may run on a thread while the
-machines continue. Entries, snapshots and pages carry checksums; a damaged row is never replayed.
+Beside the events the journal stores snapshots, the records of rounds, and the updates. A group commit is atomic: if
+`commit` returns, its whole batch is on disk; if it raises, nothing of the batch is, and the same batch may be committed
+again. The caller encodes the values when it fills a batch, so that a commit may run on a thread while the machines
+continue. Entries, snapshots and pages carry checksums; a damaged row is never replayed.
 """
 
 import json
@@ -39,18 +39,18 @@ UPDATES_AT_ONCE = 500
 """Largest number of updates in one query."""
 
 _DELETED = "deleted run "
-"""Prefix of a key of the table `meta`; the id of a deleted run follows."""
+"""Prefix of a key of the table `meta`, followed by the id of a deleted run."""
 
 _FIRST = "first settings of run "
 _CHANGED = "changed settings of run "
-"""Prefix of a key of the table `meta`, for a run whose settings a resume has changed; its id follows."""
+"""Prefix of a key of the table `meta`, followed by the id of a run whose settings a resume has changed."""
 
 # ---------------------------------------------------------------- rows
 
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A run: its settings, its place in the queue, its state."""
+    """Row of a run: its settings, its place in the queue, its state."""
 
     run_id: RunId
     config: RunConfig
@@ -74,7 +74,7 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class RunChange:
-    """A change of a run's state: started, paused, resumed or ended."""
+    """Change of a run's state: started, paused, resumed or ended."""
 
     run_id: RunId
     state: RunState
@@ -84,7 +84,7 @@ class RunChange:
 
 @dataclass(frozen=True, slots=True)
 class SettingsChange:
-    """The settings of a run from a resume on; its rules until then stay in its row, for a replay."""
+    """Settings of a run from a resume on; its earlier rules stay in its row, for a replay."""
 
     run_id: RunId
     config: RunConfig
@@ -93,12 +93,12 @@ class SettingsChange:
     at: float
     """The time of the resume [s since the epoch]."""
     round_id: RoundId
-    """The first round that they hold in."""
+    """The first round with these settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An event: `seq` is 1, 2, 3, ... within its run; kind and body from `encode_event`."""
+    """Event of a run: `seq` is 1, 2, 3, ... within its run; kind and body from `encode_event`."""
 
     run_id: RunId
     seq: int
@@ -109,7 +109,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The ledger after the entry `seq`, from `encode_ledger_without_members` or (num_members = 0) `encode_ledger`."""
+    """Ledger after the entry `seq`, from `encode_ledger_without_members` or (num_members = 0) `encode_ledger`."""
 
     run_id: RunId
     seq: int
@@ -121,7 +121,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of the members that had changed when the snapshot `seq` was taken, from `encode_page`."""
+    """Page of the members that had changed when the snapshot `seq` was taken, from `encode_page`."""
 
     run_id: RunId
     seq: int
@@ -131,7 +131,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class RecordRow:
-    """The record of a round, from `encode_record`; a later row of the same round replaces it."""
+    """Record of a round, from `encode_record`; a later row of the same round replaces it."""
 
     run_id: RunId
     record: str
@@ -147,7 +147,7 @@ class RecordRow:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRow:
-    """The record of a closed exchange, in the place of a round's."""
+    """Record of a closed exchange, the counterpart of a round's."""
 
     run_id: RunId
     round_id: int
@@ -163,7 +163,7 @@ class ExchangeRow:
 
 @dataclass(frozen=True, slots=True)
 class VersionRow:
-    """A version whose file is durable; `digest` is that of its manifest."""
+    """Version whose file is durable; `digest` is the digest of its manifest."""
 
     run_id: RunId
     version: Version
@@ -174,7 +174,7 @@ class VersionRow:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow:
-    """An evaluation of a version (`sources` has its kinds); without statistics `detail` has the reason.
+    """Evaluation of a version (`sources` has its kinds); without statistics `detail` has the reason.
 
     `values`: the task's metrics, computed from the sums; None where a metric is undefined.
     """
@@ -191,7 +191,7 @@ class EvaluationRow:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRow:
-    """The metadata of an accepted update, from `encode_meta`, and the bytes of one that has no file."""
+    """Metadata of an accepted update, from `encode_meta`, and its bytes if it has no file."""
 
     run_id: RunId
     digest: Digest
@@ -201,7 +201,7 @@ class UpdateRow:
 
 @dataclass(slots=True)
 class Batch:
-    """The rows of one group commit."""
+    """Rows of one group commit."""
 
     entries: list[Entry] = field(default_factory=list)
     updates: list[UpdateRow] = field(default_factory=list)
@@ -216,14 +216,14 @@ class Batch:
 
 
 class Journal:
-    """The journal of a coordinator, for writing and reading; one thread at a time."""
+    """Journal of a coordinator, for writing and reading; one thread at a time."""
 
     def __init__(self, state: StateDirectory) -> None:
         self._database = state.database
         self._statements = statements(state.database.dialect)
 
     def add_run(self, row: RunRow) -> None:
-        """Add a new run at the end of the queue; raises as `commit`."""
+        """Add a new run at the end of the queue; raises the errors of `commit`."""
 
         def add(connection: Connection) -> None:
             last = connection.scalar(select(func.max(RUNS.c.order))) or 0
@@ -242,11 +242,11 @@ class Journal:
         return None if text is None else _config(text)
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Return the result of `work`, which changes nothing, in one transaction; raises as `commit`."""
+        """Return the result of a read-only `work` in one transaction; raises the errors of `commit`."""
         return self._database.read(work)
 
     def next_number(self, name: str) -> int:
-        """Return the number for the next run of this name, whose id no run has ever had, deleted ones included."""
+        """Return the number for the next run of this name, whose id no run has ever had, not even a deleted one."""
         ids = self._database.read(
             lambda connection: [*connection.scalars(select(RUNS.c.run_id)), *_deleted(connection)]
         )
@@ -254,7 +254,7 @@ class Journal:
         return 1 + max((int(tail) for tail in tails if tail.isdecimal()), default=0)
 
     def delete_run(self, run_id: RunId) -> None:
-        """Delete everything of a run but its id; raises as `commit`."""
+        """Delete everything of a run except its id; raises the errors of `commit`."""
 
         def drop(connection: Connection) -> None:
             for table in (RUNS, JOURNAL, SNAPSHOTS, MEMBERS, ROUNDS, VERSIONS, UPDATES, EVALUATIONS):
@@ -281,7 +281,7 @@ class Journal:
         """Write a batch in one transaction; it is durable when the call returns.
 
         Raises:
-            DiskFull: nothing was written; try again when there is room.
+            DiskFull: nothing was written; try again when the disk has room.
         """
         self._database.write(lambda connection: self._write(connection, batch))
 
@@ -309,7 +309,7 @@ class Journal:
         """Return the last good snapshot and the entries since.
 
         Raises:
-            StoreCorrupted: an entry that is needed is missing or damaged.
+            StoreCorrupted: a needed entry is missing or damaged.
         """
         return self._database.read(lambda connection: recover(connection, run_id))
 
@@ -348,7 +348,7 @@ class Journal:
         return self._database.read(lambda connection: connection.execute(SELECT_UPDATES, some).first() is not None)
 
     def evaluations(self, run_id: RunId) -> list[EvaluationRow]:
-        """Return all evaluations of a run that are kept, in the order of their versions."""
+        """Return all kept evaluations of a run, in the order of their versions."""
         found = select(EVALUATIONS).where(EVALUATIONS.c.run_id == run_id).order_by(EVALUATIONS.c.version)
         return self._database.read(lambda connection: [evaluation_of(row) for row in connection.execute(found)])
 
@@ -357,12 +357,12 @@ class Journal:
         self._database.close()
 
     def prune(self, run_id: RunId, stay: Stay) -> None:
-        """Delete the rows of a run that do not stay; raises as `commit`."""
+        """Delete the rows of a run that need not be kept; raises the errors of `commit`."""
         self._database.write(lambda connection: prune(connection, run_id, stay))
 
 
 def _change_settings(connection: Connection, new: SettingsChange) -> None:
-    """Replace the settings of a run; its first ones stay beside them, and so does each change."""
+    """Replace the settings of a run; keep its first ones and each change."""
     of_run, first = RUNS.c.run_id == new.run_id, f"{_FIRST}{new.run_id}"
     if connection.scalar(select(META.c.value).where(META.c.key == first)) is None:
         before = connection.scalar(select(RUNS.c.config).where(of_run))
@@ -375,7 +375,7 @@ def _change_settings(connection: Connection, new: SettingsChange) -> None:
 
 
 def settings_of(connection: Connection, run_id: RunId) -> list[SettingsChange]:
-    """Return the settings with which a run began, as a change before round 1, and each change since, in their order.
+    """Return the first settings of a run, as a change before round 1, and each change since, in their order.
 
     Empty if no resume has changed them.
     """
@@ -404,7 +404,7 @@ def _deleted(connection: Connection) -> list[RunId]:
 
 
 def run_rows(connection: Connection) -> list[RunRow]:
-    """Return what `Journal.runs` does, within a transaction of the caller."""
+    """Return the result of `Journal.runs` within a transaction of the caller."""
     return [_read_run(row) for row in connection.execute(select(RUNS).order_by(RUNS.c.order, RUNS.c.run_id))]
 
 

@@ -1,6 +1,6 @@
 """The placement of a run's bytes, at the coordinator or at a number of aggregation ranks, fixed when the run begins.
 
-Every rank stores its part of each version; another number of ranks would mean other parts.
+Every rank stores a part of each version, so the number of ranks determines the parts.
 
     runs/<run_id>/ranks      in the coordinator's directory: the number of ranks; no such file: none
     rank.json                in a rank's directory: the rank, and the number of ranks
@@ -13,7 +13,7 @@ from atoll.ground.durable import write_atomically
 
 
 class WrongPlace(OSError):
-    """A directory that belongs to another rank, or to another number of ranks."""
+    """Error: a directory belongs to another rank, or to another number of ranks."""
 
 
 def write_num_ranks(run_folder: Path, num_ranks: int) -> None:
@@ -58,7 +58,7 @@ def take_place(state: Path, rank: int, num_ranks: int) -> None:
         raise WrongPlace(f"{path} is damaged: for rank {rank} its content must be {json.dumps(place)}") from error
     if not is_ours:
         raise WrongPlace(
-            f"{state} belongs to {whose}, and cannot be that of rank {rank} of {num_ranks}: name another directory"
+            f"{state} belongs to {whose}, and cannot belong to rank {rank} of {num_ranks}: name another directory"
         )
 
 

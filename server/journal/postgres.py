@@ -1,13 +1,13 @@
-"""A PostgreSQL schema as the journal's database, with the guarantees of a file over a connection that may break.
+"""A PostgreSQL schema as the journal's database, with a file's guarantees over a connection that may break.
 
-One session writes. It holds an advisory lock of the server during its whole life, and signs every transaction: the row
+One session writes. It holds an advisory lock of the server during its whole life, and marks every transaction: the row
 `writer` of the table `meta` has the session's name and the number of its transactions. So
 
 * a second coordinator is refused, and the message names the first;
-* a session that has lost its lock cannot write any more;
-* when the connection breaks during a commit, the number tells afterwards whether the commit took place. So `write` is
-  idempotent: it applies its work once, it returns when the work is on the server's disk, and it waits while the server
-  is away;
+* a session that has lost its lock can no longer write;
+* if the connection breaks during a commit, the number shows afterwards whether the commit took place. So `write` is
+  idempotent: it applies its work once, returns when the work is on the server's disk, and waits while the server is
+  away;
 * a server that has lost transactions which it had confirmed is detected and refused.
 """
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 RETRY_S = 0.5
 SAY_AGAIN_S = 30.0
-"""Seconds between two log lines about a server that is away."""
+"""Seconds between two log lines about an absent server."""
 
 PARAMETERS = {
     "connect_timeout": "10",
@@ -50,7 +50,7 @@ PARAMETERS = {
 _FULL = "53100"
 _DAMAGED = ("XX001", "XX002")
 _NOT_ALLOWED = ("25006", "42501")  # read-only; no privilege
-_AWAY = ("08", "53", "57P", "58")  # connection, resources, shutdown, the server's own disk
+_AWAY = ("08", "53", "57P", "58")  # connection, resources, shutdown, the server's disk
 
 
 _AGAIN = (
@@ -60,12 +60,12 @@ _AGAIN = (
 
 
 class PostgresDatabase(Database):
-    """The schema that the URL's search path begins with.
+    """Database in the first schema of the URL's search path.
 
     Args:
         url: the URL of the database; libpq takes a missing password from PGPASSWORD, PGPASSFILE or ~/.pgpass.
         state: the state directory, named in the message to a second coordinator.
-        read_only: open for reading alone; takes no lock.
+        read_only: open only for reading; takes no lock.
     """
 
     dialect = "postgresql"
@@ -77,7 +77,7 @@ class PostgresDatabase(Database):
         self._holder = f"a coordinator on {socket.gethostname()} with its state in {state}"
         self._lock = threading.RLock()  # all threads share the one session
         self._closing = threading.Event()
-        self._writer, self._count = "", 0  # the signature's name, and the number of the last confirmed transaction
+        self._writer, self._count = "", 0  # the mark of the last confirmed transaction
         self._in_doubt = False  # whether one more transaction may have been committed
         self._session: Session | None = None
         self._engine = create_engine(
@@ -104,7 +104,7 @@ class PostgresDatabase(Database):
             yield connection
 
     def write(self, work: Callable[[Connection], None]) -> None:
-        """Apply `work` in one transaction exactly once, although it may be called again; raises as `transaction`.
+        """Apply `work` in one transaction exactly once, although `work` may be called again; raises as `transaction`.
 
         The call waits while the server is away, and blocks all other writers meanwhile.
         """
@@ -119,7 +119,7 @@ class PostgresDatabase(Database):
             self._retry_while_away(once)
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Return the result of `work`, which changes nothing, in one transaction; raises as `transaction`."""
+        """Return the result of a read-only `work` in one transaction; raises the errors of `transaction`."""
 
         def look() -> T:
             with self._transaction(is_signed=False) as connection:
@@ -163,9 +163,9 @@ class PostgresDatabase(Database):
                 raise
 
     def _raise_named(self, error: DBAPIError) -> None:
-        """Raise the named error of this module for a driver's error, if there is one.
+        """Raise this module's error for a driver's error, if there is one.
 
-        After a broken connection the last transaction stays in doubt until the next session has checked it.
+        After a lost connection the last transaction remains in doubt until the next session has checked it.
         """
         state: str = getattr(error.orig, "sqlstate", None) or ""
         what = _one_line(error.orig)
@@ -183,7 +183,7 @@ class PostgresDatabase(Database):
     # ------------------------------------------------------------ the session
 
     def _connect(self) -> psycopg.Connection[Any]:
-        """Open a session; a writer's takes the lock of the schema and checks the transaction that was in doubt."""
+        """Open a session; a writer's takes the lock of the schema and checks the transaction in doubt."""
         try:
             parameters: dict[str, Any] = {**PARAMETERS, **conninfo_to_dict(self._url), "client_encoding": "utf8"}
         except psycopg.ProgrammingError as error:
@@ -215,7 +215,7 @@ class PostgresDatabase(Database):
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ if self._read_only else None
 
     def settle(self, connection: Connection) -> None:
-        """Sign all transactions of this process from now on."""
+        """Mark all transactions of this process from now on."""
         writer = uuid.uuid4().hex
         write_meta(connection, "holder", self._holder)
         write_meta(connection, "writer", f"{writer} 0")
@@ -248,7 +248,7 @@ class PostgresDatabase(Database):
 
     def _taken_over(self, holder: str | None) -> StateInUse:
         return StateInUse(
-            f"{self.name} has been taken over by {holder or 'another coordinator'}: this process writes no more"
+            f"{self.name} has been taken over by {holder or 'another coordinator'}: this process no longer writes"
         )
 
     def has_writer(self, connection: Connection) -> bool:
@@ -256,7 +256,7 @@ class PostgresDatabase(Database):
         return is_locked(connection.connection.dbapi_connection)
 
     def check(self, connection: Connection) -> None:
-        """Check nothing: the server checks its own pages, if it is set up so (`initdb --data-checksums`)."""
+        """Check nothing: the server checks its pages, if it is configured to (`initdb --data-checksums`)."""
 
     def close(self) -> None:
         """End the session, and with it the lock; calls that wait for the server end with DatabaseAway."""

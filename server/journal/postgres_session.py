@@ -9,7 +9,7 @@ import psycopg
 from atoll.server.errors import DatabaseAway, StateInUse, StateUnusable
 
 OLDEST = 14
-"""The oldest supported version of PostgreSQL: the oldest one that its project still maintains."""
+"""Oldest supported version of PostgreSQL: the oldest one that its project still maintains."""
 
 LOCK = 0x41544F4C << 32
 """Key of the advisory lock, "ATOL", to which the schema's number is added."""
@@ -25,12 +25,12 @@ SETTINGS = {
     "idle_session_timeout": "0",  # the lock ends with the session
     "idle_in_transaction_session_timeout": "0",
 }
-"""Settings of a session, each as far as the server knows it."""
+"""Settings of a session, each applied if the server knows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The properties of a server and of the schema that the URL names."""
+    """Properties of a server and of the schema that the URL names."""
 
     version: int  # such as 150018
     encoding: str
@@ -44,7 +44,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The server's process of a session. Process ids are reused; the pair with the start time is unique."""
+    """Server's process of a session. Process ids are reused; the pair with the start time is unique."""
 
     pid: int
     begun: str
@@ -130,7 +130,7 @@ def take_lock(connection: psycopg.Connection[Any], name: str, before: Session | 
 
 
 def is_locked(connection: Any) -> bool:
-    """Return whether a session holds the lock of the schema; `connection` is that of another one."""
+    """Return whether another session holds the lock of the schema, asked over `connection`."""
     return connection.execute(_HOLDER, {"lock": LOCK}).fetchone() is not None
 
 

@@ -1,4 +1,4 @@
-"""The deletion of a run's rows that nothing needs any more."""
+"""The deletion of a run's rows that are no longer needed."""
 
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
@@ -14,24 +14,25 @@ from atoll.server.journal.statements import DELETE_UPDATE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stay:
-    """The rows of a run that stay."""
+    """Rows of a run to keep."""
 
     snapshots: int = 2
-    """The number of newest snapshots, with the entries since the oldest of them."""
+    """Number of newest snapshots, with the entries since the oldest of them."""
     since: float | None = None
-    """The time since which the run can be followed from any entry [s since the epoch]; None: from those entries."""
+    """Time since which the run can be followed from any entry [s since the epoch]; None: from those snapshots'
+    entries."""
     rounds: int | None = None
-    """The number of newest rounds whose records stay; None: all."""
+    """Number of newest rounds whose records are kept; None: all."""
     live: Container[Digest] | None = None
-    """The accepted updates; None: all. It is queried within the transaction, when nothing else writes."""
+    """Accepted updates to keep; None: all. Queried within the transaction, when nothing else writes."""
     sites: int | None = None
-    """The number of newest versions whose metrics of single sites stay; None: of all."""
+    """Number of newest versions whose metrics of single sites are kept; None: of all."""
     pinned: Collection[Version] = ()
-    """Further versions whose metrics of single sites stay."""
+    """Further versions whose metrics of single sites are kept."""
 
 
 def prune(connection: Connection, run_id: RunId, stay: Stay) -> None:
-    """Delete the rows of a run that do not stay. Versions, and evaluations of the server and of all clients, do."""
+    """Delete the unneeded rows of a run. Versions, and evaluations of the server and of all clients, are kept."""
     if stay.live is not None:
         _drop_updates(connection, run_id, stay.live)
     newest_first = select(SNAPSHOTS.c.seq, SNAPSHOTS.c.at).where(SNAPSHOTS.c.run_id == run_id)
@@ -53,17 +54,17 @@ def prune(connection: Connection, run_id: RunId, stay: Stay) -> None:
 
 
 def kept_snapshots(snapshots: Sequence[tuple[int, float]], stay: Stay) -> tuple[list[int], int]:
-    """Return the entries of the snapshots that stay, and the one after which entries do. Pure.
+    """Return the entries of the snapshots to keep, and the one after which entries are kept. Pure.
 
-    Beyond the newest snapshots two stay at most: the last one that was taken by `stay.since`, and the first one after
-    it, which takes its place later. So the journal reaches back twice as far as `since` at most.
+    Beside the newest snapshots, at most two are kept: the last one taken by `stay.since`, and the first one after it,
+    which replaces it later. So the journal reaches back at most twice as far as `since`.
 
     Args:
         snapshots: entry and time of each snapshot, the newest first.
-        stay: the rows that stay.
+        stay: the rows to keep.
 
     Returns:
-        The entries of these snapshots, and the oldest of them; 0: the entries stay from the first one on.
+        The entries of these snapshots, and the oldest of them; 0: all entries are kept.
     """
     newest, older = snapshots[: stay.snapshots], snapshots[stay.snapshots :]
     kept = [seq for seq, _ in newest]

@@ -25,7 +25,7 @@ M = TypeVar("M", RunMachine, ExchangeMachine)
 
 @dataclass(frozen=True, slots=True)
 class JournaledEvent:
-    """An event with its time [s since the epoch] and its number in the run."""
+    """Event with its time [s since the epoch] and its number in the run."""
 
     seq: int
     at: float
@@ -34,12 +34,12 @@ class JournaledEvent:
 
 @dataclass(frozen=True, slots=True)
 class Recovered(Generic[L]):
-    """The last good snapshot of a run (an empty ledger: there is none) and all events since."""
+    """Last good snapshot of a run (an empty ledger: there is none) and all events since."""
 
     ledger: L
     snapshot_seq: int
     entries: tuple[JournaledEvent, ...]
-    faults: tuple[str, ...] = ()  # of newer snapshots that are damaged, for the operator
+    faults: tuple[str, ...] = ()  # about newer snapshots that are damaged, for the operator
 
     @property
     def seq(self) -> int:
@@ -47,7 +47,7 @@ class Recovered(Generic[L]):
         return self.entries[-1].seq if self.entries else self.snapshot_seq
 
     def replayed(self, machine: M) -> M:
-        """Feed the machine of this ledger, which changes it, with all events since, and return it."""
+        """Feed all events since into the machine of this ledger, which changes it, and return the machine."""
         for entry in self.entries:
             machine.receive(entry.event, entry.at)
         return machine
@@ -55,7 +55,7 @@ class Recovered(Generic[L]):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredRounds(Recovered[Ledger]):
-    """The last good snapshot of a run of rounds, and all events since."""
+    """Last good snapshot of a run of rounds, and all events since."""
 
     def replay(self, rules: RunRules) -> RunMachine:
         """Return the machine after the last entry. Call it once: the machine takes the ledger and changes it."""
@@ -64,25 +64,25 @@ class RecoveredRounds(Recovered[Ledger]):
 
 @dataclass(frozen=True, slots=True)
 class Base(Generic[L]):
-    """The ledger after the entry `seq`, from which a replay begins: of a snapshot, or empty before entry 1."""
+    """Ledger after the entry `seq`, where a replay begins: from a snapshot, or empty before entry 1."""
 
     ledger: L
     seq: int
-    faults: tuple[str, ...] = ()  # of newer snapshots that are damaged
+    faults: tuple[str, ...] = ()  # about newer snapshots that are damaged
 
 
 def recover(connection: Connection, run_id: RunId) -> RecoveredRounds:
     """Read the last good snapshot of a run of rounds and the entries since, within a transaction of the caller.
 
     Raises:
-        StoreCorrupted: an entry that is needed is missing or damaged.
+        StoreCorrupted: a needed entry is missing or damaged.
     """
     base = read_base(connection, run_id)
     return RecoveredRounds(base.ledger, base.seq, entries_since(connection, run_id, base), base.faults)
 
 
 def entries_since(connection: Connection, run_id: RunId, base: Base[L]) -> tuple[JournaledEvent, ...]:
-    """Return all entries after the one of a base; raises as `recover`."""
+    """Return all entries after a base's; raises the errors of `recover`."""
     entries: list[JournaledEvent] = []
     for expected, row in enumerate(connection.execute(_entries_after(run_id, base.seq)), start=base.seq + 1):
         if row.seq != expected:
@@ -109,7 +109,7 @@ def newest_base(
     """Read the last good snapshot of a run, within a transaction of the caller; without one the ledger is empty.
 
     Args:
-        connection: that of the transaction.
+        connection: the transaction's connection.
         run_id: the run.
         most: the newest entry that the snapshot may follow; None: any.
         empty: makes the ledger before the first entry.
@@ -131,10 +131,10 @@ def newest_base(
 
 
 def read_entries(connection: Connection, run_id: RunId, after: int, most: int) -> list[JournaledEvent]:
-    """Read the first `most` entries after the entry `after`; the first one has another number if some were deleted.
+    """Read the first `most` entries after the entry `after`; the first one has a later number if some were deleted.
 
     Raises:
-        StoreCorrupted: one of them is damaged, or missing among them.
+        StoreCorrupted: one of them is damaged or missing.
     """
     entries = [_read_entry(row) for row in connection.execute(_entries_after(run_id, after).limit(most))]
     for before, entry in pairwise(entries):

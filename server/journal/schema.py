@@ -31,11 +31,11 @@ SCHEMA_VERSION = 3
 
 
 class StateTooNew(OSError):
-    """A state directory or a database that a later Atoll has written."""
+    """Error: a later Atoll has written a state directory or a database."""
 
 
 class _FreeText(TypeDecorator[str]):
-    """A column for free text of an operator or a client."""
+    """Column for free text of an operator or a client."""
 
     impl = Text
     cache_ok = True
@@ -45,7 +45,7 @@ class _FreeText(TypeDecorator[str]):
 
 
 class _JsonAsText(TypeDecorator[Any]):
-    """A column for JSON with NaN and the infinities, which PostgreSQL's own JSON type refuses."""
+    """Column for JSON with NaN and the infinities, which PostgreSQL's JSON type refuses."""
 
     impl = Text
     cache_ok = True
@@ -97,7 +97,7 @@ def _put_members_on_pages(connection: Connection) -> None:
 
 
 MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {
-    1: lambda connection: UPDATES.create(connection),  # a round that was open then is abandoned, and tried again
+    1: lambda connection: UPDATES.create(connection),  # a round that was open then is abandoned, and retried
     2: _put_members_on_pages,
 }
 """The migration from each schema version to the next. PostgreSQL began with version 3."""
@@ -110,7 +110,7 @@ def create(connection: Connection) -> None:
 
 
 def migrate(connection: Connection, where: object) -> None:
-    """Migrate an open database to the current schema version; raises as `check_version`."""
+    """Migrate an open database to the current schema version; raises the errors of `check_version`."""
     for version in range(check_version(connection, where), SCHEMA_VERSION):
         MIGRATIONS[version](connection)
         connection.execute(META.update().values(value=str(version + 1)).where(META.c.key == "schema_version"))

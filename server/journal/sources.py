@@ -1,10 +1,10 @@
 """The sources of an evaluation row: the server, all clients together, or one client, by evaluation or by training."""
 
 WHOLE = ("server", "clients")
-"""The sources of evaluations whose sums are over all data; such rows always stay."""
+"""Sources of evaluations whose sums are over all data; such rows are always kept."""
 
 SITE = "site:"
-"""The beginning of the source of one client's evaluation; its id follows."""
+"""Prefix of the source of one client's evaluation, followed by its id."""
 
 TRAINING = "training:"
-"""The beginning of the source of one client's training from a version; its id follows."""
+"""Prefix of the source of one client's training from a version, followed by its id."""

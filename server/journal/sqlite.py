@@ -23,7 +23,7 @@ PRAGMAS = (
 
 
 class SqliteDatabase(Database):
-    """A database in one file, with its write-ahead log beside it."""
+    """Database in one file, with its write-ahead log beside it."""
 
     dialect = "sqlite"
     restore = (

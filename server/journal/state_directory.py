@@ -4,11 +4,11 @@ state.db                              the journal, the records, the small update
 database.json                         instead of state.db: the database of a server, see `binding`
 lock                                  locked while a coordinator runs; its process id and start time
 coordinator.json                      the addresses of the coordinator
-alive                                 the last time at which it was alive
+alive                                 the last time at which it was known to run
 clock.json                            the true clock at that time, see `journal/clock_note`
-conflicts.json                        the names that two processes use at this moment, see `names/places`
-presence.json                         who is connected at this moment, and what arrives, see `names/presence`
-notices.json                          what a person was told, and what lasts, see `protocol/notices/teller`
+conflicts.json                        the names that two processes use now, see `names/places`
+presence.json                         the clients connected now, and arriving updates, see `names/presence`
+notices.json                          sent notices and persisting conditions, see `protocol/notices/teller`
 statistics/<number>.json              statistics of the sites' data, see `server/statistics/results`
 runs/<run_id>/versions|updates|incoming   see `run_store`
 """
@@ -31,7 +31,7 @@ from atoll.server.journal.holder import lock_directory, run_folder
 
 
 class StateDirectory:
-    """A state directory that this process holds, from `open` to `close`."""
+    """State directory that this process holds, from `open` to `close`."""
 
     def __init__(self, path: Path, database: Database, lock: int) -> None:
         self.path, self.database = path, database
@@ -44,19 +44,19 @@ class StateDirectory:
         Args:
             path: the path of the directory.
             create: whether it may be created.
-            database: the URL of its database; empty: that of the last time, at first a file in the directory.
+            database: the URL of its database; empty: the last used one, initially a file in the directory.
 
         Raises:
             StateInUse: another process holds it, or its database.
             DatabaseAway: the database server does not answer.
             StateTooNew: a later Atoll has written it.
-            StateUnusable: it is no directory, cannot be written, or (create=False) does not exist.
+            StateUnusable: it is not a directory, cannot be written, or (create=False) does not exist.
             StoreCorrupted: the database is damaged, or missing although there are runs.
-            DiskFull: there is no room to create it.
+            DiskFull: the disk has no room to create it.
         """
         path = path.absolute()
         if not create and not binding.has_state(path):
-            raise StateUnusable(f"{path} is no state directory: there is no state.db in it")
+            raise StateUnusable(f"{path} is not a state directory: there is no state.db in it")
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             (path / "runs").mkdir(exist_ok=True)
@@ -85,7 +85,7 @@ class StateDirectory:
         """Release the directory for the next coordinator."""
         self.database.close()
         (self.path / "coordinator.json").unlink(missing_ok=True)
-        os.ftruncate(self._lock, 0)  # or this process, if it goes on, would count as the holder
+        os.ftruncate(self._lock, 0)  # or this process, if it continues, would count as the holder
         os.close(self._lock)
 
     def __enter__(self) -> Self:
@@ -117,7 +117,7 @@ class StateDirectory:
             os.close(file)
 
     def last_alive(self) -> float | None:
-        """Return the last time of `mark_alive`, in this process or an earlier one; None: missing or illegible."""
+        """Return the last time of `mark_alive`, in this process or an earlier one; None: missing or unreadable."""
         try:
             return float((self.path / "alive").read_text())
         except (FileNotFoundError, ValueError):
@@ -144,7 +144,7 @@ def _check(database: Database, path: Path) -> str:
         num_versions = sum(1 for _ in path.glob("runs/*/versions/*.safetensors"))
         raise StoreCorrupted(
             f"{error}; {database.restore}. Model versions in {path}/runs/*/versions "
-            f"({num_versions}) are safetensors files of their own and can still be read"
+            f"({num_versions}) are separate safetensors files and can still be read"
         ) from error
 
 

@@ -16,7 +16,7 @@ DELETE_UPDATE = delete(UPDATES).where(UPDATES.c.run_id == bindparam("run"), UPDA
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """The statements that write rows, given as dictionaries; `insert_entry` is plain SQL text for tuples of columns."""
+    """Statements that write rows, given as dictionaries; `insert_entry` is plain SQL text for tuples of columns."""
 
     insert_entry: str
     insert_update: Executable
@@ -37,7 +37,7 @@ def statements(dialect: Literal["sqlite", "postgresql"]) -> Statements:
         from sqlalchemy.dialects import postgresql as module  # type: ignore[no-redef]
     insert: Any = module.insert
     return Statements(
-        insert_entry=_insert_entry(dialect),  # no upsert: to write an entry twice is a bug of ours
+        insert_entry=_insert_entry(dialect),  # no upsert: writing an entry twice is a bug
         insert_update=insert(UPDATES).on_conflict_do_nothing(),  # the same digest means the same bytes
         upsert_run=_upsert(insert, RUNS),
         upsert_round=_upsert(insert, ROUNDS),

@@ -1,20 +1,20 @@
-"""The places of names: which of two processes with one name is served, and whether there are two at all. Pure.
+"""The holders of names: which of two processes with one name is served, and whether there are two at all. Pure.
 
-A name has one place, and one process holds it. Another process of the name is one of two things: the successor of a
-process that has ended and whose stream is only half dead, which must have the place at once; or a second process beside
-a living one, which would take the place from it again and again. The ids that a process sends tell them apart:
+A name has one place, held by one process. Another process with this name is either the successor of an ended process
+whose stream is half dead, and must get the place at once; or a second process beside a running one, and would
+repeatedly take the place from it. The ids that a process sends distinguish these cases:
 
-    the same process           its own newer stream: it has the place
-    the same state directory   a restart, as a directory has one process at a time: it has the place. A process that has
-                               lost its place in this way and comes back shows that there are two, with copies of one
-                               directory: it is refused while the other is here
+    the same process           a newer stream: it gets the place
+    the same state directory   a restart, as a directory has one process at a time: it gets the place. If the
+                               displaced process comes back, there are two, with copies of one directory: it is
+                               refused while the other is here
     another state directory    refused while the holder is here; the holder is dropped at the end of its lease
-    no ids (an older program)  it has the place
+    no ids (an older program)  it gets the place
 
-A process that was refused waits VACANCY_S after the holder's stream has broken, so that a holder that comes back finds
-its place free. A conflict is certain when a holder was heard after the other process had been refused or displaced.
+A refused process waits VACANCY_S after the holder's stream has broken, so that a returning holder finds its place free.
+A conflict is certain if the holder sends a message after the other process was refused or displaced.
 
-Source: the session takeover of MQTT, which has the place go to the newest connection always (OASIS, "MQTT Version 5.0",
+Source: the session takeover of MQTT, in which the newest connection always gets the place (OASIS, "MQTT Version 5.0",
 3.1.4-3 and reason code 0x8E).
 """
 
@@ -24,25 +24,26 @@ from atoll.ground.bounded_mapping import BoundedMapping
 from atoll.ground.printable import count_of
 
 VACANCY_S = 30.0
-"""The time for which the place of a holder whose stream has broken is kept free of those that were refused [s]."""
+"""Time for which refused processes cannot take the place of a holder whose stream has broken [s]."""
 
 LASTS_S = 300.0
-"""The time after its last sign for which a conflict counts as lasting [s]; more than the longest wait of the process
-that was refused (`protocol/displaced.py`)."""
+"""Time after its last sign for which a conflict counts as persisting [s]; longer than the longest wait of a refused
+process (`protocol/displaced.py`)."""
 
 LINE_S, LINE_MAX_S = 60.0, 3600.0
-"""The first and the longest interval between two lines of the log about one name; it doubles [s]."""
+"""First and longest interval between two log lines about one name, which doubles [s]."""
 
 OLDER_PROGRAMS = 3
-"""Replaced streams of programs without ids, each within LASTS_S of the one before, from which on a line is logged."""
+"""Number of replaced streams of programs without ids, each within LASTS_S of its predecessor, that is logged."""
 
 NAMES_MAX, PROCESSES_MAX = 4096, 16
-"""The names with rivals, and the processes and directories of each, that are remembered; the oldest is forgotten."""
+"""Numbers of names with rivals, and of processes and directories for each, that are remembered; the oldest is
+forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """A process that asks for the place of a name."""
+    """Process that asks for the place of a name."""
 
     address: str
     """host:port of its connection, as it arrives here."""
@@ -53,46 +54,46 @@ class Claimant:
 
 
 UNKNOWN = Claimant("an unknown address")
-"""A process of which nothing is known."""
+"""Unknown process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The answer to a claimant."""
+    """Answer to a claimant."""
 
     refusal: str = ""
-    """The reason for which it does not have the place; empty: it has."""
+    """Reason why it does not get the place; empty: it does."""
     line: str = ""
-    """A line that is due in the log; empty: none is."""
+    """Line due in the log; empty: none."""
 
 
 @dataclass(slots=True)
 class Conflict:
-    """A name that two processes use at once."""
+    """Name that two processes use at once."""
 
     name: str
     keeper: str
     """Address of the process that has the place."""
     other: str
-    """Address of the other one."""
+    """Address of the other process."""
     count: int
-    """Number of times that the other one has asked for the place."""
+    """Number of times that the other process has asked for the place."""
     since: float
     """Its first sign [s]."""
     until: float
-    """The instant at which it counts as over without a further sign [s]."""
+    """Instant at which it counts as over without a further sign [s]."""
     sentence: str = ""
-    """The conflict for an operator, with the way out."""
+    """Conflict in words for an operator, with the remedy."""
 
 
 @dataclass(slots=True)
 class _Place:
-    """The place of a name that had more than one process."""
+    """Place of a name that had more than one process."""
 
     keeper: str = ""
     rivals: dict[str, float] = field(default_factory=dict)  # processes and folders without it, and since when
-    left_at: float | None = None  # the holder's stream broke then; None: it is here
-    num_replaced: int = 0  # streams of older programs in a row
+    left_at: float | None = None  # when the holder's stream broke; None: it is connected
+    num_replaced: int = 0  # consecutive streams of older programs
     replaced_at: float = 0.0
     conflict: Conflict | None = None
     line_at: float = 0.0
@@ -100,7 +101,7 @@ class _Place:
 
     def add_rival(self, rival: Claimant, holder: Claimant, now: float) -> None:
         self.rivals[rival.process] = now
-        if rival.folder and rival.folder != holder.folder:  # its restarts, too
+        if rival.folder and rival.folder != holder.folder:  # including its restarts
             self.rivals[rival.folder] = now
         while len(self.rivals) > PROCESSES_MAX:
             del self.rivals[next(iter(self.rivals))]
@@ -110,11 +111,11 @@ class _Place:
 
 
 class NameConflicts:
-    """The places of all names of one kind.
+    """Places of all names of one kind.
 
     Args:
         what: the words before a name: "client" or "rank".
-        way_out: the operator's remedy, which ends a sentence.
+        way_out: the operator's remedy, as the end of a sentence.
     """
 
     def __init__(self, what: str, way_out: str) -> None:
@@ -122,7 +123,7 @@ class NameConflicts:
         self._places: BoundedMapping[str, _Place] = BoundedMapping(NAMES_MAX)
 
     def enter(self, name: str, claimant: Claimant, holder: Claimant | None, *, heard_at: float, now: float) -> Entry:
-        """Decide whether a process has the place of a name.
+        """Decide whether a process gets the place of a name.
 
         Args:
             name: the name.
@@ -153,7 +154,7 @@ class NameConflicts:
         return Entry(self._refusal(name, holder.address), line)
 
     def leave(self, name: str, now: float, *, for_good: bool) -> None:
-        """Note the end of the holder's stream; `for_good`: it has said goodbye, so that the place is free at once."""
+        """Record the end of the holder's stream; `for_good`: it left cleanly, so that the place is free at once."""
         if (place := self._places.get(name)) is None:
             return
         place.left_at = None if for_good else now
@@ -162,7 +163,7 @@ class NameConflicts:
             self._end(place, now)
 
     def current(self, now: float) -> list[Conflict]:
-        """Return the conflicts that last, by name."""
+        """Return the persisting conflicts, by name."""
         found = [c for place in self._places.values() if (c := place.conflict) is not None and c.until > now]
         return sorted(found, key=lambda conflict: conflict.name)
 
@@ -178,7 +179,7 @@ class NameConflicts:
         is_rival = place.refused_at(claimant) is not None
         if is_rival and now - place.left_at < VACANCY_S:
             return Entry(self._refusal(name, place.keeper))
-        if is_rival:  # the other one has gone; the interval of the log stays
+        if is_rival:  # the other process has gone; the interval of the log is kept
             place.rivals.clear()
             self._end(place, now)
         place.left_at = None
@@ -190,7 +191,7 @@ class NameConflicts:
             place.conflict.until = min(place.conflict.until, now)
 
     def _replace_older(self, name: str, claimant: Claimant, holder: Claimant, now: float) -> Entry:
-        """Give the place to the newer stream: without ids nothing tells a restart from a second process."""
+        """Give the place to the newer stream: without ids, a restart cannot be distinguished from a second process."""
         place = self._place(name)
         place.num_replaced = place.num_replaced + 1 if now - place.replaced_at < LASTS_S else 1
         place.replaced_at, place.left_at, place.keeper = now, None, claimant.address
@@ -199,7 +200,7 @@ class NameConflicts:
         return Entry(line=self._sign(place, Conflict(name, claimant.address, holder.address, 0, now, 0.0), now))
 
     def _sign(self, place: _Place, newest: Conflict, now: float) -> str:
-        """Note a sign of a conflict, and return its line if one is due."""
+        """Record a sign of a conflict, and return its log line if one is due."""
         older = place.conflict
         if older is not None and older.until > now:
             newest.count, newest.since = older.count, older.since

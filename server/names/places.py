@@ -1,4 +1,4 @@
-"""The places of names with the coordinator's clock and log, and the file that shows the conflicts to commands.
+"""The holders of names with the coordinator's clock and log, and the file that shows the conflicts to commands.
 
 conflicts.json    in the coordinator's state directory (`shown_file`): the names that two processes use at once
 """
@@ -22,7 +22,7 @@ Rows = list[dict[str, Any]]
 
 
 class Places:
-    """The places of all clients and ranks of a coordinator.
+    """Places of all clients and ranks of a coordinator.
 
     Args:
         folder: the state directory; None: nothing is shown to commands.
@@ -33,23 +33,23 @@ class Places:
         self.now = now
         self._kinds = {
             CLIENT: NameConflicts(
-                CLIENT, "stop one of the two, or give it a name and a credential of its own (atoll client invite NAME)"
+                CLIENT, "stop one of the two, or give it another name and credential (atoll client invite NAME)"
             ),
             RANK: NameConflicts(RANK, "stop one of the two, or start it as another rank"),
         }
         self.on_line: list[Callable[[str, str, str], None]] = []
-        """Functions that learn of a line about a conflict: the kind, the name and the line."""
+        """Functions that receive the log lines about conflicts: the kind, the name and the line."""
         path = folder / FILE if folder is not None else None
         self._shown = ShownFile(path, "the names that are used twice", absent=[])
 
     def enter(self, kind: str, name: str, claimant: Claimant, holder: Claimant | None, heard_at: float) -> str:
-        """Return the reason for which a process does not have the place of a name; empty: it has.
+        """Return the reason why a process does not get the place of a name; empty: it does.
 
         Args:
             kind: CLIENT or RANK.
-            name: the name; of a rank its number.
+            name: the name; for a rank its number.
             claimant: the process that has connected.
-            holder: the process that has the place now, if one has.
+            holder: the process that has the place now, if any.
             heard_at: the instant of the holder's last message [s since the epoch].
         """
         entry = self._kinds[kind].enter(name, claimant, holder, heard_at=heard_at, now=self.now())
@@ -61,12 +61,12 @@ class Places:
         return entry.refusal
 
     def leave(self, kind: str, name: str, *, for_good: bool = False) -> None:
-        """Note the end of the stream of a place; `for_good`: its process has said goodbye."""
+        """Record the end of the stream of a place; `for_good`: its process has left cleanly."""
         self._kinds[kind].leave(name, self.now(), for_good=for_good)
         self._show()
 
     def sentence(self, kind: str, name: str) -> str:
-        """Return the conflict about a name in words; empty: there is none."""
+        """Return the conflict about a name in words; empty: none."""
         found = self._kinds[kind].current(self.now())
         return next((conflict.sentence for conflict in found if conflict.name == name), "")
 
@@ -77,7 +77,7 @@ class Places:
 
 
 def conflicts_shown(folder: Path, now: float) -> Rows:
-    """Return the conflicts that the running coordinator shows; an absent or illegible file has none.
+    """Return the conflicts that the running coordinator shows; empty if the file is missing or unreadable.
 
     Args:
         folder: its state directory.

@@ -1,7 +1,7 @@
 """The clients that are connected to a running coordinator, and the updates that arrive, for commands.
 
 presence.json     in the coordinator's state directory (`shown_file`): the open control streams, before, between and
-                  after runs, and the updates on their way in
+                  after runs, and the arriving updates
 """
 
 import json
@@ -14,7 +14,7 @@ FILE = "presence.json"
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """A connected client."""
+    """Connected client."""
 
     client: str
     since: float
@@ -22,14 +22,14 @@ class Present:
     address: str
     software: str
     clock_offset: float | None
-    """Its clock less this one, with the way of its message [s]; None: an older agent does not say."""
+    """Its clock minus this one's, including the delay of its message [s]; None: an older agent does not report it."""
     certificate_until: float | None
     """The end of the certificate that it has connected with [s since the epoch]; None: it has none (`--insecure`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """An update on its way in."""
+    """Arriving update."""
 
     run: str
     round: int
@@ -40,7 +40,7 @@ class Arriving:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """The clients that are connected, and the updates that arrive, at one moment."""
+    """Connected clients and arriving updates at one moment."""
 
     clients: tuple[Present, ...] = ()
     arriving: tuple[Arriving, ...] = ()
@@ -51,7 +51,7 @@ class Presence:
 
 
 def presence_shown(folder: Path) -> Presence | None:
-    """Return what the running coordinator shows; None: the file is absent or illegible."""
+    """Return the presence shown by the running coordinator; None: the file is missing or unreadable."""
     try:
         rows: dict[str, Any] = json.loads((folder / FILE).read_text())
         return Presence(

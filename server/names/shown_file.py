@@ -1,6 +1,6 @@
-"""A file of the state directory that shows to commands how things are at this moment.
+"""A file of the state directory that shows the current state to commands.
 
-It is neither synced nor part of a backup, and that of an earlier process is removed at the start.
+It is neither synced nor part of a backup, and an earlier process's file is removed at the start.
 """
 
 import json
@@ -15,12 +15,12 @@ logger = logging.getLogger(__name__)
 
 
 class ShownFile:
-    """The file of one running coordinator, written when its content has changed.
+    """File of one running coordinator, written when its content has changed.
 
     Args:
         path: of the file; None: nothing is shown.
         what: its content, in the line of the log about a failure.
-        absent: the content for which no file stands.
+        absent: the content that is represented by no file.
     """
 
     def __init__(self, path: Path | None, what: str, absent: Any = None) -> None:
@@ -30,7 +30,7 @@ class ShownFile:
             path.unlink(missing_ok=True)
 
     def show(self, content: Any) -> None:
-        """Write JSON values or dataclasses; a failure is logged once in a row, and tried again with the next call."""
+        """Write JSON values or dataclasses; a failure is logged once in a row, and retried at the next call."""
         if self._path is None or content == self._shown:
             return
         try:

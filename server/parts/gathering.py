@@ -1,7 +1,8 @@
-"""The gathering of one update's parts: which are kept, when together they must be judged, and the one verdict. Pure.
+"""The collection of one update's parts: which are kept, when all must be checked together, and the one verdict. Pure.
 
-Each part comes on a stream of its own. A part that is kept is durable; the update is decided about once, when all are.
-Nothing here outlives the process: kept parts are found on disk again, and the update's digest makes the verdict one.
+Each part arrives on a separate stream. A kept part is durable; the update is decided once, when all parts are durable.
+Nothing here survives the process: kept parts are found on disk again, and the update's digest ensures that there is one
+verdict.
 """
 
 from collections.abc import Iterable
@@ -13,55 +14,55 @@ Verdict = TypeVar("Verdict")
 
 @dataclass(slots=True)
 class Gathering(Generic[Verdict]):
-    """The parts of one update.
+    """Parts of one update.
 
     Args:
         num_parts: the number that the root lists.
-        kept: those that are durable.
+        kept: the durable parts.
     """
 
     num_parts: int
     kept: set[int]
     coming: set[int] = field(default_factory=set)
-    """The parts on a stream now."""
+    """Parts that are arriving on a stream now."""
     covers: bool = False
-    """All parts together were found to cover the model: that depends on the root's digest alone."""
+    """Whether all parts together were found to cover the model, which depends only on the root's digest."""
     verdict: Verdict | None = None
-    """The verdict on the update, once there is one."""
+    """Verdict on the update, once there is one."""
 
     def begin(self, index: int) -> bool:
-        """Note the stream of a part; return whether its bytes are wanted."""
+        """Record the stream of a part; return whether its bytes are wanted."""
         self.coming.add(index)
         return index not in self.kept
 
     def keep(self, index: int) -> None:
-        """Note that a part is durable."""
+        """Record that a part is durable."""
         self.kept.add(index)
 
     def end(self, index: int) -> None:
-        """Note the end of a part's stream, whatever it has brought."""
+        """Record the end of a part's stream, whatever the result."""
         self.coming.discard(index)
 
     @property
     def must_be_covered(self) -> bool:
-        """Return whether the manifests of all parts are known and have not been judged together."""
+        """Return whether the manifests of all parts are known and have not been checked together."""
         return not self.covers and len(self.kept | self.coming) == self.num_parts
 
     @property
     def is_whole(self) -> bool:
-        """Return whether every part is durable: then, and not before, the update may be decided about."""
+        """Return whether every part is durable: only then may the update be decided."""
         return self.covers and len(self.kept) == self.num_parts
 
 
 def newest_first(partial: Iterable[str], begun: str, most: int) -> tuple[list[str], list[str]]:
-    """Return a client's partial uploads after one has begun or continues, and those that must go: the oldest.
+    """Return a client's partial uploads after one has begun or continues, and the oldest ones to delete.
 
-    A partial upload is an update, however many parts of it are here.
+    A partial upload counts as one update, regardless of the number of its parts.
 
     Args:
         partial: the digests, the newest first.
-        begun: the digest of the one that begins or continues.
-        most: the number of partial uploads of one client.
+        begun: the digest of the upload that begins or continues.
+        most: the largest number of partial uploads of one client.
     """
     order = [begun, *(digest for digest in partial if digest != begun)]
     return order[:most], order[most:]

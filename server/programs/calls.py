@@ -1,4 +1,4 @@
-"""The calls of a server program and the answers to them, as they travel over its socket."""
+"""The calls of a server program and the answers to them, as sent over its socket."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 def order_of(config: RunConfig, run_number: int) -> Json:
-    """Return the first line that a process of the program gets: what it runs, with which settings."""
+    """Return the first line that a process of the program gets: the program and its settings."""
     order = {"program": config.program.main, "seed": config.seed, "options": config.options}
     return {**order, "run_number": run_number}
 
@@ -31,19 +31,19 @@ def asked(call: Json, contents: Contents) -> ExchangeAsked:
 
 
 def offered(call: Json, contents: Contents) -> Json:
-    """Return the answer to a call that offers a content: its digest, and the path to write it to unless it is here."""
+    """Return the answer to a call that offers a content: its digest, and the path to write it to unless it exists."""
     pieces = tuple(Piece(t, d, tuple(o), tuple(n), s) for t, d, o, n, s in call["pieces"])
     digest, path = contents.offer(pieces, call["piece_bytes"])
     return {"digest": digest, "path": None if path is None else str(path)}
 
 
 def reply_row(sent: Sent, place: int, path: Path | None = None, tensors: Sequence[tuple[str, int]] = ()) -> Json:
-    """Return what a program learns of a message: its reply, or the reason for none.
+    """Return a program's view of a message: its reply, or the reason for none.
 
     Args:
         sent: the message.
-        place: of the message in the call that sent it, from 0.
-        path: the file of the reply's bytes, one tensor after the other; None: there is none.
+        place: position of the message in the call that sent it, from 0.
+        path: the file of the reply's bytes, one tensor after the other; None: no reply.
         tensors: name and size of each tensor [bytes].
     """
     message = sent.message

@@ -1,9 +1,9 @@
 """The contents of a run's messages on disk, each once, by the digest of its manifest.
 
-    contents/<digest>.safetensors  +  <digest>.manifest.json      sent as a version is
+    contents/<digest>.safetensors  +  <digest>.manifest.json      sent like a version
 
 The program's process writes the tensors; the manifest, which makes the content exist, is written when a message
-names it. A content that no exchange needs any more is deleted; a program that sends it again writes it again.
+names it. A content that no exchange needs is deleted; a program that sends it again writes it again.
 """
 
 import os
@@ -24,7 +24,7 @@ CACHED_MAX = 64
 
 
 class Contents:
-    """The contents of one run. All of it runs on one event loop.
+    """Contents of one run. All of it runs on one event loop.
 
     Args:
         folder: the folder of the run.
@@ -41,7 +41,7 @@ class Contents:
         self._known = {Digest(name.partition(".")[0]) for name in os.listdir(self._folder)}
 
     def offer(self, pieces: tuple[Piece, ...], piece_bytes: int) -> tuple[Digest, Path | None]:
-        """Return the digest of a content, and the path to write it to; None: it is here. It stays until `sent`."""
+        """Return the digest of a content, and the path to write it to (None: it exists); it is kept until `sent`."""
         manifest = VersionManifest.of(pieces, piece_bytes=piece_bytes)
         digest = manifest.digest
         self._pins[digest] += 1
@@ -52,7 +52,7 @@ class Contents:
         return digest, self._path(digest)
 
     def keep(self, digest: Digest) -> VersionFile:
-        """Make a content that was offered exist, if it does not yet, and return it.
+        """Make an offered content exist, if it does not yet, and return it.
 
         Raises:
             OSError: its file is missing.
@@ -69,16 +69,16 @@ class Contents:
         return file
 
     def sent(self, offered: Iterable[Digest]) -> None:
-        """Note that a call has sent contents; each is named as often as the call has offered it."""
+        """Record that a call has sent contents; each is listed as often as the call has offered it."""
         self._pins -= Counter(offered)
 
     def forget_offers(self) -> None:
-        """Note that the process of the program has ended: it sends nothing more of what it has offered."""
+        """Record that the process of the program has ended: it will not send its offered contents."""
         self._pins.clear()
         self._offered.clear()
 
     def drop_unused(self, used: Collection[Digest]) -> None:
-        """Delete the contents that are neither among these nor offered."""
+        """Delete all contents except these and offered ones."""
         for digest in self._known - self._pins.keys() - set(used):
             self._known.discard(digest)
             self._cache.pop(digest, None)

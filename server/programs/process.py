@@ -1,4 +1,4 @@
-"""The supervisor of a server program's process: it starts it, passes its calls on, and notes how it ends.
+"""The supervisor of a server program's process: it starts the process, passes its calls on, and records how it ends.
 
 The process gets one end of a socket pair and no credential. It ends with the coordinator: the socket closes.
 """
@@ -20,23 +20,23 @@ from atoll.ground.process.log_streams import open_log
 Json = dict[str, Any]
 
 LINE_BYTES_MAX = 256 * 2**20
-"""Most bytes of one call: 200 for each of a million messages."""
+"""Largest size of one call [bytes]: 200 for each of a million messages."""
 
 COMMAND = (sys.executable, "-P", "-X", "faulthandler", "-m", "atoll.task.programs.main")
-"""The command of the process; its argument is the descriptor of its socket."""
+"""Command of the process; its argument is the descriptor of its socket."""
 
 logger = logging.getLogger(__name__)
 
 
 class ProgramProcess:
-    """The process of one run's program, from one start to the next.
+    """Process of one run's program, from one start to the next.
 
     Args:
         order: the first line that a process gets.
         folder: the current folder of the process, for the files that the program writes.
         log: the file to which its prints are appended.
-        on_call: takes a call; `answer` is how it returns.
-        on_end: takes what the program has raised ("": it has returned, or died), and whether it died.
+        on_call: receives a call, which `answer` lets return.
+        on_end: receives the program's error ("": it has returned, or died), and whether it died.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ProgramProcess:
         return None if process is None or process.returncode is not None else process.pid
 
     async def start(self) -> None:
-        """Start a process, after the end of an older one.
+        """Start a process, after the end of the previous one.
 
         Raises:
             OSError: it cannot be started.
@@ -85,7 +85,7 @@ class ProgramProcess:
         self._serving = asyncio.get_running_loop().create_task(self._serve(reader, self._process))
 
     async def stop(self) -> None:
-        """Kill the process with all that it started, and wait for its end; `on_end` is not called."""
+        """Kill the process and its children, and wait for its end; `on_end` is not called."""
         serving, process, self._serving = self._serving, self._process, None
         if serving is not None:
             serving.cancel()
@@ -118,14 +118,14 @@ class ProgramProcess:
         if is_dead:
             _kill(process)
         await process.wait()
-        _kill(process)  # what it has started
+        _kill(process)  # its children
         self._on_end(error, is_dead)
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of the process: that of this one, without the telemetry of Flower.
+    """Return the environment of the process: this process's, without Flower's telemetry.
 
-    The hashes of texts are the same in each process, so that a program that goes through a set repeats itself.
+    String hashes are fixed, so that a program that iterates over a set repeats itself in each process.
     """
     return {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONHASHSEED": "0"}
 

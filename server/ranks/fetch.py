@@ -1,6 +1,6 @@
-"""The fetch of pieces of a version: a rank fetches its part of version 0, the coordinator all parts of a version.
+"""The download of pieces of a version: a rank fetches its part of version 0, the coordinator all parts of a version.
 
-A part is read from its file if that is on this machine, and otherwise comes over the wire. Every piece is checked.
+A part is read from its file if this is on the same machine, else over the wire. Every piece is checked.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ from atoll.tensors.ownership import owned_pieces
 from atoll.tensors.safetensors_file import NUMPY_DTYPES, TensorFileWriter, parse_header
 
 BOXES_AT_ONCE = 1000
-"""The number of pieces that one call asks for, so that the request stays small."""
+"""Number of pieces that one call requests, so that the request stays small."""
 
 SILENCE_S = 60.0
-"""The longest time without a message before a fetch is given up [s]."""
+"""Longest time without a message before a download is given up [s]."""
 
 
 class NotFetched(OSError):
-    """The pieces cannot be fetched now."""
+    """Error: the pieces cannot be downloaded now."""
 
 
 class NoSuchVersion(NotFetched):
-    """The coordinator knows no such version, or no such run."""
+    """Error: the coordinator knows no such version, or no such run."""
 
 
 async def fetch_manifest(stub: rpc.Stub, run_id: RunId, digest: Digest) -> tuple[Version, VersionManifest, bytes]:
@@ -45,7 +45,7 @@ async def fetch_manifest(stub: rpc.Stub, run_id: RunId, digest: Digest) -> tuple
 
     Raises:
         NoSuchVersion: the coordinator has no such version.
-        NotFetched: the coordinator cannot be asked now, or answers with another manifest.
+        NotFetched: the coordinator cannot be asked now, or its answer does not match.
     """
     try:
         reply = await stub.GetManifest(pb.ManifestRequest(run_id=run_id, digest=digest), timeout=SILENCE_S)
@@ -54,7 +54,7 @@ async def fetch_manifest(stub: rpc.Stub, run_id: RunId, digest: Digest) -> tuple
         raise kind(f"the manifest of version {digest[:12]}: {error.code().name}: {error.details()}") from None
     encoded: bytes = reply.manifest
     if digest_of(encoded) != digest:
-        raise NotFetched(f"the coordinator has sent another manifest than that of version {digest[:12]}")
+        raise NotFetched(f"the coordinator has sent a manifest that does not match version {digest[:12]}")
     return Version(reply.version), await off_loop(len(encoded), parse_version, encoded), encoded
 
 
@@ -69,7 +69,7 @@ async def gather(
     dialer: Dialer,
     shards: Sequence[Path] = (),
 ) -> None:
-    """Assemble a whole version from the ranks' parts; `out` appears complete and checked, or not at all.
+    """Assemble a complete version from the ranks' parts; `out` appears atomically, after all checks.
 
     Args:
         addresses: the data planes of all ranks; "" for a rank that is away.
@@ -79,7 +79,7 @@ async def gather(
         out: the path of the safetensors file.
         note: the metadata of its header.
         dialer: opens the channels to the ranks.
-        shards: the shard files of all ranks; those that exist on this machine are read in place of a fetch.
+        shards: the shard files of all ranks; files that exist on this machine are read instead of downloaded.
 
     Raises:
         NotFetched: a rank is away, or does not have its part.
@@ -95,7 +95,7 @@ async def gather(
                 continue
             if not address:
                 raise NotFetched(
-                    f"version {digest[:12]} lies in {count_of(len(addresses), 'part')}, and "
+                    f"version {digest[:12]} is in {count_of(len(addresses), 'part')}, and "
                     f"aggregation rank {rank}, which has one "
                     "of them, is away: start the coordinator and its ranks"
                 )
@@ -110,7 +110,7 @@ async def fetch_into(
     """Append pieces of a version to a file, each checked, from the service whose `Download` method is given.
 
     Raises:
-        NotFetched: the service cannot be reached, does not hold the pieces, or sends others.
+        NotFetched: the service cannot be reached, does not have the pieces, or sends wrong ones.
     """
     wanted = [piece for piece in pieces if piece.num_bytes]
     for start in range(0, len(wanted), BOXES_AT_ONCE):
@@ -151,7 +151,7 @@ async def _blocks(download: Any, run_id: RunId, digest: Digest, pieces: Sequence
     total, position = sum(piece.num_bytes for piece in pieces), 0
     stream: Stream[pb.DownloadRequest, Any] = Stream(download)
     try:
-        opened = pb.DownloadOpen(run_id=run_id, digest=digest, boxes=boxes, credit=total)  # HTTP/2 bounds the flow
+        opened = pb.DownloadOpen(run_id=run_id, digest=digest, boxes=boxes, credit=total)  # HTTP/2 limits the flow
         async with asyncio.timeout(SILENCE_S):
             await stream.write(pb.DownloadRequest(open=opened))
         while position < total:
@@ -170,6 +170,6 @@ async def _blocks(download: Any, run_id: RunId, digest: Digest, pieces: Sequence
 
 
 def _now(error: StreamBroken | TimeoutError) -> str:
-    """Return "" for an error that a later attempt will meet again (permission denied), " now" for all others."""
+    """Return "" for a persistent error (permission denied), " now" for all others."""
     is_denied = isinstance(error, StreamBroken) and error.code is grpc.StatusCode.PERMISSION_DENIED
     return "" if is_denied else " now"

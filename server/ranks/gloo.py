@@ -1,8 +1,8 @@
 """The exchange between rank processes over torch.distributed's gloo, on one network interface.
 
-A process group lives as long as one fold, so that the death of a rank costs the others that fold and nothing else. Only
-tensors are exchanged, never objects (torch would pickle them). gloo does not encrypt: the interface is the operator's
-choice, and loopback by default.
+A process group lives for one fold, so that the death of a rank costs the others only that fold. Only tensors are
+exchanged, never objects (torch would pickle them). gloo does not encrypt: the operator chooses the interface, by
+default loopback.
 """
 
 import fcntl
@@ -23,23 +23,23 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from atoll.aggregation.fold.exchange import Bytes, ExchangeBroken
 
 SIOCGIFADDR = 0x8915
-"""The ioctl of Linux' sockios.h for the IPv4 address of an interface."""
+"""Linux' ioctl for the IPv4 address of an interface, from sockios.h."""
 
 POLL_S = 0.01
-"""The interval between two checks whether all ranks have come [s]."""
+"""Interval between two checks whether all ranks have arrived [s]."""
 
 KEYS_MAX = 10_000
-"""The keys that a meeting point may hold, of about 200 bytes each; a fold leaves two for each rank."""
+"""Number of keys that a meeting point may hold, of about 200 bytes each; a fold leaves two for each rank."""
 
 STORE_TIMEOUT_S = 10.0
-"""The time in which the meeting point must answer [s]: its process is alive, or the coordinator ends the attempt."""
+"""Time within which the meeting point must answer [s]: its process is alive, or the coordinator ends the attempt."""
 
 
 def interface_address(interface: str) -> str:
     """Return the IPv4 address of a network interface.
 
     Raises:
-        OSError: no interface has this name, or it has no address; the message lists those that exist.
+        OSError: no interface has this name, or it has no address; the message lists the existing ones.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = struct.pack("256s", interface.encode()[:15])
@@ -51,9 +51,9 @@ def interface_address(interface: str) -> str:
 
 
 class MeetingPoint:
-    """The rendezvous store of the ranks of a fold, in rank 0's process.
+    """Rendezvous store of the ranks of a fold, in rank 0's process.
 
-    Its keys are never deleted, so it is replaced in time.
+    Its keys are never deleted, so it is replaced before it grows large.
     """
 
     def __init__(self, interface: str) -> None:
@@ -63,7 +63,7 @@ class MeetingPoint:
 
     @property
     def is_full(self) -> bool:
-        """The keys of past folds fill the store: another one should take its place."""
+        """Whether the keys of past folds fill the store, so that it should be replaced."""
         return self._store.num_keys() > KEYS_MAX
 
 
@@ -76,8 +76,8 @@ class Gloo:
         store_address: the address of rank 0's meeting point.
         key: the key of this attempt at this fold, the same at each rank and never used before.
         interface: the network interface that the ranks exchange over.
-        timeout_s: the time in which the others must answer once all have come [s].
-        waiting: called repeatedly until all have come; its exception ends the wait.
+        timeout_s: the time within which the others must answer once all have arrived [s].
+        waiting: called repeatedly until all have arrived; its exception ends the wait.
 
     Raises:
         ExchangeBroken: the meeting point is gone, or a rank does not answer.
@@ -119,7 +119,7 @@ class Gloo:
         self._leave()
 
     def _wait_for_all(self, store: PrefixStore) -> None:
-        """Wait until all ranks have come: some inspect large files first, and torch's wait cannot be interrupted."""
+        """Wait until all ranks have arrived: some inspect large files first, and torch's wait cannot be interrupted."""
         store.set(f"here.{self.rank}", "")
         everyone = [f"here.{rank}" for rank in range(self.size)]
         while not store.check(everyone):

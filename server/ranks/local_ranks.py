@@ -1,4 +1,4 @@
-"""The aggregation ranks that a coordinator starts on its own machine, and restarts when one dies.
+"""The aggregation ranks that a coordinator starts on its machine, and restarts when one dies.
 
 They end with the coordinator, however it ends: only its process holds the other end of their standard input.
 """
@@ -24,22 +24,22 @@ from atoll.server.journal.placement import state_of_rank
 logger = logging.getLogger(__name__)
 
 AGAIN_S = (0.2, 5.0)
-"""The wait before a dead rank is restarted: at first, and at most; doubled after each early death [s]."""
+"""Wait before a dead rank is restarted: the first and the longest one; doubled after each early death [s]."""
 
 EARLY_S = 10.0
-"""The lifetime below which a death counts as early [s]."""
+"""Lifetime below which a death counts as early [s]."""
 
 
 class SpawnedRanks:
-    """The processes of the local ranks, one for each.
+    """Processes of the local ranks, one for each.
 
     Args:
         num_ranks: the number of ranks.
-        state: the coordinator's state directory; each rank has a folder of its own in it.
+        state: the coordinator's state directory; each rank has a folder in it.
         address: the coordinator's address.
         max_connections: the clients that may be connected to each rank.
         insecure: nothing is authenticated; otherwise each rank's credential is in its folder.
-        equip: gives a rank a valid credential, before each of its lives: it may have ended with the life before.
+        equip: gives a rank a valid credential before each start, because the last one may have expired.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class SpawnedRanks:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Close the process's input, which ends it; kill it when it has not ended after 5 s."""
+    """Close the process's input, which ends it; kill it if it has not ended after 5 s."""
     assert process.stdin is not None
     process.stdin.close()
     try:

@@ -1,10 +1,9 @@
-"""The process of an aggregation rank: its own data plane, one stream to the coordinator, one directory."""
+"""The process of an aggregation rank: its data plane, one stream to the coordinator, one directory."""
 
 import asyncio
 import logging
 import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -46,13 +45,12 @@ from atoll.tensors.codecs.names import supported
 logger = logging.getLogger(__name__)
 
 DIAL_S = 0.5
-"""The wait between two attempts to reach the coordinator [s]."""
+"""Wait between two attempts to reach the coordinator [s]."""
 
 DISPLACED_S = 10.0
-"""The first wait while another process has the place of this rank [s]."""
+"""First wait while another process uses the place of this rank [s]."""
 
 CALLS_PER_CLIENT = 16
-EXIT_OK = 0
 
 
 async def host_rank(
@@ -61,8 +59,8 @@ async def host_rank(
     with_parent: bool = False,
     on_ready: Callable[[str], None] = lambda address: None,
     on_end: Callable[[], None] = lambda: None,
-) -> int:
-    """Serve as one rank until a signal comes or, `with_parent`, until standard input ends; `on_end` is called then.
+) -> None:
+    """Serve as one rank until a signal arrives or, `with_parent`, until standard input ends; `on_end` is called then.
 
     Args:
         config: the settings of the process.
@@ -70,14 +68,10 @@ async def host_rank(
         on_ready: called with the address of the data plane.
         on_end: called when the rank begins to end.
 
-    Returns:
-        The exit code 0.
-
     Raises:
         OperatorError, OSError: the directory belongs to another rank, the port is taken, the interface does not exist,
-            or
-            the coordinator at that address has no such rank.
-        ConfigError: the rank has no credential, or one that no longer counts.
+            or the coordinator at that address has no such rank.
+        ConfigError: the rank has no valid credential.
     """
     allow_open_files()
     lock = lock_directory(config.state)
@@ -89,13 +83,13 @@ async def host_rank(
         where = {"join": config.join, "coordinator": config.coordinator, "insecure": config.insecure}
         taking = Membership.take(here, who, **where)  # type: ignore[arg-type]
         if (membership := await unless_stopped(taking)) is None:
-            return EXIT_OK
+            return
         channels = [membership.dialer.channel(membership.address, COORDINATOR)]
         try:
             place = RankPlace(config.rank, config.ranks, config.interface, folder_id(config.state))
             rank = Rank(place, config.state, channels[0])
 
-            def renewed(_: Credential) -> None:  # calls that are under way continue on the older channel
+            def renewed(_: Credential) -> None:  # running calls continue on the older channel
                 channels.append(membership.dialer.channel(membership.address, COORDINATOR))
                 rank.connect(channels[-1])
 
@@ -108,7 +102,6 @@ async def host_rank(
     finally:
         life.close()
         os.close(lock)
-    return EXIT_OK
 
 
 async def _serve(
@@ -121,12 +114,7 @@ async def _serve(
     on_end: Callable[[], None],
 ) -> None:
     stop = asyncio.Event()
-
-    def end(number: signal.Signals) -> None:
-        logger.info("stopped by %s: the rank ends", number.name)
-        stop.set()
-
-    call_at_end(end)
+    call_at_end(stop.set, "stopped by %s: the rank ends")
     server, bound = await _listen(rank, config, _listener(membership))
     address = reached_as(bound, config.public)
 
@@ -158,7 +146,7 @@ def _listener(membership: Membership) -> Listener:
 
 
 async def _listen(rank: Rank, config: AggregatorConfig, listener: Listener) -> tuple[grpc.aio.Server, str]:
-    """Bind the data plane; for port 0 try the port of the last time first, because clients know it."""
+    """Bind the data plane; for port 0 try the last port first, because clients know it."""
     register = rank.admission if listener.proves_callers else None
     memory, listens = config.state / "address", [config.listen]
     if config.listen.endswith(":0") and memory.exists():
@@ -182,7 +170,7 @@ async def _listen(rank: Rank, config: AggregatorConfig, listener: Listener) -> t
 
 
 async def _keep_connected(rank: Rank, address: str, membership: Membership) -> None:
-    """Hold a stream to the coordinator, and open another one whenever it breaks.
+    """Keep a stream to the coordinator open, and open another one whenever it breaks.
 
     Raises:
         OperatorError: the coordinator has no such rank.
@@ -201,7 +189,7 @@ async def _keep_connected(rank: Rank, address: str, membership: Membership) -> N
             if error.code is grpc.StatusCode.FAILED_PRECONDITION:
                 raise OperatorError(f"the coordinator refuses this rank: {error.detail}") from None
             if error.code is grpc.StatusCode.UNIMPLEMENTED:
-                what = f"{coordinator} is no coordinator with aggregation ranks"
+                what = f"{coordinator} is not a coordinator with aggregation ranks"
                 raise OperatorError(f"{what}: name another address, or start it with --aggregators N") from None
             displaced.held_for(time.monotonic() - begun_at)
             if error.is_displaced:
@@ -219,7 +207,7 @@ async def _keep_connected(rank: Rank, address: str, membership: Membership) -> N
 
 
 async def _follow_orders(rank: Rank, address: str) -> None:
-    """Hold one stream, from RankHello to its end."""
+    """Run one stream, from RankHello to its end."""
     stream: Stream[pb.RankMessage, pb.RankOrder] = Stream(rank.aggregation.Serve)
     place = rank.place
     hello = pb.RankHello(
@@ -243,7 +231,7 @@ async def _follow_orders(rank: Rank, address: str) -> None:
 
 
 class _Orders:
-    """The coordinator's orders on one stream, carried out side by side."""
+    """Orders of the coordinator on one stream, executed concurrently."""
 
     def __init__(self, rank: Rank, stream: Stream[pb.RankMessage, pb.RankOrder]) -> None:
         self._rank, self._stream = rank, stream
@@ -252,7 +240,7 @@ class _Orders:
         self._plan = bytearray()
 
     def begin(self, order: pb.RankOrder) -> None:
-        """Carry out an order; an unknown one is ignored."""
+        """Start executing an order; ignore an unknown one."""
         match order.WhichOneof("order"):
             case "welcome":
                 self._spawn(self._report(order.welcome.status_s))
@@ -282,7 +270,7 @@ class _Orders:
     def _finished(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("an order failed, the stream is opened anew", exc_info=error)  # a mistake of ours
+            logger.critical("an order failed, the stream is opened again", exc_info=error)  # a mistake of ours
             self._stream.cancel()
 
     async def _send(self, message: pb.RankMessage) -> None:

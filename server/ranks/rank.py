@@ -1,7 +1,7 @@
 """An aggregation rank: it receives its clients' updates, serves its pieces of the model, and folds with others.
 
-The coordinator decides about every update: it is asked before the bytes come and again when they are durable here.
-While it is away, clients are asked to try again. Between folds the ranks do not know of each other.
+The coordinator decides about every update: it is asked before the bytes arrive and again when they are durable here.
+While it is away, clients are told to retry. Between folds the ranks do not know of each other.
 """
 
 import asyncio
@@ -56,33 +56,33 @@ from atoll.tensors.ownership import owned_pieces
 logger = logging.getLogger(__name__)
 
 TRIES, AGAIN_S = 3, 0.1
-"""Attempts at a call to the coordinator, and the wait between them [s]. gRPC may refuse some of many calls at once: its
-server counts each a moment longer than the caller. That need not cut an upload."""
+"""Attempts at a call to the coordinator, and the wait between them [s]. gRPC may refuse some of many calls at once,
+because its server counts each slightly longer than the caller does; this need not cut an upload."""
 
 EXCHANGE_TIMEOUT_S = 60.0
-"""The time in which the other ranks must answer in a fold [s]."""
+"""Time within which the other ranks must answer in a fold [s]."""
 
 
 class CoordinatorAway(OSError):
-    """The coordinator, which decides about updates, cannot be reached now."""
+    """Error: the coordinator, which decides about updates, cannot be reached now."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """The place of a process among the ranks."""
+    """Place of a process among the ranks."""
 
     rank: int
     num_ranks: int
     interface: str
-    """The network interface over which the ranks exchange sums."""
+    """Network interface over which the ranks exchange sums."""
     folder_id: str = ""
-    """The id of its state directory (`ground/folder_id`)."""
+    """Id of its state directory (`ground/folder_id`)."""
     process: str = field(default_factory=lambda: secrets.token_hex(8))
-    """The random id of its process."""
+    """Random id of its process."""
 
 
 class RemoteJudge:
-    """The judge of one update that asks the coordinator; see `uploads.Judging`."""
+    """Judge of one update that asks the coordinator; see `uploads.Judging`."""
 
     def __init__(self, rank: "Rank", manifest: UpdateManifest, opened: pb.UploadOpen) -> None:
         self._stub, self._rank, self._run_id = rank.aggregation, rank.place.rank, manifest.run_id
@@ -90,16 +90,16 @@ class RemoteJudge:
         self._opened.CopyFrom(opened)
         self._opened.ClearField("data")
         self.is_kept = False
-        """The coordinator has said that the part is durable, here or at another rank."""
+        """Whether the coordinator has said that the part is durable, here or at another rank."""
 
     async def before_bytes(self) -> pb.Verdict | None:
-        """Return the coordinator's verdict before the bytes come, if there is one."""
+        """Return the coordinator's verdict before the bytes arrive, if there is one."""
         reply: pb.OpenedUpdate = await _asked(lambda: self._stub.OpenUpdate(self._opened))
         self.is_kept = reply.kept
         return reply.verdict if reply.HasField("verdict") else None
 
     async def old_verdict(self) -> pb.Verdict | None:
-        """Return None: the coordinator looks for an older verdict itself when it decides."""
+        """Return None: the coordinator itself looks for an older verdict when it decides."""
         return None
 
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
@@ -109,20 +109,20 @@ class RemoteJudge:
         return await self._submit(await off_loop(len(kept.meta), _found, meta))
 
     async def report(self, findings: StoredUpdateMeta) -> pb.Verdict | None:
-        """Report the part, which is durable here; return the verdict when every part of the update is durable."""
+        """Report the part, which is durable here; return the verdict if every part of the update is durable."""
         found = await off_loop(len(findings.manifest), _found, findings)
         reply: pb.UploadReply = await _asked(lambda: self._stub.SubmitPart(self._submission(found)))
         return reply.verdict if reply.HasField("verdict") else None
 
     async def withdraw(self, digest: Digest) -> bool:
-        """Return whether kept parts of another update may be deleted: then they count at the coordinator no more."""
+        """Return whether kept parts of another update may be deleted: then the coordinator no longer counts them."""
         digests = [bytes.fromhex(digest)]
         request = pb.UpdatesRequest(run_id=self._run_id, digests=digests, rank=self._rank, withdraws=True)
         try:
             reply: pb.UnusedUpdates = await _asked(lambda: self._stub.FindUnused(request))
             return len(reply.digests) > 0
         except CoordinatorAway:
-            return False  # they stay until the next collection
+            return False  # they are kept until the next collection
 
     async def refuse(self, reason: RejectReason, detail: str) -> pb.Verdict:
         """Let the coordinator refuse the update because of its bytes."""
@@ -139,7 +139,7 @@ class RemoteJudge:
 
 
 async def _asked(call: Callable[[], Awaitable[Any]]) -> Any:
-    """Return the coordinator's answer to a call that changes nothing when it is repeated.
+    """Return the coordinator's answer to an idempotent call.
 
     Raises:
         CoordinatorAway: it cannot be reached now.
@@ -154,17 +154,17 @@ async def _asked(call: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def _found(meta: StoredUpdateMeta) -> bytes:
-    """Encode the findings about an update or a part without its manifest, which the coordinator has already."""
+    """Encode the findings about an update or a part without its manifest, which the coordinator already has."""
     return encode_meta(replace(meta, manifest=b"")).encode()
 
 
 class Rank:
-    """The state of one rank's process.
+    """State of one rank's process.
 
     Args:
         place: the place of the process among the ranks.
         folder: its directory.
-        channel: the channel to the coordinator, which may come and go.
+        channel: the channel to the coordinator, which may be replaced.
     """
 
     def __init__(self, place: RankPlace, folder: Path, channel: grpc.aio.Channel) -> None:
@@ -176,7 +176,7 @@ class Rank:
         self._compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
         self._folding = ThreadPoolExecutor(1, thread_name_prefix="fold")
         self._attempt, self._stop_fold = 0, threading.Event()
-        self._wanted: dict[RunId, tuple[int, str]] = {}  # bytes for which the disk had no room, and what was said
+        self._wanted: dict[RunId, tuple[int, str]] = {}  # bytes for which the disk had no room, and the message
         self.uploads = Uploads(
             self._judge,
             lambda run_id: self.run(run_id).store,
@@ -191,7 +191,7 @@ class Rank:
         self.coordinator, self.aggregation = rpc.Stub(channel, "Coordinator"), rpc.Stub(channel, "Aggregation")
 
     def run(self, run_id: RunId) -> RankRun:
-        """Return the store of a run that the coordinator knows; another run must not get a folder."""
+        """Return the store of a run that the coordinator knows; no other run may get a folder."""
         if run_id not in self._runs:
             folder = run_folder(self._folder, run_id)
             folder.mkdir(parents=True, exist_ok=True)
@@ -226,7 +226,7 @@ class Rank:
         self._wanted[run_id] = max(wanted, num_bytes), str(error)
 
     def _shortages(self) -> list[pb.Shortage]:
-        """Return what does not fit now; a run that was deleted lacks nothing."""
+        """Return what does not fit now; a deleted run lacks nothing."""
         for run_id, (num_bytes, _) in [*self._wanted.items()]:
             with suppress(FileNotFoundError):
                 if not self.run(run_id).store.has_room(num_bytes):
@@ -247,18 +247,18 @@ class Rank:
         return pb.RankMessage(status=done)
 
     def stop(self) -> None:
-        """End the fold that is under way."""
+        """End the running fold."""
         self._stop_fold.set()
 
     def break_off(self, attempt: int) -> None:
-        """End the fold that is under way if it is of this attempt."""
+        """End the running fold if it belongs to this attempt."""
         if attempt == self._attempt:
             self._stop_fold.set()
 
     # ------------------------------------------------------------ a fold
 
     def begin_fold(self, attempt: int) -> threading.Event:
-        """End the fold that is under way, whose attempt has been given up; return the event that ends the new one."""
+        """End the running fold, whose attempt has been given up; return the event that ends the new one."""
         self._stop_fold.set()
         self._attempt, self._stop_fold = attempt, threading.Event()
         return self._stop_fold
@@ -303,7 +303,7 @@ class Rank:
         )
 
     async def _metas(self, run_id: RunId, digests: list[Digest]) -> dict[Digest, StoredUpdateMeta]:
-        """Fetch the journal's findings about the updates that lie here."""
+        """Download the journal's findings about the updates that are here."""
         encoded = {digest: bytearray() for digest in digests}
         request = self._about(run_id, digests)
         try:
@@ -326,7 +326,7 @@ class Rank:
     async def collect(self, order: pb.Collect) -> None:
         """Delete the updates and versions that no decision can need."""
         run_id, run, asked_at = RunId(order.run_id), self.run(RunId(order.run_id)), time.time()
-        with self.uploads.in_flight_during(run_id) as in_flight:  # one may be accepted after the answer
+        with self.uploads.in_flight_during(run_id) as in_flight:  # an update may be accepted after the answer
             here = await on_thread(None, run.store.digests)
             request = self._about(run_id, here)
             try:
@@ -350,13 +350,13 @@ class Rank:
             try:
                 await on_thread(None, collect)
             except OSError as error:
-                text = "run %s: garbage could not be collected and stays for now: %s"
+                text = "run %s: garbage could not be collected and remains for now: %s"
                 logger.error(text, run_id, error, extra={"run": run_id})
 
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """All updates except those that were found unused and were not in flight since."""
+    """Set of all updates except those found unused and not in flight since."""
 
     unused: set[Digest]
     in_flight: set[Digest]
@@ -382,7 +382,7 @@ class _Fold:
         self._order, self._stop = order, stop
 
     def __call__(self) -> tuple[Folded, int]:
-        """Fold, and return the written shard and the bytes that went to other ranks."""
+        """Fold, and return the written shard and the number of bytes sent to other ranks."""
         self._check_wanted()
         plan, store, layout, num_ranks = self._plan, self._run.store, self._base.manifest.layout, self._place.num_ranks
         version = Version(plan.base_version + 1)

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class AggregatorService:
-    """A rank's data plane."""
+    """Data plane of a rank."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -43,7 +43,7 @@ class AggregatorService:
         except (FileNotFoundError, NotHeld, NoSuchVersion) as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         except (NotFetched, StoreCorrupted) as error:
-            if not isinstance(error.__cause__, DiskFull):  # which is in the log once, for as long as it lasts
+            if not isinstance(error.__cause__, DiskFull):  # logged once, as long as it lasts
                 logger.error("a version cannot be sent: %s", error)
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except Silent as error:
@@ -62,6 +62,6 @@ class AggregatorService:
         except CoordinatorAway as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except OSError as error:
-            if type(error) is not DiskFull:  # which is in the log once, for as long as it lasts
+            if type(error) is not DiskFull:  # logged once, as long as it lasts
                 logger.error("an upload cannot be stored: %s", error)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {told_outside(error)}")

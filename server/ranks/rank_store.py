@@ -28,12 +28,12 @@ class RankRun:
     """One run at one rank. A version's shard is checked, every byte, before its first use."""
 
     def __init__(self, folder: Path, run_id: RunId, rank: int, num_ranks: int) -> None:
-        self.store = RunStore(folder, has_files_only=True)  # the coordinator's journal holds no bytes of this rank
+        self.store = RunStore(folder, has_files_only=True)  # the coordinator's journal contains no bytes of this rank
         self._run_id, self._rank, self._num_ranks = run_id, rank, num_ranks
         self.shard_bytes = 0
-        """Size of this rank's shard of the last version that was looked for."""
+        """Size of this rank's shard of the last requested version [bytes]."""
         self._known: dict[Digest, VersionFile] = {}
-        self._made: dict[Version, tuple[str, ...]] = {}  # the digests of the shard that this process has folded last
+        self._made: dict[Version, tuple[str, ...]] = {}  # the digests of the shard that this process folded last
         self._finding: dict[Digest, asyncio.Task[VersionFile]] = {}
         self._one_at_a_time = asyncio.Lock()
 
@@ -44,12 +44,12 @@ class RankRun:
     async def find(self, stub: rpc.Stub, digest: Digest) -> VersionFile:
         """Return a committed version, of which this rank has its shard.
 
-        The check of a large one takes a while; it continues when its caller is cancelled, for the next caller.
+        The check of a large one takes a while; if its caller is cancelled it continues for the next caller.
 
         Raises:
             NotFetched: the coordinator cannot be asked now, or knows no such version.
             StoreCorrupted: the shard is damaged, or gone.
-            DiskFull: there is no room for it.
+            DiskFull: the disk has no room for it.
         """
         if (finding := self._finding.get(digest)) is None:
             finding = self._finding[digest] = asyncio.ensure_future(self._found(stub, digest))
@@ -89,7 +89,7 @@ class RankRun:
             await on_thread(None, writer.finish)
 
     def _is_sound(self, version: Version, owned: tuple[Piece, ...]) -> bool:
-        """Compare the shard's digests: those of a shard made by this process are known, others are computed."""
+        """Compare the shard's digests: known ones for a shard made by this process, else computed ones."""
         path = self.store.version_path(version)
         if self._made.get(version) == tuple(piece.sha256 for piece in owned):
             return True
@@ -98,14 +98,14 @@ class RankRun:
         return False
 
     def made(self, version: Version, pieces: Iterable[Piece], slots: dict[str, tuple[Piece, ...]]) -> None:
-        """Store the digests of a shard, and of its optimizer slots, that a fold of this process has written."""
+        """Store the digests of a shard, and of its optimizer slots, written by a fold of this process."""
         self._made = {version: tuple(piece.sha256 for piece in pieces)}
         for slot, of_slot in slots.items():
             digests = json.dumps([piece.sha256 for piece in of_slot]).encode()
             self.store.write_manifest(version, digests, slot)
 
     def check_slots(self, version: Version, slots: dict[str, tuple[Piece, ...]]) -> None:
-        """Check the shards of the optimizer slots beside a version that an earlier process has made.
+        """Check the shards of the optimizer slots beside a version made by an earlier process.
 
         Raises:
             StoreCorrupted: a shard is damaged, or gone.

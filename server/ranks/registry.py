@@ -1,8 +1,8 @@
-"""The aggregation ranks as the coordinator sees them: connections, the assignment of clients, the folds by all ranks.
+"""The aggregation ranks as seen by the coordinator: connections, the assignment of clients, folds by all ranks.
 
 A rank dials the coordinator, as clients do, and receives the updates of the clients that are assigned to it. Decisions
-about updates are made here (`update_judge`); their bytes never come here. All ranks fold a round together. When one is
-gone, the fold is started anew as soon as all are back; the bits do not depend on that.
+about updates are made here (`update_judge`); their bytes never arrive here. All ranks fold a round together. If one is
+lost, the fold restarts as soon as all are back; the bits do not depend on this.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ from atoll.server.transfers.arrivals import Arrivals
 logger = logging.getLogger(__name__)
 
 STATUS_S = 1.0
-"""The interval between two reports of a rank [s]."""
+"""Interval between two reports of a rank [s]."""
 
 AGAIN_S = 0.5
-"""The wait before a fold that was broken off is started anew [s]."""
+"""Wait before an aborted fold restarts [s]."""
 
 
 class RanksAway(OSError):
-    """A rank did not come back in time."""
+    """Error: a rank did not come back in time."""
 
 
 class FoldRefused(ValueError):
-    """A rank reports that these updates cannot be folded."""
+    """Error: a rank reports that these updates cannot be folded."""
 
 
 @dataclass(slots=True, eq=False)
 class RankConnection:
-    """The stream of one rank."""
+    """Stream of one rank."""
 
     rank: int
     address: str
@@ -47,16 +47,16 @@ class RankConnection:
     outbox: "asyncio.Queue[pb.RankOrder | None]" = field(default_factory=asyncio.Queue)
     done: pb.RankStatus = field(default_factory=pb.RankStatus)
     claimant: Claimant = UNKNOWN  # its process
-    codecs: frozenset[str] = frozenset()  # those that it has
-    heard_at: float = 0.0  # its last message [s since the epoch]
-    why: str = ""  # its end, if that is the coordinator's doing
+    codecs: frozenset[str] = frozenset()  # codecs that it has
+    heard_at: float = 0.0  # time of its last message [s since the epoch]
+    why: str = ""  # reason of its end, if the coordinator caused it
 
     def send(self, order: pb.RankOrder) -> None:
         """Queue an order."""
         self.outbox.put_nowait(order)
 
     def close(self, why: str = "") -> None:
-        """End the stream after the orders that are queued."""
+        """End the stream after the queued orders."""
         self.why = self.why or why
         self.outbox.put_nowait(None)
 
@@ -68,8 +68,8 @@ class Ranks:
         num_ranks: the number of ranks.
         on_change: called when a rank has come or gone.
         places: the places of the ranks.
-        arrivals: learns of the bytes that come to the ranks.
-        on_full: called with the run and what was said, as long as the disk of a rank has no room for it.
+        arrivals: counts the bytes that arrive at the ranks.
+        on_full: called with the run and the rank's message, as long as the rank's disk has no room for it.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Ranks:
         self._present: dict[int, RankConnection] = {}
         self._changed = asyncio.Event()
         self._next_rank = 0
-        self._collects: dict[str, pb.RankOrder] = {}  # the last one of each run, for ranks that are away
+        self._collects: dict[str, pb.RankOrder] = {}  # the last order for each run, for absent ranks
         self._attempt: _Attempt | None = None
         self._folding = asyncio.Lock()  # one fold at a time
         self.parts = SpreadParts()
-        """The updates in parts that the ranks receive."""
+        """Updates in parts that the ranks receive."""
 
     # ------------------------------------------------------------ connections
 
@@ -129,17 +129,17 @@ class Ranks:
         return any(each.run_id == run_id for here in self._present.values() for each in here.done.shortages)
 
     def codecs_of(self, rank: int) -> frozenset[str] | None:
-        """Return the codecs that a rank has; None while it is away."""
+        """Return the codecs of a rank; None while it is away."""
         return self._present[rank].codecs if rank in self._present else None
 
     def refusal_of(self, connection: RankConnection) -> str:
-        """Return the reason for which a process does not have the place of its rank; empty: it may `join`."""
+        """Return the reason why a process does not get the place of its rank; empty: it may `join`."""
         older = self._present.get(connection.rank)
         holder, heard_at = (None, 0.0) if older is None else (older.claimant, older.heard_at)
         return self._places.enter(RANK, str(connection.rank), connection.claimant, holder, heard_at)
 
     def join(self, connection: RankConnection) -> None:
-        """Register the stream of a rank; an older stream of the same rank is closed."""
+        """Register the stream of a rank, and close an older stream of the same rank."""
         if (older := self._present.get(connection.rank)) is not None:
             older.close(f"replaced by a newer connection of rank {older.rank}, from {connection.claimant.address}")
             self._gone(older)
@@ -160,7 +160,7 @@ class Ranks:
             self._notify()
 
     def collect(self, collect: pb.Collect) -> None:
-        """Order every rank to collect garbage; a rank that is away gets the order when it connects."""
+        """Order every rank to collect garbage; an absent rank gets the order when it connects."""
         order = self._collects[collect.run_id] = pb.RankOrder(collect=collect)
         self._broadcast(order)
 
@@ -182,7 +182,7 @@ class Ranks:
         """Wait until every rank is connected.
 
         Raises:
-            RanksAway: a rank has not come within `patience` [s].
+            RanksAway: a rank has not connected within `patience` [s].
         """
         try:
             async with asyncio.timeout(patience):
@@ -196,7 +196,7 @@ class Ranks:
     # ------------------------------------------------------------ a fold
 
     async def fold(self, run_id: RunId, round_id: RoundId, plan: bytes, *, patience: float) -> list[pb.Folded]:
-        """Let all ranks fold a round, in as many attempts as it takes.
+        """Let all ranks fold a round, in as many attempts as needed.
 
         Args:
             run_id: the run.
@@ -222,13 +222,13 @@ class Ranks:
                 try:
                     return await attempt.done
                 except _Again as why:
-                    logger.warning("the fold of round %d is started anew: %s", round_id, why)
+                    logger.warning("the fold of round %d is started again: %s", round_id, why)
                 finally:
                     self._attempt = None
                 await asyncio.sleep(AGAIN_S)
 
     def _break_off(self, attempt: int) -> None:
-        """Order all ranks to give up an attempt: one of them will not come."""
+        """Order all ranks to give up an attempt, in which one of them is missing."""
         self._broadcast(pb.RankOrder(break_off=attempt))
 
     def heard(self, connection: RankConnection, message: pb.RankMessage) -> None:
@@ -271,11 +271,11 @@ def _orders(run_id: RunId, round_id: RoundId, attempt: int, store_address: str, 
 
 
 class _Again(Exception):
-    """The attempt has failed; the next one may succeed."""
+    """Error: the attempt has failed; the next one may succeed."""
 
 
 class _Attempt:
-    """One attempt of all ranks at one fold. A fault of the updates takes precedence over ranks that break off after it.
+    """One attempt of all ranks at one fold. A fault of the updates takes precedence over ranks that stop after it.
 
     Args:
         number: a number that no other attempt has.
@@ -290,18 +290,18 @@ class _Attempt:
         self._broken: dict[int, str] = {}
 
     def folded(self, rank: int, folded: pb.Folded) -> None:
-        """Note that a rank has written its shard."""
+        """Record that a rank has written its shard."""
         self._folded[rank] = folded
         self._settle()
 
     def failed(self, rank: int, detail: str, *, again: bool, damaged: Digest | None = None) -> None:
-        """Note that a rank has failed, or is gone; a shard that it has written before stays written.
+        """Record that a rank has failed, or is gone; a shard that it has already written remains.
 
         Args:
             rank: the rank.
             detail: the reason.
-            again: another attempt may succeed.
-            damaged: the accepted update whose file is missing or damaged there; None: it is another reason.
+            again: whether another attempt may succeed.
+            damaged: the accepted update whose file is missing or damaged there; None: another reason.
         """
         if self.done.done() or self._folded[rank] is not None:
             return
@@ -315,7 +315,7 @@ class _Attempt:
             self.done.set_exception(UpdateDamaged(damaged, what) if damaged else FoldRefused(what))
 
     def _settle(self) -> None:
-        """Finish when all have answered, also those that broke off: the first failure may not be the reason."""
+        """Finish when all have answered, including those that stopped: the first failure may not be the cause."""
         answered = [folded for folded in self._folded if folded is not None]
         if self.done.done() or len(answered) + len(self._broken) < len(self._folded):
             return

@@ -1,7 +1,7 @@
-"""The parts of updates at an aggregation rank: each is kept by itself and reported to the coordinator, which decides.
+"""The parts of updates at an aggregation rank: each is kept separately and reported to the coordinator, which decides.
 
-Other parts of the same update may come to other ranks. Until its report a part may be discarded at will; from then on
-only with the coordinator's consent, for it may be accepted meanwhile.
+Other parts of the same update may arrive at other ranks. Until its report a part may be discarded freely; from then on
+only with the coordinator's consent, because it may be accepted meanwhile.
 """
 
 from collections.abc import AsyncIterator
@@ -21,10 +21,10 @@ from atoll.server.journal.codec import StoredUpdateMeta
 
 
 class Reporting(Protocol):
-    """The judge of an update in parts at a rank; `rank.RemoteJudge` is one."""
+    """Judge of an update in parts at a rank; `rank.RemoteJudge` implements it."""
 
     is_kept: bool
-    """The coordinator has said that the part is durable, here or at another rank."""
+    """Whether the coordinator has said that the part is durable, here or at another rank."""
 
     async def report(self, findings: StoredUpdateMeta) -> pb.Verdict | None:
         """Report a part that is durable here; return the verdict on the update, None while other parts are missing."""
@@ -46,12 +46,12 @@ class ReportedPart:
         return not judge.is_kept and not await on_thread(self._compute, self._files.settle, part.index)
 
     async def keep(self, part: PartManifest) -> None:
-        """Put a sound and durable part where only the coordinator's consent deletes it."""
+        """Move a sound and durable part to where it is deleted only with the coordinator's consent."""
         await on_thread(self._compute, self._files.settle, part.index)
         crash_points.reached("upload.part_kept")
 
     def refuse(self, verdict: pb.Verdict) -> None:
-        """Note that the update is refused because of this part's bytes."""
+        """Record that the update is refused because of this part's bytes."""
         self._refusal = verdict
 
     async def verdict(self, part: PartManifest, judge: Reporting) -> pb.Verdict | None:
@@ -68,7 +68,7 @@ class ReportedPart:
 
 
 class ReportedParts:
-    """The parts that come to a rank; see `uploads.PartStreams`."""
+    """Parts that arrive at a rank; see `uploads.PartStreams`."""
 
     come_here = False
 

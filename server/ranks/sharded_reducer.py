@@ -1,6 +1,7 @@
-"""The reducer of a run whose updates lie at aggregation ranks: it plans here, the ranks fold, and each holds a shard.
+"""The reducer of a run whose updates are at aggregation ranks: it plans here, the ranks fold, and each keeps a shard.
 
-Here lie the manifests, version 0 as the task made it, and whole versions that were gathered for the server's own test.
+The coordinator keeps the manifests, version 0 as the task made it, and complete versions gathered for the server's
+evaluation.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from atoll.training.worker.warm_start import Start
 
 
 class ShardedReducer(Reducer):
-    """A reducer whose updates and folds are at ranks; see `Reducer` for the other arguments.
+    """Reducer whose updates and folds are at ranks; see `Reducer` for the other arguments.
 
     Args:
         ranks: the coordinator's ranks.
@@ -47,14 +48,14 @@ class ShardedReducer(Reducer):
         self._ranks, self._run_id, self._patience = ranks, run_id, patience
 
     async def has_room(self, num_bytes: int) -> bool:
-        """Return whether there is room as `Reducer.has_room` does, here and at every connected rank."""
+        """Return whether there is room, like `Reducer.has_room`, here and at every connected rank."""
         return not self._ranks.are_full(self._run_id) and await super().has_room(num_bytes)
 
     async def write_initial(self, evaluator: Evaluator, seed: int, start: Start | None = None) -> None:
-        """Write version 0 as `Reducer.write_initial` does.
+        """Write version 0, like `Reducer.write_initial`.
 
         Raises:
-            ManifestError: also if the ranks would cut a tensor that the server optimizer needs as a whole.
+            ManifestError: also if the ranks would split a tensor that the server optimizer needs as a whole.
         """
         await super().write_initial(evaluator, seed, start)
         manifest = self.version(Version(0)).manifest
@@ -66,7 +67,7 @@ class ShardedReducer(Reducer):
             raise ManifestError(str(fault)) from fault
 
     async def fold(self, effect: Aggregate) -> Digest:
-        """Fold a round as `Reducer.fold` does, by all ranks together.
+        """Fold a round, like `Reducer.fold`, by all ranks together.
 
         Raises:
             FoldRefused: the updates cannot be folded.
@@ -92,7 +93,7 @@ class ShardedReducer(Reducer):
         return exists_from_now_on(self.store, Version(effect.base_version + 1), pieces, base)
 
     async def whole(self, version: Version) -> Path:
-        """Return the file of a whole version, gathered from the ranks when it is not here.
+        """Return the file of a complete version, gathered from the ranks if it is not here.
 
         Raises:
             RanksAway, NotFetched: it could not be gathered within the patience.
@@ -100,7 +101,7 @@ class ShardedReducer(Reducer):
         """
         file, until = self.version(version), asyncio.get_running_loop().time() + self._patience
         while not file.path.exists():
-            await self._ranks.all_here(self._patience)  # shortly after a start they are not
+            await self._ranks.all_here(self._patience)  # shortly after a start they are absent
             note = read_metadata(self.store.version_path(Version(0)))
             addresses = list(self._ranks.addresses().addresses)
             try:
@@ -115,7 +116,7 @@ class ShardedReducer(Reducer):
     async def collect_garbage(
         self, live: Container[Digest], *, pinned_versions: set[Version], current: Version, oldest_base: Version | None
     ) -> None:
-        """Collect garbage as `Reducer.collect_garbage` does, and at every rank."""
+        """Collect garbage, like `Reducer.collect_garbage`, and at every rank."""
         collect = pb.Collect(
             run_id=self._run_id,
             current=current,

@@ -1,11 +1,11 @@
-"""The updates in parts whose parts ranks receive: which parts are kept, at which rank, and the one verdict.
+"""The updates in parts that ranks receive: which parts are kept, at which rank, and the one verdict.
 
-A rank asks here before it takes a part's bytes, and reports the part once it is durable there. An update is whole, and
-is decided about, when every part is kept, wherever that is. A part counts at the rank that reported it first. Nothing
-here outlives the process: a client that has no verdict opens every part again, and the ranks report what they have.
+A rank asks here before it accepts a part's bytes, and reports the part once it is durable there. An update is complete,
+and is decided, when every part is kept at some rank. A part counts at the rank that reported it first. Nothing here
+survives the process: a client without a verdict opens every part again, and the ranks report their parts.
 
-A rank deletes a kept part only after it has asked (`withdraw`, and `Retention` for those that are held here). So a part
-that counts as kept is kept.
+A rank deletes a kept part only after it has asked (`withdraw`, and `Retention` for parts recorded here). So a part that
+counts as kept is kept.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class JudgingSpread(Protocol):
-    """The judge of an update in parts; `hosting.update_judge.UpdateJudge` is one."""
+    """Judge of an update in parts; `hosting.update_judge.UpdateJudge` implements it."""
 
     @property
     def manifest(self) -> UpdateManifest:
@@ -43,10 +43,10 @@ class JudgingSpread(Protocol):
         """The update, as the machine knows it."""
 
     async def cover(self, parts: Iterable[PartManifest]) -> pb.Verdict | None:
-        """Return the refusal of an update whose parts together do not cover the model, each element once."""
+        """Return the refusal of an update whose combined parts do not cover each element of the model once."""
 
     async def old_verdict(self) -> pb.Verdict | None:
-        """Return the verdict that was given in the meantime, if any."""
+        """Return the verdict that was given meanwhile, if any."""
 
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
         """Decide about a sound update that is durable."""
@@ -54,7 +54,7 @@ class JudgingSpread(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Update:
-    """An update that has no verdict yet."""
+    """Update without a verdict."""
 
     key: tuple[RunId, Digest]
     owner: tuple[RunId, ClientId]
@@ -64,37 +64,37 @@ class _Update:
     ranks: dict[int, int] = field(default_factory=dict)
     """The rank of each kept part."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while parts are noted and judged together, and until the decision is on disk."""
+    """Lock held while parts are recorded and checked together, and until the decision is on disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A part that is durable at a rank."""
+    """Part that is durable at a rank."""
 
     rank: int
     findings: StoredUpdateMeta
-    """The findings about its bytes, with its manifest."""
+    """Findings about its bytes, with its manifest."""
 
 
 class SpreadParts:
-    """The updates in parts that have no verdict yet, of all runs."""
+    """Updates in parts of all runs that have no verdict yet."""
 
     def __init__(self) -> None:
         self._updates: dict[tuple[RunId, Digest], _Update] = {}
         self._newest: dict[tuple[RunId, ClientId], list[str]] = {}
 
     def holds(self, run_id: RunId, digest: Digest) -> bool:
-        """Return whether a part of an update counts as kept, so that its bytes must stay."""
+        """Return whether a part of an update counts as kept, so that its bytes must be kept."""
         return (run_id, digest) in self._updates
 
     async def open(self, judge: JudgingSpread, store: RunStore, index: int, manifest: bytes) -> pb.OpenedUpdate:
-        """Return what a rank does with a part that a client opens there.
+        """Return what a rank should do with a part that a client opens there.
 
         Args:
             judge: of the update.
             store: the files of the run.
-            index: the part's.
-            manifest: the part's.
+            index: index of the part.
+            manifest: manifest of the part.
 
         Raises:
             OSError: a note cannot be written or read; a later call may succeed.
@@ -104,12 +104,12 @@ class SpreadParts:
         return pb.OpenedUpdate(verdict=verdict, kept=is_kept and verdict is None)
 
     async def keep(self, judge: JudgingSpread, store: RunStore, index: int, report: Report) -> pb.UploadReply:
-        """Note that a part is durable at a rank; return the verdict when it was the last one. See `open`."""
+        """Record that a part is durable at a rank; return the verdict if it was the last one. See `open`."""
         _, verdict = await self._shielded(judge, store, index, report.findings, rank=report.rank)
         return pb.UploadReply(kept=True) if verdict is None else pb.UploadReply(verdict=verdict)
 
     def withdraw(self, run_id: RunId, digest: Digest) -> bool:
-        """Let no part of an update count as kept any more; return False if it is being decided about now."""
+        """Stop counting all parts of an update as kept; return False if it is being decided now."""
         update = self._updates.get((run_id, digest))
         if update is not None and update.lock.locked():
             return False
@@ -126,7 +126,7 @@ class SpreadParts:
     async def _shielded(
         self, judge: JudgingSpread, store: RunStore, index: int, findings: StoredUpdateMeta, *, rank: int | None
     ) -> tuple[bool, pb.Verdict | None]:
-        """Return whether the part is kept, and the verdict: a decision continues when the rank's call is cut."""
+        """Return whether the part is kept, and the verdict: a decision continues if the rank's call is cut."""
         return await asyncio.shield(asyncio.ensure_future(self._noted(judge, store, index, findings, rank)))
 
     async def _noted(
@@ -137,7 +137,7 @@ class SpreadParts:
             async with update.lock:
                 gathering = update.gathering
                 if gathering.verdict is None and not self._knows(update):
-                    continue  # forgotten while this one waited
+                    continue  # forgotten while this call waited
                 if gathering.verdict is None:
                     await self._go_on(update, judge, index, findings, rank)
                 return index in gathering.kept, gathering.verdict
@@ -145,9 +145,9 @@ class SpreadParts:
     async def _go_on(
         self, update: _Update, judge: JudgingSpread, index: int, findings: StoredUpdateMeta, rank: int | None
     ) -> None:
-        """Note a part and judge what is known, up to the decision; with a verdict the update is forgotten."""
+        """Record a part and check what is known, up to the decision; with a verdict the update is forgotten."""
         gathering = update.gathering
-        gathering.verdict = await judge.old_verdict()  # another stream may have got it
+        gathering.verdict = await judge.old_verdict()  # another stream may have received it
         try:
             if gathering.verdict is None:
                 await self._note(update, index, findings, rank)
@@ -170,7 +170,7 @@ class SpreadParts:
             update.ranks[index] = rank
 
     async def _judge(self, update: _Update, judge: JudgingSpread) -> None:
-        """Judge all manifests together once they are known, and decide once all parts are kept."""
+        """Check all manifests together once they are known, and decide once all parts are kept."""
         gathering = update.gathering
         if gathering.must_be_covered:
             gathering.verdict = await judge.cover(update.notes.manifests())
@@ -183,7 +183,7 @@ class SpreadParts:
             gathering.verdict = await judge.decide(KeptUpdate(encoded, None))
 
     def _of(self, judge: JudgingSpread, store: RunStore) -> _Update:
-        """Return what is known of an update; of a client's, the newest stay."""
+        """Return the state of an update; of a client's updates, only the newest are kept."""
         root, digest = judge.manifest, judge.update.digest
         key, owner = (root.run_id, digest), (root.run_id, root.client_id)
         if key not in self._updates:

@@ -1,1 +1,1 @@
-"""The files that the journal requires: which these are, and the check that each is there and undamaged."""
+"""The files that the journal requires: the list of them, and the check that each exists undamaged."""

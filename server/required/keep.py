@@ -1,4 +1,4 @@
-"""The files of a run that must stay, by its machine alone: for the retention of a coordinator and of a simulation."""
+"""The files of a run that must be kept, by its machine alone: for the retention of a coordinator or a simulation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from atoll.server.rounds.run_machine import RunMachine
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The files that must stay, taken from the state after the event that ended a round."""
+    """Files to keep, from the state after the event that ended a round."""
 
     seq: int  # the sequence number of that event
     at: float  # its time [s since the epoch]
@@ -19,8 +19,8 @@ class Keep:
     updates: frozenset[Digest]
     versions: frozenset[Version]
     oldest_base: Version  # the oldest base version of an update that may still count
-    is_over: bool  # the run has ended: partial uploads will not be completed
-    sites: int  # number of newest versions whose metrics of single sites stay
+    is_over: bool  # whether the run has ended: partial uploads will not be completed
+    sites: int  # number of newest versions whose metrics of single sites are kept
 
     @classmethod
     def after(cls, seq: int, machine: RunMachine, policy: StragglerPolicy) -> "Keep":
@@ -44,7 +44,7 @@ class Keep:
 
 
 def _wanted(ledger: Ledger) -> Iterator[Version]:
-    """Yield the best version, and those that may become it."""
+    """Yield the best version, and versions that may become it."""
     yield from ledger.unevaluated
     yield from (effect.version for effect in ledger.computing)
     if ledger.best is not None:

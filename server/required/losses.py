@@ -1,7 +1,7 @@
-"""The check that each file that a journal requires is there and undamaged: of a start, of a backup, of a restoration.
+"""The check that each file required by a journal exists undamaged: at a start, in a backup, in a restoration.
 
-The sizes of all files tell at once what is missing or cut. Their bytes are read as far as the caller asks for it: what
-is damaged and has its size is found before its use in any case.
+The sizes of all files immediately show missing or truncated ones. Their bytes are read as far as the caller requests:
+damage that keeps the size is found before use in any case.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,29 +25,29 @@ from atoll.tensors.safetensors_file import TensorFileCorrupted, parse_header
 from atoll.tensors.updates.inspection import inspect
 
 Reads = Literal["sizes", "model", "all"]
-"""The bytes to read: none; those of the current versions of open runs; all."""
+"""Bytes to read: none; only of the current versions of open runs; all."""
 
 WAY_OUT = (
-    "put these files back from a backup; or start once with --accept-losses, which goes on without them, as each line "
-    "says, and is kept in the audit log"
+    "put these files back from a backup; or start once with --accept-losses, which continues without them, as each "
+    "line says, and is recorded in the audit log"
 )
-"""The last line about losses, for the operator."""
+"""Last line about losses, with the remedies."""
 
 LINES_MAX = 40
-"""The largest number of losses that are told one by one."""
+"""Largest number of losses with a line each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A file that a journal requires and that is missing or damaged."""
+    """File that a journal requires and that is missing or damaged."""
 
     run_id: RunId
     path: Path
     fault: str
     cost: str
-    """The consequence of continuing without it."""
+    """Consequence of continuing without it."""
     is_open: bool = True
-    """The run may continue by itself, and so relies on the file now."""
+    """Whether the run may continue by itself, and so relies on the file now."""
     updates: tuple[Digest, ...] = ()
     versions: tuple[Version, ...] = ()
     contents: tuple[Digest, ...] = ()
@@ -64,13 +64,13 @@ def lines_of(losses: Iterable[Loss]) -> list[str]:
 
 
 def losses_in(path: Path, database: str = "") -> list[Loss]:
-    """Return what is missing or damaged in a state directory, every byte read; the coordinator that uses it may run.
+    """Return missing or damaged files of a state directory, reading every byte; its coordinator may be running.
 
-    Then files go while they are read. So only what a second look finds, too, is lost.
+    In this case files may be deleted during the check. So a file counts as lost only if a second check confirms it.
 
     Args:
         path: the state directory.
-        database: the URL of its journal; empty: the one that the directory names.
+        database: the URL of its journal; empty: the URL that the directory names.
 
     Raises:
         StoreCorrupted: the journal cannot be replayed.
@@ -89,7 +89,7 @@ def losses_of(path: Path, needs: Iterable[Need], *, reads: Reads) -> list[Loss]:
     Args:
         path: the state directory, or the folder of a backup.
         needs: what its journal requires.
-        reads: the bytes that are compared with their digests.
+        reads: the bytes to compare with their digests.
     """
     return [loss for need in needs for loss in _losses(RunFiles(path, need.run_id), need, reads)]
 
@@ -119,19 +119,19 @@ def _cost_of_version(need: Need, version: Version) -> str:
         what = "the global model" if version else "version 0, which every fold reads"
         return f"it is {what}: the run fails; `atoll model export --version` still exports the others"
     if version == need.best:
-        return f"it is version {version}, the best so far: a later one takes its place"
+        return f"it is version {version}, the best so far: a later one replaces it"
     lost = need.anchored.get(version, ())
     also = f", and {count_of(len(lost), 'accepted update')} that build on it end" if lost else ""
-    return f"it is version {version}: what was trained from it, or waits for its evaluation, goes on without it{also}"
+    return f"it is version {version}: what was trained from it, or waits for its evaluation, continues without it{also}"
 
 
 def _cost_of_update(need: Need, digest: Digest) -> str:
     if (sender := need.senders.get(digest)) is None:
-        return "it is a reply that the program has had: the run fails, as the program cannot be repeated"
+        return "it is a reply that the program has read: the run fails, as the program cannot be repeated"
     client_id, number = sender
     if need.is_of_messages:
         return f"it is the reply of {client_id} to message {number}, which then has none"
-    return f"it is the accepted update of {client_id} in round {number}, which goes on without it if its quorum allows"
+    return f"it is the accepted update of {client_id} in round {number}, which continues if its quorum allows"
 
 
 # ---------------------------------------------------------------- versions
@@ -180,7 +180,7 @@ def _faults_of_tensors(shard: Shard, *, is_read: bool) -> Iterator[tuple[Path, s
 
 
 def _faults_of_slot(manifest: Path, tensors: Path, *, is_read: bool) -> Iterator[tuple[Path, str]]:
-    """Yield the faults of a slot; at a rank its manifest is a list of digests, which the rank compares before use."""
+    """Yield the faults of a slot; at a rank its manifest is a list of digests, which the rank checks before use."""
     yield from ((path, "is missing") for path in (manifest, tensors) if not path.is_file())
     if not (manifest.is_file() and tensors.is_file()):
         return

@@ -1,6 +1,6 @@
 """The files that the runs of a journal need: accepted updates, versions of the model, replies, contents of messages.
 
-Each accepted update whose bytes are not in the journal has a file. So do the global model and each version that a
+Each accepted update whose bytes are not in the journal has a file, and so have the global model and each version that a
 decision may still need.
 """
 
@@ -28,16 +28,16 @@ from atoll.server.rounds.run_machine import RunMachine
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A run after the last entry of its journal, and the files that it needs."""
+    """Run after the last entry of its journal, and the files that it needs."""
 
     run_id: RunId
     state: RunState
     version: Version
     next_round: RoundId
     digests: Mapping[Version, Digest] = field(default_factory=dict)
-    """The needed versions with their digests; an empty digest is unknown yet."""
+    """Needed versions with their digests; an empty digest is not known yet."""
     updates: Mapping[Digest, StoredUpdateMeta] = field(default_factory=dict)
-    """The needed accepted updates whose bytes are in files."""
+    """Needed accepted updates whose bytes are in files."""
     is_of_messages: bool = False
     contents: frozenset[Digest] = frozenset()
     """The contents of messages whose exchanges are open."""
@@ -47,7 +47,7 @@ class Need:
     """The names of the server optimizer's tensors beside the current version."""
     best: Version | None = None
     anchored: Mapping[Version, tuple[Digest, ...]] = field(default_factory=dict)
-    """The accepted updates of FedAsync whose step needs an older version, by that version."""
+    """Accepted updates of FedAsync whose step needs an older version, by that version."""
 
     @property
     def is_open(self) -> bool:
@@ -60,11 +60,11 @@ def needs_of(path: Path, database: str = "") -> list[Need]:
 
     Args:
         path: the directory.
-        database: the URL of its journal; empty: the one that the directory names.
+        database: the URL of its journal; empty: the URL that the directory names.
 
     Raises:
         StoreCorrupted: the journal cannot be replayed.
-        StateUnusable: the journal cannot be opened, or has no schema of Atoll.
+        StateUnusable: the journal cannot be opened, or lacks Atoll's schema.
     """
     opened = open_database(path, database, read_only=True)
     try:
@@ -94,11 +94,11 @@ def need_of_rounds(
     """Return the needs of a run of rounds.
 
     Args:
-        connection: that of the journal.
+        connection: the journal's connection.
         run_id: the run.
         config: its settings.
         machine: its machine, which has received every entry.
-        loads_code: a user's own optimizer may be loaded, to know the names of its tensors.
+        loads_code: whether a custom optimizer may be loaded, to learn the names of its tensors.
     """
     keep, ledger = Keep.after(0, machine, config.round), machine.ledger
     rows = connection.execute(select(VERSIONS).where(VERSIONS.c.run_id == run_id))
@@ -121,7 +121,7 @@ def need_of_rounds(
 
 
 def _versions(machine: RunMachine) -> Iterator[Version]:
-    """Yield the versions that a decision may still need: late updates of others need no more than their digests."""
+    """Yield the versions that a decision may still need; late updates of others need only their digests."""
     ledger = machine.ledger
     yield ledger.version
     yield from (() if ledger.best is None else (ledger.best.version,))
@@ -140,7 +140,7 @@ def _slots(config: RunConfig, *, loads_code: bool) -> tuple[str, ...]:
     try:
         return Method.of(config.aggregation, config.optimizer, sums_here=False).slots
     except ConfigError:
-        return ()  # the start names the fault
+        return ()  # the start reports the fault
 
 
 def _anchored(machine: RunMachine, held: list[Update]) -> dict[Version, tuple[Digest, ...]]:
@@ -151,7 +151,7 @@ def _anchored(machine: RunMachine, held: list[Update]) -> dict[Version, tuple[Di
 
 
 def need_of_messages(connection: Connection, run_id: RunId, machine: ExchangeMachine) -> Need:
-    """Return the needs of a run of messages: every reply that is kept, for its program may begin again, and more."""
+    """Return the needs of a run of messages: every kept reply, because its program may restart, and more."""
     ledger = machine.ledger
     of_open = [sent for exchange in ledger.open.values() for sent in exchange.sent]
     return Need(

@@ -1,4 +1,4 @@
-"""The paths of a run's files: in a state directory, or at aggregation ranks whose directories are inside of it."""
+"""The paths of a run's files: in a state directory, or at aggregation ranks whose directories are inside it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from atoll.tensors.ownership import owned_pieces
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The file of a version, or of a rank's pieces of it."""
+    """File of a version, or of a rank's pieces of it."""
 
     path: Path
     pieces: tuple[Piece, ...]
 
 
 class RunFiles:
-    """The paths of a run's files on this machine.
+    """Paths of a run's files on this machine.
 
     Args:
         path: the state directory of the coordinator.
@@ -61,12 +61,12 @@ class RunFiles:
         return folder / f"{digest}.manifest.json", folder / f"{digest}.safetensors"
 
     def update(self, digest: Digest, rank: int, part: int | None = None) -> Path | None:
-        """Return the path of an accepted update, or of a part of one; None: it is at a rank on another machine."""
+        """Return the path of an accepted update, or of one of its parts; None: it is at a rank on another machine."""
         folder = self.ranks[rank] if self.num_ranks else self.folder
         return None if folder is None else folder / "updates" / f"{file_stem(digest, part)}.bin"
 
     def at_ranks(self, digest: Digest, meta: StoredUpdateMeta) -> Iterator[tuple[Path, tuple[int, ...] | None]]:
-        """Yield each place of an accepted update on this machine, with the parts that lie there; None: all of it."""
+        """Yield each location of an accepted update on this machine, with the parts there; None: all of it."""
         for rank in sorted(set(meta.ranks)) or [meta.rank]:
             if (file := self.update(digest, rank)) is not None:
                 yield file, meta.parts_at(rank)

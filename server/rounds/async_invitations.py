@@ -1,8 +1,8 @@
 """The invitations of an asynchronous run, each with its own deadline. Pure.
 
 An invitation belongs to the round in which it was made and may outlive it: a commit releases only the clients whose
-version has become too old to count. It ends with the client's update, failure or loss, or at its deadline. A
-synchronous run has no such invitations, and these functions have no effect on it.
+version has become too old to count. It ends with the client's update, failure or loss, or at its deadline. In a
+synchronous run there are no such invitations, and these functions have no effect.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from atoll.server.rounds.record import ClientRecord, RoundRecord, TooOldRecord
 
 
 class Records(Protocol):
-    """The records of the open round and of the last few rounds."""
+    """Records of the open round and of the last few rounds."""
 
     def record_of(self, round_id: RoundId) -> RoundRecord | None:
         """Return the record of one round, or None."""
@@ -30,7 +30,7 @@ class Records(Protocol):
 
 
 class Invitations:
-    """The clients that are training, with the round of each. The ledger has the table, the records the deadlines."""
+    """Clients that are training, with the round of each. The ledger has the table, the records the deadlines."""
 
     def __init__(self, policy: StragglerPolicy, ledger: Ledger, records: Records) -> None:
         self._policy, self._ledger, self._records = policy, ledger, records
@@ -62,14 +62,14 @@ class Invitations:
         return {c for r in of_version for c, row in r.clients.items() if row.digest and not row.unused_because}
 
     def may_still_count(self, record: RoundRecord) -> bool:
-        """Return whether an update for this round is at most `max_staleness` versions old now, from a known version."""
+        """Return whether an update for this round is now at most `max_staleness` versions old, from a known version."""
         is_young = self._ledger.version - record.base_version <= self._policy.max_staleness
         return is_young and record.base_version not in self._ledger.lost
 
     # ------------------------------------------------------------ open invitations
 
     def invite(self, record: RoundRecord, clients: tuple[ClientId, ...], now: float) -> Effects:
-        """Invite clients to the round, up to `concurrency` in all; a client that was lost meanwhile is recorded so."""
+        """Invite clients to the round, up to `concurrency` in total; record those that were lost meanwhile."""
         invited: list[Effect] = []
         membership, taken = self._ledger.membership, {*record.clients, *self._counted(record.base_version)}
         for client_id in sorted(clients):
@@ -112,12 +112,12 @@ class Invitations:
         return (self._invite(client_id, record),)
 
     def disconnected(self, client_id: ClientId, now: float) -> None:
-        """Note that the client's control stream has ended; its invitation stands until its lease runs out."""
+        """Record that the client's control stream has ended; its invitation stands until its lease expires."""
         if self.is_training(client_id):
             self._row(client_id).disconnected_at = now
 
     def upload_begun(self, client_id: ClientId, round_id: RoundId, now: float) -> None:
-        """Note the start of the upload, from which its duration is measured."""
+        """Record the start of the upload, from which its duration is measured."""
         if self.is_training(client_id, round_id):
             row = self._row(client_id)
             row.upload_begun_at = row.upload_begun_at or now
@@ -133,7 +133,7 @@ class Invitations:
         return self._end(client_id, fate, now, reason, detail)
 
     def answered(self, update: Update, fate: Fate, now: float, reason: str = "", detail: str = "") -> Effects:
-        """Record the fate of a client's update, also when its invitation had ended before."""
+        """Record the fate of a client's update, even if its invitation had ended before."""
         if self.is_training(update.client_id, update.round_id):
             return self._end(update.client_id, fate, now, reason, detail)
         record = self._record(update.round_id)
@@ -149,7 +149,7 @@ class Invitations:
 
     @property
     def deadline(self) -> float | None:
-        """The earliest deadline of all invitations, at which `time_passed` must be called; None: there are none."""
+        """The earliest deadline of all invitations, at which `time_passed` must be called, or None."""
         training = self._ledger.training
         return min(map(self._deadline, training)) if training else None
 
@@ -159,7 +159,7 @@ class Invitations:
         return deadline
 
     def time_passed(self, now: float) -> Effects:
-        """Release the clients with the earliest deadline; they may still send the work that they have done."""
+        """Release the clients with the earliest deadline; they may still send their partial work."""
         earliest = self.deadline
         late = sorted(c for c in self._ledger.training if self._deadline(c) == earliest)
         return tuple(
@@ -167,7 +167,7 @@ class Invitations:
         )
 
     def coordinator_started(self, down_since: float, now: float) -> None:
-        """Extend each deadline by the downtime, up to `outage_max` in all, and mark all clients as disconnected."""
+        """Extend each deadline by the downtime, up to `outage_max` in total, and mark all clients as disconnected."""
         for row in map(self._row, self._ledger.training):
             extension = min(max(0.0, now - down_since), self._policy.outage_max - row.extended)
             assert row.deadline is not None
@@ -175,7 +175,7 @@ class Invitations:
             row.disconnected_at = now if row.disconnected_at is None else row.disconnected_at
 
     def stood_still(self, seconds: float) -> Effects:
-        """Move each deadline by `seconds`, in which none could pass, and repeat the invitations with the new ones."""
+        """Move each deadline by `seconds` during which time stood still, and repeat the invitations."""
         repeated: list[Effect] = []
         for client_id, round_id in sorted(self._ledger.training.items()):
             row = self._row(client_id)
@@ -197,7 +197,7 @@ class Invitations:
         return tuple(e for c in stale for e in self._release(c, Fate.RELEASED, ReleaseReason.TOO_STALE, now))
 
     def note_too_old(self, client_id: ClientId, at: RoundRecord, base: Version) -> None:
-        """Record, in round `at`, that the work of a client that trains is too old for a commit on version `base`."""
+        """Record, in round `at`, that a training client's work is too old for a commit on version `base`."""
         record = self._record(self._ledger.training[client_id])
         self._ledger.num_too_old += 1
         at.too_old.append(TooOldRecord(client_id, record.round_id, base - record.base_version))
@@ -239,7 +239,7 @@ class Invitations:
         return (AmendRecord(record.round_id),) if record.round_id in self._ledger.past else ()
 
     def validate(self) -> None:
-        """Check that those train who have an open invitation, each with a deadline; raises Violation."""
+        """Check that exactly the clients with an open invitation train, each with a deadline; raises Violation."""
         rows = [(c, r.round_id, row) for r in self._records.newest_first() for c, row in r.clients.items()]
         waiting = {c: round_id for c, round_id, row in rows if row.fate is Fate.WAITING and row.deadline is not None}
         if self._policy.is_asynchronous and waiting != self._ledger.training:

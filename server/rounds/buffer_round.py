@@ -1,12 +1,12 @@
-"""One fill of an asynchronous run's buffer, as a pure state machine: a round without a cohort of its own.
+"""One fill of an asynchronous run's buffer, as a pure state machine: a round without a separate cohort.
 
     COLLECTING --`buffer_size` updates; with the quorum: no client left to invite,
                  `fill_timeout` over, or stop-----------------------------------> AGGREGATING --> COMMITTED
     COLLECTING --quorum out of reach, stop below it-----------------------------> ABANDONED
 
-Clients train all the time (`async_invitations`): a free place goes to a client that was not yet invited from this
+Clients train continuously (`async_invitations`): a free slot goes to a client that was not yet invited from this
 version, and an update counts in the buffer that is open at its arrival, whichever round its client was invited to.
-While a buffer is aggregated, no client is invited: the next version follows soon.
+While a buffer is aggregated, no client is invited, because the next version follows soon.
 
 Sources: Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", arXiv:2106.06639, Algorithm 1; Xie
 et al., "Asynchronous Federated Optimization", arXiv:1903.03934, whose buffer holds one update.
@@ -26,7 +26,7 @@ from atoll.server.rounds.run_rules import RunRules
 class Buffer(OpenRound):
     """One buffer, from its first update to COMMITTED or ABANDONED.
 
-    `updates` arrived while the last buffer was aggregated and are its first ones; `take` adds more until it closes.
+    `updates`, its first ones, arrived while the last buffer was aggregated; `take` adds more until it closes.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Buffer(OpenRound):
         return self.record.deadline if self.is_open and not self._is_overdue else None
 
     def time_passed(self, now: float) -> Effects:
-        """Invite no further clients: the buffer was not full within `fill_timeout`; without any, wait for some."""
+        """Stop inviting clients: the buffer was not full within `fill_timeout`; if no client trains, wait for some."""
         may_wait = not (self.invitations or self._has_quorum or [*self.membership.awaiting()])
         may_wait &= not self._is_drawing or self.record.waiting_since is not None
         if may_wait and (look_again := self._wait_on(now)) is not None:
@@ -68,7 +68,7 @@ class Buffer(OpenRound):
         return ()
 
     def stood_still(self, seconds: float) -> Effects:
-        """Move the deadline by `seconds`, in which it could not pass; the invitations have their own."""
+        """Move the deadline by `seconds` during which time stood still; the invitations have separate deadlines."""
         assert self.record.deadline is not None
         self.record.deadline += seconds
         return ()
@@ -81,7 +81,7 @@ class Buffer(OpenRound):
 
     @property
     def is_open(self) -> bool:
-        """Return whether the buffer takes updates."""
+        """Return whether the buffer accepts updates."""
         return self.phase is Phase.COLLECTING
 
     @property
@@ -99,11 +99,11 @@ class Buffer(OpenRound):
 
     @property
     def may_draw(self) -> bool:
-        """Return whether free places may be filled and no draw is under way."""
+        """Return whether free slots may be filled and no draw is under way."""
         return self.is_open and not self._is_overdue and not self._is_drawing
 
     def look_for_clients(self, now: float) -> Effects:
-        """Close the buffer when it is full or cannot fill any more; otherwise draw clients for the free places."""
+        """Close the buffer if it is full or cannot fill any more; otherwise draw clients for the free slots."""
         if not self.is_open:
             return ()
         if len(self.updates) >= self.policy.num_wanted:
@@ -178,7 +178,7 @@ class Buffer(OpenRound):
         record = self.record
         record.phase, record.closed_at, record.close_reason = Phase.AGGREGATING, now, reason
         record.wait_is_over(now)
-        self._is_drawing = False  # the answer to a draw that is under way is ignored
+        self._is_drawing = False  # the answer to a pending draw is ignored
         return (self._aggregate(),)
 
     def aggregated(self, model_digest: Digest, now: float) -> Effects:
@@ -199,7 +199,7 @@ class Buffer(OpenRound):
     # ------------------------------------------------------------ invariants
 
     def validate(self) -> None:
-        """Check the buffer, and that its record has the updates in it."""
+        """Check the buffer, and that its record contains its updates."""
         super().validate()
         known, rows = [update.digest for update in self.updates], [row.digest for row in self.record.buffer]
         if known != rows or len(known) > self.policy.num_wanted:

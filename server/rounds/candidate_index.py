@@ -1,7 +1,7 @@
 """An index of the clients that can be invited, sorted by client id. Pure.
 
 A run may have a million members, so a draw does not visit them all: the index applies the changes since the last query
-to its sorted list, and a query without changes before it returns the same list.
+to its sorted list, and a query without changes returns the same list.
 """
 
 import bisect
@@ -15,11 +15,11 @@ from atoll.server.rounds.member import Member
 _CLIENT_ID = itemgetter(0)  # half the time that `attrgetter` takes
 
 MANY = 1 / 4
-"""The share of changed candidates above which the list is sorted anew instead of changed in place."""
+"""Share of changed candidates above which the list is sorted again instead of changed in place."""
 
 
 class CandidateIndex:
-    """The sorted candidates among `members`: those that are `is_there`. `changed` reports each change to it."""
+    """Sorted candidates among `members`: those for which `is_there` holds. Each change is reported to `changed`."""
 
     def __init__(self, members: Mapping[ClientId, Member], is_there: Callable[[ClientId], bool]) -> None:
         self._members, self._is_there = members, is_there
@@ -27,7 +27,7 @@ class CandidateIndex:
         self._candidates: tuple[Candidate, ...] = ()
 
     def changed(self, client_id: ClientId) -> None:
-        """Note that the client joined, left, or has other properties than before."""
+        """Record that the client joined, left, or changed its properties."""
         self._changed.add(client_id)
 
     def clear(self) -> None:

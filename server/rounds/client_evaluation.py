@@ -1,4 +1,4 @@
-"""The evaluation of a committed version by clients on their own data: requests, answers, end. Pure."""
+"""The evaluation of a committed version by clients on their data: requests, answers, end. Pure."""
 
 import hashlib
 import math
@@ -15,18 +15,18 @@ from atoll.server.rounds.events import AskEvaluation, ClientEvaluated, CloseEval
 from atoll.task.metrics import merge, merge_alike, only_finite, usual_lengths
 
 IN_SUMS_ALONE = "its policy allows only sums over several sites"
-"""The reason that a client's own metrics are not shown."""
+"""Reason why a client's metrics are not shown individually."""
 
 NO_SUMS = "it measured nothing"
-"""The reason beside a client whose answer has no finite sum: it is not counted as evaluated."""
+"""Reason shown for a client whose answer has no finite sum: it does not count as evaluated."""
 
 SILENT = "did not answer in time"
-"""The failure of a client whose answer has not come by the deadline."""
+"""Failure of a client that has not answered by the deadline."""
 
 
 @dataclass(slots=True)
 class ClientEvaluation:
-    """The evaluation of one version. The next round opens after its end."""
+    """Evaluation of one version. The next round opens after its end."""
 
     version: Version
     deadline: float
@@ -34,11 +34,11 @@ class ClientEvaluation:
     answers: dict[ClientId, Sums] = field(default_factory=dict)
     failures: dict[ClientId, str] = field(default_factory=dict)
     refused: dict[ClientId, str] = field(default_factory=dict)
-    """The reasons why some sums of an answer are left out."""
+    """Reasons why some sums of an answer are omitted."""
     terms: dict[ClientId, Disclosure] = field(default_factory=dict)
-    """The terms on which the answers may be shown; absent: `ANY_SUM`."""
+    """Terms on which the answers may be shown; absent: `ANY_SUM`."""
     asked_at: float = 0.0
-    """The instant of its beginning."""
+    """Instant of its beginning."""
 
     @property
     def is_complete(self) -> bool:
@@ -46,7 +46,7 @@ class ClientEvaluation:
         return len(self.answers) + len(self.failures) >= len(self.asked)
 
     def is_waiting_for(self, client_id: ClientId) -> bool:
-        """Return whether the client's answer is awaited: it was requested, and is neither in nor failed."""
+        """Return whether the client's answer is awaited: it was requested, and has neither arrived nor failed."""
         at = bisect_left(self.asked, client_id)
         was_asked = at < len(self.asked) and self.asked[at] == client_id
         return was_asked and client_id not in self.answers and client_id not in self.failures
@@ -58,7 +58,7 @@ class ClientEvaluation:
     def answered(self, event: ClientEvaluated, most: float = math.inf, why: Callable[[], str] = str) -> None:
         """Record a client's sums, or the reason why it has none.
 
-        A metric of two sums whose count is above `most` is left out, with `why()` at the end of the reason.
+        A metric of two sums whose count is above `most` is omitted, with `why()` at the end of the reason.
         """
         if event.version != self.version or not self.is_waiting_for(event.client_id):
             return
@@ -87,7 +87,7 @@ class ClientEvaluation:
         """End the evaluation; a client without an answer has failed.
 
         Args:
-            max_share: of one client in each metric.
+            max_share: largest share of one client in each metric.
         """
         for client_id in self.asked:
             if self.is_waiting_for(client_id):
@@ -97,16 +97,16 @@ class ClientEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The sum of the answers of an evaluation, each metric over the clients whose sums can be added."""
+    """Sum of the answers of an evaluation, each metric over the clients whose sums can be added."""
 
     sums: Sums | None
-    """The sums by metric; None: there are none."""
+    """The sums by metric, or None."""
     left_out: dict[ClientId, str]
-    """The clients of which a metric is not in the sum, with the reason; their other metrics are."""
+    """The clients missing in the sum of some metric, with the reason; their other metrics are included."""
     num_clients: int
-    """The number of clients of which a metric is in the sum."""
+    """The number of clients with a metric in the sum."""
     capped: dict[ClientId, str] = field(default_factory=dict)
-    """The clients of which a metric is in the sum with less than its weight, with the reason."""
+    """The clients whose weight in some metric is reduced, with the reason."""
 
     @property
     def said(self) -> list[tuple[ClientId, str]]:
@@ -115,7 +115,7 @@ class Merged:
 
 
 def merged(answers: Mapping[ClientId, Sums], *, least: int = 0, max_share: float = 1.0) -> Merged:
-    """Return the sum of the answers, each metric over those that have its usual number of sums (`usual_lengths`).
+    """Return the sum of the answers, each metric over the clients with its usual number of sums (`usual_lengths`).
 
     Empty sums were refused (`metrics.sound`). A metric over fewer than `least` clients has empty sums. No client has
     more than `max_share` of a metric (`StragglerPolicy.max_share`).
@@ -128,7 +128,7 @@ def merged(answers: Mapping[ClientId, Sums], *, least: int = 0, max_share: float
         odd = {name: numbers for name, numbers in sums.items() if numbers and len(numbers) != usual[name]}
         if odd:
             left_out[client] = "; ".join(
-                f"metric {name[:100]!r}: {count_of(len(numbers), 'sum')}, not {usual[name]} as the others"
+                f"metric {name[:100]!r}: {count_of(len(numbers), 'sum')}, not {usual[name]} like the others"
                 for name, numbers in odd.items()
             )
         kept[client] = {name: numbers for name, numbers in sums.items() if numbers and name not in odd}
@@ -144,7 +144,7 @@ def merged(answers: Mapping[ClientId, Sums], *, least: int = 0, max_share: float
 
 
 def _cap(kept: dict[ClientId, Sums], max_share: float) -> dict[ClientId, str]:
-    """Reduce the sums of clients with more than a share of a metric, in place; return the reasons."""
+    """Reduce the sums of clients with too large a share of a metric, in place; return the reasons."""
     reasons = dict[ClientId, str]()
     for name in sorted({name for sums in kept.values() for name in sums}):
         weights = {client: weight for client, sums in kept.items() if name in sums and (weight := _weight(sums[name]))}
@@ -159,7 +159,7 @@ def _cap(kept: dict[ClientId, Sums], max_share: float) -> dict[ClientId, str]:
 
 
 def _weight(sums: Sequence[float]) -> float:
-    """Return the weight of a client in a metric: its count, or of other sums than two that of their magnitudes."""
+    """Return the weight of a client in a metric: its count, or, unless there are two sums, their magnitudes' sum."""
     return abs(sums[1]) if len(sums) == 2 else math.fsum(map(abs, sums))
 
 
@@ -176,7 +176,7 @@ def shown_sum(closed: CloseEvaluation) -> tuple[Merged, str]:
 def shown_alone(closed: CloseEvaluation) -> tuple[dict[ClientId, Sums], dict[ClientId, str]]:
     """Return the answers that may be shown for one client each, and the reason for each other client.
 
-    Where few clients allow sums alone, the others' answers and the sum of all would tell theirs: with fewer of them
+    If only few clients allow nothing but sums, the others' answers and the total would reveal theirs: if they are fewer
     than two, or than `min_sites`, no answer is shown alone.
     """
     reasons = {**closed.refused, **closed.failures}
@@ -185,13 +185,13 @@ def shown_alone(closed: CloseEvaluation) -> tuple[dict[ClientId, Sums], dict[Cli
     reasons |= dict.fromkeys(in_sums_alone, IN_SUMS_ALONE)
     if in_sums_alone and len(in_sums_alone) < max(2, _min_sites(closed)):
         few = count_of(len(in_sums_alone), "site")
-        why = f"only sums are allowed by {few}, and the rest of the sum of all would be theirs"
+        why = f"{few} allow only sums, and the rest of the total would be theirs"
         return {}, reasons | dict.fromkeys(per_site, why)
     return {client: only_finite(closed.answers[client]) for client in sorted(per_site)}, reasons
 
 
 def _min_sites(closed: CloseEvaluation) -> int:
-    """Return the least number of clients in a sum that may be shown: the largest that any of them asks for."""
+    """Return the least number of clients in a sum that may be shown: the largest that any of them requires."""
     return max((terms.min_sites for client, terms in closed.terms.items() if client in closed.answers), default=0)
 
 

@@ -15,7 +15,7 @@ a test) delivers events together with the time, and carries out the effects.
     SELECTING, COLLECTING --stop-----------------------------------------> ABANDONED
 
 Source: Bonawitz et al., "Towards Federated Learning at Scale: System Design", MLSys 2019, section 2.2 (Selection,
-Configuration, Reporting). The rules for late updates are those of `StragglerPolicy`.
+Configuration, Reporting). `StragglerPolicy` has the rules for late updates.
 """
 
 import math
@@ -49,7 +49,7 @@ MAY_REPORT = (Fate.WAITING, Fate.LOST, Fate.FAILED)
 
 
 class Round(OpenRound):
-    """One round, from SELECTING to COMMITTED or ABANDONED. A new round is a new machine.
+    """Round from SELECTING to COMMITTED or ABANDONED. A new round is a new machine.
 
     `late` are the accepted updates of earlier rounds that wait for a commit, by client: they count in this round. The
     run's intake adds more to the same dictionary until the round closes.
@@ -105,11 +105,11 @@ class Round(OpenRound):
             return self._close_or_abandon(CloseReason.GRACE_OVER, now)
         if self.policy.grace and self._uploading():
             self._in_grace, record.grace_by = True, record.deadline + self.policy.grace
-            return self._settle(now)  # only the uploads under way are awaited now: the quorum may be out of reach
+            return self._settle(now)  # only the uploads under way are still awaited: the quorum may be out of reach
         return self._close_or_abandon(CloseReason.DEADLINE, now)
 
     def stood_still(self, seconds: float) -> Effects:
-        """Move every deadline by `seconds`, in which none could pass, and repeat the invitations with the new ones."""
+        """Move every deadline by `seconds` during which time stood still, and repeat the invitations."""
         record = self.record
         self._select_by += seconds
         self._first_by += seconds
@@ -131,30 +131,30 @@ class Round(OpenRound):
     # ------------------------------------------------------------ selecting
 
     def look_for_clients(self, now: float) -> Effects:
-        """Draw a cohort as soon as enough clients are available, or end the wait for silent ones when it is over."""
+        """Draw a cohort as soon as enough clients are available, or end the wait for silent ones if it is over."""
         if self._is_held:
             return self._settle(now) if self.record.phase is Phase.COLLECTING else ()
         if self.record.phase is not Phase.SELECTING or self._is_drawing:
             return ()
         if self.record.waiting_since is not None and self._can_make_quorum():
             self.record.wait_is_over(now)
-            self._select_by = now + self.policy.selection_timeout  # clients that come together are in it together
+            self._select_by = now + self.policy.selection_timeout  # clients that connect together take part together
         needed = self.membership.enough_of(self.record.num_needed_to_draw)
         if self.membership.num_connected < needed:
             return ()
         if self.membership.num_available < needed and not self._can_make_quorum():
-            return ()  # connected clients that decline count towards a draw, but it must be able to make the quorum
+            return ()  # connected clients that decline count towards a draw, but it must be able to reach the quorum
         return self._draw()
 
     @property
     def may_draw(self) -> bool:
-        """Return whether the round selects and no draw is under way."""
+        """Return whether the round is selecting and no draw is under way."""
         return self.phase is Phase.SELECTING and not self._is_drawing
 
     def _selecting_is_over(self, now: float) -> Effects:
-        """Draw from fewer clients, or from those that rest, or wait on for approvals, or abandon the round."""
+        """Draw from fewer clients, or from resting ones, or keep waiting for approvals, or abandon the round."""
         if not self._can_make_quorum() and any(map(self.membership.is_connected, self.membership.resting())):
-            self.membership.wake()  # a rest must not cost a round
+            self.membership.wake()  # a rest must not fail a round
         if self._can_make_quorum():
             if self._wait is not None:
                 self.membership.settle_for_these()
@@ -216,7 +216,7 @@ class Round(OpenRound):
         """Return the seconds from the invitation to the deadline.
 
         An adaptive deadline is `adaptive_margin` times the expected time of the slowest needed client: the
-        `cohort_size`-th fastest of the invited. A client without measurements counts as one that needs `deadline_max`.
+        `cohort_size`-th fastest of the invited. A client without measurements counts as needing `deadline_max`.
         """
         policy = self.policy
         if policy.deadline != "adaptive":
@@ -242,13 +242,13 @@ class Round(OpenRound):
         return (self._invitation(client_id, record.deadline),)
 
     def client_disconnected(self, client_id: ClientId, now: float) -> None:
-        """Note that the client's control stream has ended; its lease still runs."""
+        """Record that the client's control stream has ended; its lease still runs."""
         client = self.record.clients.get(client_id)
         if client is not None and client.fate is Fate.WAITING:
             client.disconnected_at = now
 
     def client_gave_up(self, client_id: ClientId, fate: Fate, reason: str, detail: str, now: float) -> Effects:
-        """Record that a client has FAILED, was REFUSED or is LOST, and wait for it no longer."""
+        """Record that a client has FAILED, was REFUSED or is LOST, and stop waiting for it."""
         client = self.record.clients.get(client_id)
         if self.phase is not Phase.COLLECTING or client is None or client.fate is not Fate.WAITING:
             return ()
@@ -256,7 +256,7 @@ class Round(OpenRound):
         return self._settle(now)
 
     def upload_begun(self, client_id: ClientId, now: float) -> None:
-        """Note the start of an upload: one that begins before the deadline may end in the grace period."""
+        """Record the start of an upload: one that begins before the deadline may end in the grace period."""
         client = self.record.clients.get(client_id)
         if self.phase is Phase.COLLECTING and client is not None and client.fate in MAY_REPORT:
             client.upload_begun_at = client.upload_begun_at or now
@@ -330,7 +330,7 @@ class Round(OpenRound):
     def _may_return(self, expected: Iterable[ClientId]) -> bool:
         """Return whether silent clients of this cohort can still make the quorum by the deadline, and no new draw can.
 
-        Their work continues while their lease is over: an update that is finished by the deadline counts.
+        Their work continues after their lease has expired: an update that is finished by the deadline counts.
         """
         record, membership = self.record, self.membership
         if self._in_grace or len({*self.late, *membership.available()}) >= record.quorum:
@@ -385,7 +385,7 @@ class Round(OpenRound):
         return (*releases, self._aggregate())
 
     def _take_late(self) -> None:
-        """Record which late updates count in this round, and the weights that are capped."""
+        """Record which late updates count in this round, and the capped weights."""
         record = self.record
         late = sorted(self.late.items())
         record.superseded = [update.digest for client_id, update in late if client_id in self._reported]
@@ -398,7 +398,7 @@ class Round(OpenRound):
                 record.capped = {client_id: weight for client_id, weight in weights.items() if weight > cap}
 
     def _aggregate(self) -> Aggregate:
-        """Return the aggregation as a function of the round's state alone, so that it can be repeated after a crash."""
+        """Return the effect that aggregates the round; it depends only on the round's state, for a repetition."""
         record = self.record
         in_time = [
             Contribution(c, u.digest, u.num_examples, work_scale(u.work, self.policy))
@@ -440,13 +440,13 @@ class Round(OpenRound):
 
     @property
     def reported_on_time(self) -> Mapping[ClientId, Update]:
-        """The accepted updates of this round's own cohort."""
+        """The accepted updates of this round's cohort."""
         return self._reported
 
     # ------------------------------------------------------------ invariants
 
     def validate(self) -> None:
-        """Check the round, and that it knows whom it waits for and whose updates are in."""
+        """Check the round, and that its awaited clients and accepted updates match the record."""
         super().validate()
         for fate, known in ((Fate.WAITING, self._waiting), (Fate.REPORTED, self._reported.keys())):
             if known != {client_id for client_id, _ in self.record.with_fate(fate)}:

@@ -1,4 +1,4 @@
-"""The evaluations of a run's versions, and what their metrics decide: the best version, an early stop. Pure.
+"""The evaluations of a run's versions, and what their metrics determine: the best version, an early stop. Pure.
 
 A run with an early stop opens its next round after the value of the newest version is known, so that its end depends on
 the values alone and never on the time that an evaluation takes.
@@ -26,7 +26,7 @@ from atoll.server.rounds.update_intake import Intake
 
 
 class Evaluations(Intake, ABC):
-    """The part of a run's machine that asks for evaluations and takes their results; `run_machine` has the rest."""
+    """Part of a run's machine that requests evaluations and handles their results; `run_machine` has the rest."""
 
     @abstractmethod
     def _next_round_or_end(self) -> Effects: ...
@@ -37,7 +37,7 @@ class Evaluations(Intake, ABC):
     # ------------------------------------------------------------ requests and answers
 
     def _evaluate(self, now: float) -> Effects:
-        """Request the evaluations of the committed version: on the server's own data, and by the clients."""
+        """Request the evaluations of the committed version: on the server's data, and by the clients."""
         ledger, rules = self.ledger, self.rules
         is_last = ledger.version >= rules.rounds
         effects: list[Effect] = []
@@ -113,7 +113,7 @@ class Evaluations(Intake, ABC):
 
     @property
     def _has_too_many_unevaluated(self) -> bool:
-        """Return whether the next round waits until the server has evaluated one of the versions that wait for it."""
+        """Return whether the next round must wait until the server has evaluated one of the waiting versions."""
         most, is_last = self.rules.unevaluated_max, self.ledger.version >= self.rules.rounds
         return 0 < most <= len(self.ledger.unevaluated) and not is_last
 
@@ -147,14 +147,14 @@ class Evaluations(Intake, ABC):
             ledger.early_stop = stop.cause(ledger.progress, measured)
 
     def _absent(self, event: MetricsComputed) -> Iterator[str]:
-        """Yield the fault of each watched metric that the first evaluation of its data does not have."""
+        """Yield the fault of each watched metric that the first evaluation of its data lacks."""
         for key, metric in self._unknown(event.source):
             if event.values and metric.name not in event.values:
                 names = ", ".join(sorted(event.values))
                 yield f"{key}: got {metric.name!r}, which the {metric.source} did not measure; allowed: {names}"
 
     def _unknown(self, source: Source) -> Iterator[tuple[str, WatchedMetric]]:
-        """Yield the metrics that decide by evaluations of these data and have had no value yet, each with its key."""
+        """Yield the deciding metrics of evaluations on these data that have had no value yet, each with its key."""
         rules, ledger = self.rules, self.ledger
         if rules.best is not None and rules.best.source == source and ledger.best is None:
             yield "model.best", rules.best
@@ -163,7 +163,7 @@ class Evaluations(Intake, ABC):
 
     @property
     def undecided(self) -> list[str]:
-        """The sentences about metrics that should have decided about an ended run and never had a value."""
+        """The messages about metrics that should have decided about an ended run and never had a value."""
         if self.ledger.state not in TERMINAL or not self.ledger.version:
             return []
         unknown = (*self._unknown("server"), *self._unknown("clients"))
@@ -172,7 +172,7 @@ class Evaluations(Intake, ABC):
         ]
 
     def _forget_measures(self, rules: RunRules) -> None:
-        """Forget what was measured by other metrics than those of new rules."""
+        """Forget the measurements of metrics other than the new rules'."""
         if rules.best != self.rules.best:
             self.ledger.best = None
         if rules.stop != self.rules.stop:

@@ -31,7 +31,7 @@ Sums = Mapping[str, tuple[float, ...]]  # sufficient statistics by metric, merge
 
 @value
 class Update:
-    """An uploaded update whose bytes are complete, finite and of the expected layout. `num_examples` is n_k."""
+    """Uploaded update whose bytes are complete, finite and of the expected layout. `num_examples` is n_k."""
 
     client_id: ClientId
     round_id: RoundId
@@ -45,13 +45,13 @@ class Update:
     train_seconds: float = 0.0
     plain_bytes: int = 0  # `num_bytes` without a codec
     disclosure: Disclosure = ANY_SUM  # of the statistics
-    mesh: MeshUse | None = None  # of a client that is a mesh of ranks
-    steps: int = 0  # of the optimizer; 0: not known
+    mesh: MeshUse | None = None  # for a client that is a mesh of ranks
+    steps: int = 0  # optimizer steps; 0: not known
 
 
 @value
 class Profile:
-    """A client's description of its data, for samplers."""
+    """Client's description of its data, for samplers."""
 
     num_examples: int = 0
     label: str = ""
@@ -70,7 +70,7 @@ class CoordinatorStarted:
 
     Attributes:
         down_since: [s since the epoch].
-        allowance: time in which the clients of before may start and connect [s].
+        allowance: time within which the earlier clients may start and connect [s].
     """
 
     down_since: float
@@ -85,12 +85,12 @@ class ClientJoined:
     session: str
     profile: Profile = Profile()
     working_on: tuple[RoundId, ...] = ()
-    software: str = ""  # of the agent, such as "atoll 0.1.0"
+    software: str = ""  # software of the agent, such as "atoll 0.1.0"
 
 
 @value
 class ClientDisconnected:
-    """The end of a client's control stream. The client is not lost before its lease runs out."""
+    """The end of a client's control stream. The client is not lost before its lease expires."""
 
     client_id: ClientId
     session: str
@@ -98,11 +98,11 @@ class ClientDisconnected:
 
 @value
 class ClientLost:
-    """The loss of a client: its lease ran out, it left, or its certificate was revoked."""
+    """The loss of a client: its lease expired, it left, or its certificate was revoked."""
 
     client_id: ClientId
     reason: LossReason
-    failure: FailureReason | None = None  # if it left for a reason of its own: it does not trust the coordinator
+    failure: FailureReason | None = None  # if it decided to leave: it does not trust the coordinator
     detail: str = ""
     silent_for: float = 0.0  # the time since its last sign of life [s]
 
@@ -122,7 +122,7 @@ class CohortDrawn:
 
 @value
 class SamplerFailed:
-    """A failure of a custom sampler: it raised, or its answer is no cohort of the candidates."""
+    """A failure of a custom sampler: it raised, or its answer is not a cohort of the candidates."""
 
     round_id: RoundId
     detail: str
@@ -130,7 +130,7 @@ class SamplerFailed:
 
 @value
 class ClientFailed:
-    """A client's report that it gives up its work for a round, with the reason."""
+    """A client's report that it gives up on a round, with the reason."""
 
     client_id: ClientId
     round_id: RoundId
@@ -182,7 +182,7 @@ class AggregationFailed:
 
 @value
 class ModelEvaluated:
-    """The evaluation of a version on the server's own data; `statistics` is None after a failure (`detail`)."""
+    """The evaluation of a version on the server's data; `statistics` is None after a failure (`detail`)."""
 
     version: Version
     statistics: Sums | None
@@ -191,19 +191,19 @@ class ModelEvaluated:
 
 @value
 class ClientEvaluated:
-    """The evaluation of a version by a client on its own data; `statistics` is None after a failure (`detail`)."""
+    """The evaluation of a version by a client on its data; `statistics` is None after a failure (`detail`)."""
 
     client_id: ClientId
     version: Version
     statistics: Sums | None
     detail: str = ""
-    reason: FailureReason | None = None  # of a client that declines or fails; older agents give none
+    reason: FailureReason | None = None  # for a client that declines or fails; older agents give none
     disclosure: Disclosure = ANY_SUM  # as in Update
 
 
 @value
 class MetricsComputed:
-    """The values of the metrics of an evaluation, which the task computes from the sums; None: it has no value."""
+    """The values of an evaluation's metrics, which the task computes from the sums; None: a metric has no value."""
 
     version: Version
     source: Source
@@ -212,14 +212,14 @@ class MetricsComputed:
 
 @value
 class DiskShort:
-    """A lack of room for an update or a version, here or at a rank: until DiskFree no deadline passes."""
+    """A full disk, here or at a rank, for an update or a version: until DiskFree no deadline passes."""
 
     detail: str
 
 
 @value
 class DiskFree:
-    """The return of room on these disks."""
+    """The return of space on these disks."""
 
 
 @value
@@ -260,10 +260,10 @@ class PauseRequested:
 
 @value
 class ResumeRequested:
-    """The operator's request to continue a paused run or to reopen an ended one, a finished one with more rounds."""
+    """The operator's request to continue a paused run, or to reopen an ended one (a finished one with more rounds)."""
 
-    wait: bool = False  # there is no room for the run now: the driver delivers this event again when there is
-    rules: RunRules | None = None  # those to follow from now on; None: as before
+    wait: bool = False  # `max_runs` is reached: the driver delivers this event again when the run may start
+    rules: RunRules | None = None  # the settings from now on; None: unchanged
 
 
 Event = (
@@ -298,7 +298,7 @@ Event = (
 
 
 class Candidate(NamedTuple):
-    """An available client, with the facts that a sampler may use."""
+    """Available client, with the facts that a sampler may use."""
 
     client_id: ClientId
     num_examples: int
@@ -317,7 +317,7 @@ class DrawCohort:
     round_id: RoundId
     count: int
     candidates: tuple[Candidate, ...]
-    number: int = 0  # the draw within the round: an asynchronous run has many
+    number: int = 0  # number of the draw within the round: an asynchronous run has many
     relaxed: int = 0  # `Pacer.relaxed`
 
 
@@ -335,7 +335,7 @@ class Invite:
 
 @value
 class Release:
-    """Tell a client to stop training; `submit`: it may still send the work that it has done."""
+    """Tell a client to stop training; `submit`: it may still send its partial work."""
 
     client_id: ClientId
     round_id: RoundId
@@ -345,7 +345,7 @@ class Release:
 
 @value
 class Accept:
-    """Tell a client that its update counts; `carried`: late, in the next round that commits."""
+    """Tell a client that its update counts; `carried`: it is late, and counts in the next committed round."""
 
     client_id: ClientId
     round_id: RoundId
@@ -366,7 +366,7 @@ class Reject:
 
 @value
 class Contribution:
-    """An accepted update in the fold: weight n_k * scale; in an asynchronous run weight 1, update * scale."""
+    """Accepted update in the fold: weight n_k * scale; in an asynchronous run weight 1, update * scale."""
 
     client_id: ClientId
     digest: Digest
@@ -412,14 +412,14 @@ class AmendRecord:
 
 @value
 class EvaluateModel:
-    """Evaluate a version on the server's own data."""
+    """Evaluate a version on the server's data."""
 
     version: Version
 
 
 @value
 class AskEvaluation:
-    """Ask a client to evaluate a version on its own data, by `deadline`."""
+    """Ask a client to evaluate a version on its data, by `deadline`."""
 
     client_id: ClientId
     version: Version
@@ -430,14 +430,14 @@ class AskEvaluation:
 
 @value
 class CloseEvaluation:
-    """Merge the answers of an evaluation and record the result: all are in, or the deadline has passed."""
+    """Merge the answers of an evaluation and record the result: all have arrived, or the deadline has passed."""
 
     version: Version
     answers: Mapping[ClientId, Sums]
     failures: Mapping[ClientId, str]
     refused: Mapping[ClientId, str] = field(default_factory=dict)
-    terms: Mapping[ClientId, Disclosure] = field(default_factory=dict)  # of the answers; absent: ANY_SUM
-    max_share: float = 1.0  # of one client in each metric
+    terms: Mapping[ClientId, Disclosure] = field(default_factory=dict)  # terms of the answers; absent: ANY_SUM
+    max_share: float = 1.0  # largest share of one client in each metric
 
 
 @value

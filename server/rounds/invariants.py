@@ -1,16 +1,16 @@
 """The violation of an invariant, which `validate()` of a machine and of its parts raises. Pure.
 
-`validate()` reads the whole state and changes nothing. Tests call it after each event; no process of a user does.
+`validate()` reads the whole state and changes nothing. Tests call it after each event; production code never does.
 """
 
 
 class Violation(AssertionError):
-    """A state that an invariant forbids: a mistake of ours, never one of a peer.
+    """Error: a state violates an invariant, which is a bug, never a peer's mistake.
 
     Args:
         invariant: its number in docs/architecture.md.
         what: the fault, with the values.
-        of: the round or exchange, in words; empty: the fault is of the run.
+        of: the round or exchange, in words; empty: the run.
     """
 
     def __init__(self, invariant: int, what: str, of: str = "") -> None:

@@ -7,10 +7,10 @@ from atoll.protocol.vocabulary import ClientId
 
 
 class Leases:
-    """The lease of each client, renewed by its signs of life. The leases are not journaled; only a loss is.
+    """Lease of each client, renewed by its signs of life. The leases are not journaled; only a loss is.
 
-    A lazy heap: each client has one entry, which is pushed again when it comes due after a renewal, and a second one if
-    its lease was a longer one. A lease costs O(log n) for each client, a heartbeat one write to a dictionary.
+    A lazy heap: each client has one entry, which is pushed again if it comes due after a renewal, and a second entry if
+    its lease was longer before. A lease costs O(log n) for each client, a heartbeat one write to a dictionary.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -26,12 +26,12 @@ class Leases:
         self._end_at(client_id, now + self.lease_s)
 
     def renew(self, client_id: ClientId, now: float) -> None:
-        """Renew a lease by the bytes of a transfer; a client that is given up must connect again first."""
+        """Renew a lease by the bytes of a transfer; a lost client must connect again first."""
         if client_id in self._heard:
             self.heard(client_id, now)
 
     def expect(self, client_id: ClientId, until: float) -> None:
-        """Let a client that has not connected yet have the time to `until` for it."""
+        """Give a client that has not connected yet until `until` to do so."""
         self._end_at(client_id, until)
 
     def _end_at(self, client_id: ClientId, end: float) -> None:
@@ -55,12 +55,12 @@ class Leases:
         return self._due[0][0] if self._due else None
 
     def expired(self, now: float) -> list[ClientId]:
-        """Return the clients whose lease has run out, each once, and end their leases."""
+        """Return the clients whose lease has expired, each once, and end their leases."""
         lost = []
         while self._due and self._due[0][0] <= now:
             entry, client_id = heapq.heappop(self._due)
             if entry != self._queued.get(client_id):
-                continue  # an earlier one has replaced it
+                continue  # an earlier entry has replaced it
             del self._queued[client_id]
             if (end := self._ends.get(client_id, -math.inf)) > now:
                 self._end_at(client_id, end)

@@ -20,7 +20,7 @@ from atoll.server.rounds.run_rules import MeasuredVersion, Progress, RunRules
 
 @dataclass(slots=True)
 class Ledger:
-    """The state of a run while no round is open."""
+    """State of a run while no round is open."""
 
     state: RunState = RunState.QUEUED
     cause: str = ""
@@ -28,12 +28,12 @@ class Ledger:
     version: Version = Version(0)  # noqa: RUF009 - a NewType of an int
     model_digest: Digest = Digest("")  # noqa: RUF009
     next_round: RoundId = RoundId(1)  # noqa: RUF009
-    failures: int = 0  # rounds abandoned in a row
-    stop_reason: str | None = None  # the operator's, while a round still aggregates
-    pause_reason: str | None = None  # the operator's, while a round is still open
-    resumes_itself: bool = False  # paused, or about to be, after a wait in vain: it resumes with the quorum's return
-    is_round_due: bool = False  # OpenNextRound was given out and not yet answered
-    retry_at: float = 0.0  # the time before which a round is not repeated; 0: there is none
+    failures: int = 0  # consecutive abandoned rounds
+    stop_reason: str | None = None  # the operator's reason to stop, while a round still aggregates
+    pause_reason: str | None = None  # the operator's reason to pause, while a round is still open
+    resumes_itself: bool = False  # paused, or about to be, after a wait in vain: it resumes when the quorum returns
+    is_round_due: bool = False  # OpenNextRound was issued and not yet answered
+    retry_at: float = 0.0  # the time before which a round is not repeated; 0: none
     membership: Membership = field(default_factory=Membership)
     carried: dict[ClientId, Update] = field(default_factory=dict)  # accepted late, waiting for a commit
     training: dict[ClientId, RoundId] = field(default_factory=dict)  # asynchronous: the round of each open invitation
@@ -41,26 +41,26 @@ class Ledger:
     waiting: list[Update] = field(default_factory=list)  # asynchronous: accepted while no buffer was open, in order
     past: dict[RoundId, RoundRecord] = field(default_factory=dict)  # the last few rounds
     evaluation: ClientEvaluation | None = None
-    rules: RunRules | None = None  # those that a resume has changed; None: the run's first ones
-    unevaluated: list[Version] = field(default_factory=list)  # EvaluateModel was given out and not yet answered
-    computing: list[ComputeMetrics] = field(default_factory=list)  # given out and not yet answered
-    best: MeasuredVersion | None = None  # of `RunRules.best`
-    progress: Progress | None = None  # of `RunRules.stop`
-    short_since: float | None = None  # the beginning of a lack of room on the disk; None: there is room
-    short_of: str = ""  # what does not fit
-    short_look: float = 0.0  # the next line of the log about it
+    rules: RunRules | None = None  # the rules changed by a resume; None: the run's first ones
+    unevaluated: list[Version] = field(default_factory=list)  # EvaluateModel was issued and not yet answered
+    computing: list[ComputeMetrics] = field(default_factory=list)  # issued and not yet answered
+    best: MeasuredVersion | None = None  # value for `RunRules.best`
+    progress: Progress | None = None  # progress for `RunRules.stop`
+    short_since: float | None = None  # start time of a full disk; None: there is room
+    short_of: str = ""  # the message about what does not fit
+    short_look: float = 0.0  # time of the next log line about it
     early_stop: str = ""  # the cause of an early stop, until a resume
     lost: list[Version] = field(default_factory=list)  # versions whose files are lost, until a resume
 
     @property
     def is_open(self) -> bool:
-        """Return whether the run has begun and not ended: it receives clients' events, and their updates may count."""
+        """Return whether the run has begun and not ended: it handles clients' events, and their updates may count."""
         return self.state not in TERMINAL and self.model_digest != ""
 
     def forget_old_rounds(self, *, most: int, oldest_base: Version | None = None) -> None:
         """Delete the records of old rounds.
 
-        Kept are the last `most` rounds, rounds whose updates still wait for a commit, and rounds that began from
+        It keeps the last `most` rounds, rounds whose updates still wait for a commit, and rounds that began from
         `oldest_base` or a later version.
 
         Call it when a round opens, not when one ends: the end of a round writes into older records.
@@ -74,7 +74,7 @@ class Ledger:
     def carry(self, update: Update, *, into: dict[ClientId, Update] | None = None) -> list[Effect]:
         """Keep an accepted update for the next commit, or add it to the late updates of the open round (`into`).
 
-        Of two updates by one client, that of the later round stays.
+        Of two updates by one client, the later round's is kept.
         """
         table = self.carried if into is None else into
         other = table.get(update.client_id)
@@ -108,7 +108,7 @@ class Ledger:
         if record.abandon_reason is AbandonReason.STOP_REQUESTED:
             why = "the run was stopped below the quorum"
         elif record.abandon_reason is not AbandonReason.AGGREGATION_FAILED:
-            self.waiting = [*updates, *self.waiting]  # those that came during its fold came later
+            self.waiting = [*updates, *self.waiting]  # updates that arrived during its fold are later
             return []
         return [effect for update in updates for effect in self.leave_unused(update, why)]
 

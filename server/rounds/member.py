@@ -8,36 +8,36 @@ from atoll.server.rounds.events import Candidate, Profile
 
 @dataclass(slots=True)
 class Trouble:
-    """The failures of a client: the newest one, which may be a decline, and their consequences."""
+    """Failures of a client: the newest one, which may be a decline, and their consequences."""
 
     reason: str
     detail: str
     at: float
-    failures: int = 0  # in a row, since the client's last accepted update
-    rest_until: float = 0.0  # the client is not invited before; 0: it does not rest
-    waits: bool = False  # it has declined, and its site's policy will allow the work later; until it joins again
-    declines_evaluation: bool = False  # its site's policy does not let it evaluate; until it joins again
+    failures: int = 0  # consecutive failures since the client's last accepted update
+    rest_until: float = 0.0  # time before which the client is not invited; 0: it does not rest
+    waits: bool = False  # it has declined, but its site's policy will allow the work later; until it joins again
+    declines_evaluation: bool = False  # whether its site's policy forbids it to evaluate; until it joins again
 
 
 @dataclass(slots=True)
 class Member:
-    """A client that has joined this run at least once."""
+    """Client that has joined this run at least once."""
 
     profile: Profile
-    session: str | None = None  # of the open control stream, if `start` is the membership's
+    session: str | None = None  # name of the open control stream, if `start` is the membership's
     lost_because: str = ""  # reason of its loss; empty while it is not lost
     download_seconds: float | None = None  # moving averages of the measured times
     train_seconds: float | None = None
     upload_seconds: float | None = None
     counted_round: RoundId = RoundId(0)  # noqa: RUF009 - the newest of its rounds whose update is in a model; 0: none
-    loss: float | None = None  # of its newest accepted update that reported one, see `oort_utility`
+    loss: float | None = None  # utility of its newest accepted update that reported one, see `oort_utility`
     utility: float = 0.0
     last_round: RoundId = RoundId(0)  # noqa: RUF009 - the newest round with an accepted update of it; 0: none
     times_chosen: int = 0
     start: int = 0  # `Membership.start` when `session` began
-    has_declined: bool = False  # its site's policy does not let it train for this run; until it joins again
-    seen_at: float = 0.0  # the newest event of its connection
-    software: str = ""  # of its agent
+    has_declined: bool = False  # whether its site's policy forbids it to train for this run; until it joins again
+    seen_at: float = 0.0  # time of the newest event of its connection
+    software: str = ""  # software of its agent
     trouble: Trouble | None = None  # None: it has neither failed nor declined
 
     @property

@@ -1,11 +1,11 @@
 """Incremental snapshots of the members of a run: a snapshot writes only the members that have changed. Pure.
 
-A snapshot holds the ledger without its members, and beside it their number and the journal entry of the last whole set.
-The members are on pages: the whole set, and for each later snapshot the members that have changed since the one before;
-a newer page overrides an older one. When the members written since the last whole set are as many as the set, the next
-snapshot writes a whole set again, and everything before it can be deleted. So the total that is written is at most
-twice the number of changes, and the disk has at most twice the members, for any number of rounds (and the pages that
-the last two snapshots do not share).
+A snapshot holds the ledger without its members, and beside it their number and the journal entry of the last complete
+set. The members are on pages: the complete set, and for each later snapshot the members that have changed since its
+predecessor; a newer page overrides an older one. When the members written since the last complete set are as many as
+the set, the next snapshot writes a complete set again, and everything before it can be deleted. So the total written is
+at most twice the number of changes, and the disk holds at most twice the members, for any number of rounds (plus pages
+that the last two snapshots do not share).
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -15,16 +15,16 @@ from itertools import islice
 from atoll.protocol.vocabulary import ClientId
 
 PAGE = 500
-"""Members on one page."""
+"""Number of members on one page."""
 
 
 class Unwritten:
-    """The members that have changed since the last snapshot, and the extent of the pages on disk.
+    """Members that have changed since the last snapshot, and the extent of the pages on disk.
 
     Args:
         changed: members that have changed.
-        first: the journal entry of the last whole set.
-        num_written: members on pages after the last whole set.
+        first: the journal entry of the last complete set.
+        num_written: members on pages after the last complete set.
     """
 
     def __init__(self, changed: Iterable[ClientId] = (), *, first: int = 0, num_written: int = 0) -> None:
@@ -32,7 +32,7 @@ class Unwritten:
         self.first, self.num_written = first, num_written
 
     def take(self, members: Collection[ClientId], seq: int) -> "Written":
-        """Return the pages for the snapshot of entry `seq`, and count them as written from now on."""
+        """Return the pages for the snapshot of entry `seq`, and count them as written."""
         changed = self.changed
         if self.num_written + len(changed) >= len(members):
             self.first, self.num_written = seq, 0
@@ -46,7 +46,7 @@ class Unwritten:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The members' part of a snapshot. The caller encodes the pages before the next event changes the members."""
+    """Members' part of a snapshot. The caller encodes the pages before the next event changes the members."""
 
     first: int
     """The journal entry of the last whole set."""

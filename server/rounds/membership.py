@@ -1,8 +1,8 @@
 """The members of a run, with their sessions, profiles, measured times and losses. Pure.
 
 A member is *connected* while its newest control stream is open. When the stream ends, the member may reconnect within
-its lease; when the lease runs out, the member is *lost*. Heartbeats are not journaled: `Leases` watches the leases
-outside of the journaled state, and a loss comes back as an event, which is journaled.
+its lease; when the lease expires, the member is *lost*. Heartbeats are not journaled: `Leases` watches the leases
+outside of the journaled state, and reports a loss as an event, which is journaled.
 """
 
 import heapq
@@ -19,7 +19,7 @@ from atoll.server.rounds.member_pages import Unwritten
 from atoll.server.rounds.oort_pacer import Pacer
 
 DETAIL_MAX = 200
-"""Characters of a failure's detail that are kept, the last ones: a traceback ends with its error."""
+"""Number of characters of a failure's detail that are kept, from its end: a traceback ends with its error."""
 
 
 def _average(old: float | None, new: float) -> float:
@@ -35,7 +35,7 @@ class Membership:
     pacer: Pacer = field(default_factory=Pacer)
     start: int = 0
     ended_at: float = 0.0  # when all were last disconnected at once [s since the epoch]
-    settled_for: int = 0  # the connected clients for which a round was content after `selection_timeout`; 0: none was
+    settled_for: int = 0  # connected clients that sufficed for a round after `selection_timeout`; 0: none did
     approval_by: float | None = None  # the end of the wait for approvals (`StragglerPolicy.approval_wait`) under way
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class Membership:
         self.unwritten = Unwritten(first=first, num_written=num_written)
 
     def _changing(self, client_id: ClientId) -> Member | None:
-        """Return a member for a change. Every change goes through here, so that draws and snapshots see it."""
+        """Return a member in order to change it. Every change uses this, so that draws and snapshots see it."""
         member = self.members.get(client_id)
         if member is not None:
             self._index.changed(client_id)
@@ -82,7 +82,7 @@ class Membership:
         self._declining.discard(client_id)
 
     def settle_for_these(self) -> None:
-        """Let no further round wait for more clients than are connected now, until there are more."""
+        """Let later rounds wait for no more clients than are connected now, until there are more."""
         self.settled_for = self.num_connected
 
     def enough_of(self, wanted: int) -> int:
@@ -109,7 +109,7 @@ class Membership:
             member.trouble.declines_evaluation = True
 
     def evaluates(self, client_id: ClientId) -> bool:
-        """Return whether a member can be asked for an evaluation, as far as its site's policy goes."""
+        """Return whether a member's site policy allows to ask it for an evaluation."""
         trouble = self.members[client_id].trouble
         return trouble is None or not trouble.declines_evaluation
 
@@ -118,7 +118,7 @@ class Membership:
         return client_id in self._declining or (self.is_connected(client_id) and not self.evaluates(client_id))
 
     def awaiting(self) -> Iterator[ClientId]:
-        """Yield the connected clients that have declined and that their site's policy will allow to train later."""
+        """Yield the connected clients that have declined but whose site's policy will allow them to train later."""
         troubles = ((c, self.members[c].trouble) for c in sorted(self._declining))
         return (c for c, trouble in troubles if trouble is not None and trouble.waits)
 
@@ -172,7 +172,7 @@ class Membership:
         return dict(sorted(self._resting.items()))
 
     def wake(self, now: float = math.inf) -> None:
-        """End the rests that last until `now` at most; without a time all."""
+        """End the rests that last until `now` at most; without an argument all."""
         for client_id in [c for c, until in self._resting.items() if until <= now]:
             member = self._changing(client_id)
             assert member is not None
@@ -183,7 +183,7 @@ class Membership:
         """Mark the client as disconnected after the end of `session`.
 
         Returns:
-            False when the session had ended before or was replaced by a newer one.
+            False if the session had already ended or was replaced by a newer one.
         """
         member = self.members.get(client_id)
         if member is None or not self._is_there(member) or member.session != session:
@@ -197,7 +197,7 @@ class Membership:
 
         Args:
             client_id: the client.
-            reason: of the loss.
+            reason: reason of the loss.
             heard_at: its last sign of life, if it was connected until now [s since the epoch].
         """
         if client_id in self.members:
@@ -219,7 +219,7 @@ class Membership:
         self._declining.clear()
 
     def away_since(self, client_id: ClientId) -> float | None:
-        """Return when the newest connection of a member that is not there ended [s since the epoch]; None: unknown."""
+        """Return when the newest connection of an absent member ended [s since the epoch]; None: unknown."""
         return self._seen_at(self.members[client_id]) or None
 
     def _seen_at(self, member: Member) -> float:
@@ -322,7 +322,7 @@ class Membership:
         member.session = None
 
     def validate(self) -> None:
-        """Check that the sets from which rounds draw say the same as the members; raises Violation."""
+        """Check that the sets from which rounds draw agree with the members; raises Violation."""
         there = {client_id for client_id, member in self.members.items() if self._is_there(member)}
         declining = {client_id for client_id in there if self.members[client_id].has_declined}
         resting = {c: t.rest_until for c, m in self.members.items() if (t := m.trouble) and t.rest_until}

@@ -30,7 +30,7 @@ def utility_of(update: Update) -> float:
 
 
 def loss_and_utility(update: Update) -> tuple[float | None, float]:
-    """Return both: the utility rests on the loss."""
+    """Return both: the utility is computed from the loss."""
     loss = loss_of(update.statistics)
     return loss, _utility(update, loss)
 

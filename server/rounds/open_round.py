@@ -4,7 +4,7 @@
     COLLECTING ---abandoned, stopped---------------------------------> ABANDONED
                                       AGGREGATING ---AggregationFailed---> ABANDONED
 
-`cohort_round` is the round with a cohort, `buffer_round` that of an asynchronous run.
+`cohort_round` is the round with a cohort, `buffer_round` the round of an asynchronous run.
 """
 
 import math
@@ -22,11 +22,11 @@ from atoll.server.rounds.update_claims import work_scale
 Effects = tuple[Effect, ...]
 
 NEWS_S = 3600.0
-"""The seconds between two looks at a wait for clients, each of which is an event and a line of the log."""
+"""Seconds between two checks of a wait for clients, each of which is an event and a log line."""
 
 
 class OpenRound(ABC):
-    """A round that has not ended. A new round is a new machine."""
+    """Round that has not ended. A new round is a new machine."""
 
     def __init__(
         self, round_id: RoundId, base_version: Version, rules: RunRules, membership: Membership, now: float
@@ -61,10 +61,10 @@ class OpenRound(ABC):
 
     @abstractmethod
     def time_passed(self, now: float) -> Effects:
-        """Apply the deadline, which is here."""
+        """Apply the deadline, which has passed."""
 
     def coordinator_started(self, down_since: float, now: float) -> Effects:
-        """Extend the deadlines by the downtime, up to `outage_max` in all, and repeat an aggregation under way."""
+        """Extend the deadlines by the downtime, up to `outage_max` in total, and repeat a pending aggregation."""
         record = self.record
         seconds = max(0.0, now - down_since)
         extension = min(seconds, self.policy.outage_max - self._extended)
@@ -82,7 +82,7 @@ class OpenRound(ABC):
 
     @abstractmethod
     def stood_still(self, seconds: float) -> Effects:
-        """Move every deadline by `seconds`, in which none could pass, and repeat the invitations with the new ones."""
+        """Move every deadline by `seconds` during which time stood still, and repeat the invitations."""
 
     # ------------------------------------------------------------ events
 
@@ -97,7 +97,7 @@ class OpenRound(ABC):
         """Return whether the round draws clients as soon as there are enough."""
 
     def _may_wait_for_approvals(self, counted: Iterable[ClientId], now: float) -> bool:
-        """Return whether the quorum is within reach of the `counted` clients and those that their sites let wait.
+        """Return whether the `counted` clients and those waiting for their sites could reach the quorum.
 
         The wait for them ends `approval_wait` after it was first needed; a commit ends it, too.
         """
@@ -110,7 +110,7 @@ class OpenRound(ABC):
         return now < membership.approval_by
 
     def _wait_on(self, now: float) -> float | None:
-        """Begin or continue the wait for clients; return when to look again, or None: the run waits no longer."""
+        """Begin or continue the wait for clients; return when to check again, or None: the run no longer waits."""
         if self._wait is None:
             return None
         since = self.record.waiting_since = self.record.waiting_since or now
@@ -118,12 +118,12 @@ class OpenRound(ABC):
         return min(now + NEWS_S, until) if now < until else None
 
     def _lacks_only_the_away(self, counted: Iterable[ClientId]) -> bool:
-        """Return whether the `counted` clients would make the quorum with those that time or a person brings back."""
+        """Return whether the `counted` clients would make the quorum with those that time or people bring back."""
         away = {*self.record.away()} if self._wait is not None else set()
         return bool(away) and len(away.union(counted)) >= self.record.quorum
 
     def lose(self, digests: Container[Digest], now: float) -> Effects:
-        """Let accepted updates go whose files are lost; a fold under way begins anew with the others."""
+        """Remove accepted updates whose files are lost; a running fold starts again with the others."""
         lost = [update for update in self.held if update.digest in digests]
         if not lost:
             return ()
@@ -137,19 +137,19 @@ class OpenRound(ABC):
         return (self._aggregate(),)
 
     def end_without_room(self, detail: str, now: float) -> Effects:
-        """Abandon the round after a wait in vain for room on disk."""
+        """Abandon the round after a wait in vain for disk space."""
         return self._abandon(AbandonReason.AWAITS_ROOM, now, detail)
 
     def end_without_files(self, detail: str, now: float) -> Effects:
-        """Abandon the round for want of files that are lost."""
+        """Abandon the round because files are lost."""
         return self._abandon(AbandonReason.FILES_LOST, now, detail)
 
     @abstractmethod
     def _let_go(self, digests: Container[Digest]) -> int:
-        """Remove accepted updates from those that count; return the number that counts towards the quorum then."""
+        """Remove accepted updates from the counted ones; return the number that still counts towards the quorum."""
 
     def _settled_without(self, now: float) -> Effects:
-        """Close or abandon a round that still collects, if no further answer can change that."""
+        """Close or abandon a collecting round if no further answer can change the result."""
         return ()
 
     @abstractmethod
@@ -169,20 +169,20 @@ class OpenRound(ABC):
         return ()
 
     def client_disconnected(self, client_id: ClientId, now: float) -> None:  # noqa: B027 - a buffer does not need it
-        """Note that a client's control stream has ended."""
+        """Record that a client's control stream has ended."""
 
     def client_gave_up(self, client_id: ClientId, fate: Fate, reason: str, detail: str, now: float) -> Effects:
-        """Record that a client has FAILED, was REFUSED or is LOST, and wait for it no longer."""
+        """Record that a client has FAILED, was REFUSED or is LOST, and stop waiting for it."""
         return ()
 
     def upload_begun(self, client_id: ClientId, now: float) -> None:  # noqa: B027
-        """Note the start of a client's upload."""
+        """Record the start of a client's upload."""
 
     # ------------------------------------------------------------ the end
 
     @abstractmethod
     def _aggregate(self) -> Aggregate:
-        """Return the aggregation as a function of the round's state alone, so that it can be repeated after a crash."""
+        """Return the effect that aggregates the round; it depends only on the round's state, for a repetition."""
 
     def _as_stale(self, update: Update) -> CarriedRecord:
         """Return the record of an update that may be from an earlier version, with its discount."""
@@ -205,14 +205,14 @@ class OpenRound(ABC):
         return self._abandon(AbandonReason.AGGREGATION_FAILED, now, detail)
 
     def stop(self, reason: str, now: float) -> Effects:
-        """End the round by the operator's stop. The caller lets a round that aggregates finish first."""
+        """End the round by the operator's stop. The caller lets an aggregating round finish first."""
         assert self.phase in (Phase.SELECTING, Phase.COLLECTING), self.phase
         return self._abandon(AbandonReason.STOP_REQUESTED, now, reason)
 
     @property
     @abstractmethod
     def has_begun(self) -> bool:
-        """Return whether a client was invited to the round, or an update is in."""
+        """Return whether a client was invited to the round, or an update has arrived."""
 
     def pause(self, reason: str, now: float) -> Effects:
         """Abandon the round, which has not begun, by the operator's pause."""
@@ -247,4 +247,4 @@ class OpenRound(ABC):
 
     @abstractmethod
     def _why_over(self) -> str:
-        """Return why a round that collects should have ended; empty: it should not."""
+        """Return why a collecting round should have ended; empty: it should not."""

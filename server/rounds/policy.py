@@ -25,40 +25,40 @@ MODES_OF: Mapping[str, tuple[Mode, ...]] = {
     "buffer_size": ("fedbuff",),
     "alpha": ("fedasync",),
 }
-"""The fields that only some modes have; every mode has all other fields."""
+"""Fields that only some modes have; every mode has all other fields."""
 
 DISCOUNT_OF = {"staleness_exponent": "polynomial", "hinge_slope": "hinge", "hinge_delay": "hinge"}
-"""The fields that only one discount has."""
+"""Fields that only one discount has."""
 
 STALENESS_MAX_ASYNC = 20
-"""Least default of `max_staleness` in an asynchronous mode."""
+"""Smallest default of `max_staleness` in an asynchronous mode."""
 
 STALENESS_MAX = 1000
 
 FIRST_WAIT_S = 300.0
-"""Most seconds for which a first round waits for `first_available` clients."""
+"""Longest time for which a first round waits for `first_available` clients [s]."""
 
 
 class StragglerPolicy(BaseModel):
-    """The rules of a round: its size and quorum, its deadlines, the treatment of late updates."""
+    """Rules of a round: its size and quorum, its deadlines, the treatment of late updates."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     cohort_size: int = Field(default=2, ge=1, le=1_000_000)
-    """Updates of its own cohort that a round waits for; it closes when they are in."""
+    """Number of updates from its cohort that a round waits for; it closes when they have arrived."""
 
     over_selection: float = Field(default=1.0, ge=1.0, le=10.0)
     """`ceil(cohort_size * over_selection)` clients are invited (1.3 in Bonawitz et al. 2019, section 9)."""
 
     quorum: int | float = 1.0
-    """Fewest accepted updates that may commit a round: a count (integer >= 1), or a fraction (a number with a decimal
-    point in (0, 1]) of `cohort_size`, in the asynchronous modes of `buffer_size`. A late update carried in from an
-    earlier round counts; one client counts once."""
+    """Least number of accepted updates that may commit a round: a count (integer >= 1), or a fraction (a number with a
+    decimal point in (0, 1]) of `cohort_size`, in the asynchronous modes of `buffer_size`. A late update carried over
+    from an earlier round counts; one client counts once."""
 
     deadline: Seconds | Literal["adaptive"] = 600.0
     """Seconds from the invitation to the end of collecting; or "adaptive": `adaptive_margin` times the expected time of
     the slowest client that is needed, from its measured download, training and upload times. In the asynchronous modes
-    each invitation has its own deadline; a late client is told to stop and to send the work that it has done."""
+    each invitation has its own deadline; a late client is told to stop and to send its partial work."""
 
     adaptive_margin: float = Field(default=1.5, ge=1.0, le=100.0)
     """Factor between the expected time and an adaptive deadline."""
@@ -67,11 +67,11 @@ class StragglerPolicy(BaseModel):
     """Shortest adaptive deadline [s]."""
 
     deadline_max: Seconds = 3600.0
-    """Longest adaptive deadline [s], and the deadline as long as nothing was measured."""
+    """Longest adaptive deadline [s], and the deadline while there are no measurements."""
 
     linger: SecondsOrNone | None = None
-    """Seconds to wait for more updates once the round's own cohort has made the quorum; absent: until `cohort_size`
-    updates are in, or the deadline."""
+    """Seconds to wait for more updates once the round's cohort has reached the quorum; absent: until `cohort_size`
+    updates have arrived, or the deadline."""
 
     grace: SecondsOrNone = 0.0
     """Seconds after the deadline for uploads that began before it."""
@@ -83,14 +83,14 @@ class StragglerPolicy(BaseModel):
 
     max_staleness: int = Field(default=1, ge=0, le=STALENESS_MAX)
     """Largest age of an update, in model versions, in the commit that uses it, with late = "next_round" and in the
-    asynchronous modes. The same number of versions stays on disk. Absent: 1; in an asynchronous mode twice the
+    asynchronous modes. The same number of versions is kept on disk. Absent: 1; in an asynchronous mode twice the
     usual age, `(concurrency - 1) / buffer_size` versions, and at least 20."""
 
     staleness: Literal["polynomial", "constant", "hinge"] = "polynomial"
     """Discount of an update that is t versions old (Xie et al. 2019). "polynomial": the factor
     `(1 + t) ** -staleness_exponent`; "constant": none; "hinge": none up to t = `hinge_delay`, then the factor
     `1 / (1 + hinge_slope * (t - hinge_delay))`. With late = "next_round" the factor is in numerator and denominator of
-    the mean, in the asynchronous modes in the numerator alone."""
+    the mean, in the asynchronous modes only in the numerator."""
 
     staleness_exponent: float = Field(default=0.5, ge=0.0, le=10.0)
     """Exponent of the polynomial discount."""
@@ -99,64 +99,65 @@ class StragglerPolicy(BaseModel):
     """Slope of the hinge discount."""
 
     hinge_delay: int = Field(default=4, ge=0, le=1000)
-    """Age in versions up to which the hinge discount is none."""
+    """Age in versions up to which the hinge discount has no effect."""
 
     mode: Mode = "sync"
-    """"sync": round by round, each with its cohort. "fedbuff" (Nguyen et al. 2022): clients train all the time, each
+    """"sync": round by round, each with its cohort. "fedbuff" (Nguyen et al. 2022): clients train continuously, each
     from the version that was newest at its invitation, and every `buffer_size` accepted updates make the next version.
     "fedasync" (Xie et al. 2019): the same, but each accepted update makes a version."""
 
     buffer_size: int = Field(default=10, ge=1, le=1_000_000)
-    """Accepted updates that make a version in "fedbuff": the sum of the discounted updates over their number,
-    independent of the size of the clients' data."""
+    """Number of accepted updates that make a version in "fedbuff": the sum of the discounted updates divided by their
+    number, independent of the size of the clients' data."""
 
     alpha: float = Field(default=0.6, gt=0.0, le=1.0)
     """Share of the client's model in the next version in "fedasync", before the discount."""
 
     concurrency: int = Field(default=10, ge=1, le=1_000_000)
-    """Clients that train at the same time in the asynchronous modes. When one has sent its update, has failed, was lost
-    or has run out of time, another is invited, with the newest version; each at most once for one version."""
+    """Number of clients that train at the same time in the asynchronous modes. When one has sent its update, has
+    failed, was lost or has run out of time, another is invited, with the newest version; each at most once for one
+    version."""
 
     fill_timeout: Seconds = 3600.0
     """Seconds that a buffer may take to fill in the asynchronous modes. Then its updates become a version if they make
-    the quorum. Otherwise no further client is invited, and the buffer ends with the quorum or with the last client that
-    trains; without the quorum it is abandoned, and its updates wait for the next one."""
+    the quorum. Otherwise no further client is invited, and the buffer ends with the quorum or with the last training
+    client; without the quorum it is abandoned, and its updates wait for the next buffer."""
 
     partial_work: Literal["refuse", "accept", "scaled"] = "accept"
     """Treatment of an update whose client stopped before it had done all requested steps: refused; accepted with weight
     `num_examples`; or accepted with weight `num_examples * work`."""
 
     retry: int = Field(default=3, ge=0, le=1_000_000)
-    """Rounds in a row that may begin, be abandoned and be tried again with a new cohort; after one more the run does
-    what `on_failure` says. A round that lacks only clients that are away, or that wait for time or a person, does not
-    count."""
+    """Number of consecutive rounds that may be abandoned and repeated with a new cohort; after one more the run does
+    what `on_failure` says. A round that lacks only clients that are away, or that wait for time or an approval, does
+    not count."""
 
     retry_wait: SecondsOrNone = 10.0
-    """Seconds before the first of these repetitions; each further one waits twice as long, up to `retry_wait_max`. The
-    wait is shortened by a random part of at most a half, drawn from the seed. 0: a round is repeated at once."""
+    """Seconds before the first repetition of an abandoned round; each further repetition waits twice as long, up to
+    `retry_wait_max`. The wait is shortened by a random part of at most a half, drawn from the seed. 0: a round is
+    repeated at once."""
 
     retry_wait_max: SecondsOrNone = 600.0
     """Longest wait before a round is repeated [s]."""
 
     failure_rest: SecondsOrNone = 10.0
-    """Seconds for which a client is not invited after it has failed (disk full, task broken, worker crash, ...); twice
-    as long after each further failure in a row, shortened as `retry_wait` is. An accepted update ends the row. The rest
-    ends early when a round cannot make its quorum otherwise within `selection_timeout`. 0: there is none."""
+    """Seconds for which a client is not invited after it has failed (disk full, task broken, worker crash, ...);
+    doubled after each consecutive failure, shortened like `retry_wait`. An accepted update resets it. The rest ends
+    early if a round cannot reach its quorum otherwise within `selection_timeout`. 0: no rest."""
 
     failure_rest_max: SecondsOrNone = 600.0
     """Longest rest of a client that has failed [s]."""
 
     approval_wait: SecondsOrNone = 30 * 86400.0
-    """Seconds since the last commit for which the run waits, without using up `retry`, for connected clients that its
-    quorum needs and that wait for their operator's approval, for their site's hours or for its next day. 0: it does not
-    wait for them."""
+    """Seconds since the last commit for which the run waits, without using `retry`, for connected clients that its
+    quorum needs and that wait for their operator's approval, for their site's hours or for its next day. 0: no wait."""
 
     on_failure: Literal["fail", "pause"] = "fail"
-    """End of a run after more than `retry` abandoned rounds in a row: "fail": it has failed; "pause": it is paused and
-    keeps its clients and the updates that wait, until `atoll run resume`."""
+    """What follows more than `retry` consecutive abandoned rounds: "fail": the run fails; "pause": it is paused and
+    keeps its clients and the waiting updates, until `atoll run resume`."""
 
     outage_max: SecondsOrNone = 3600.0
-    """Most seconds, in all, by which outages of the coordinator extend an open round; the rest of an outage does not
+    """Longest total time [s] by which outages of the coordinator extend an open round; the rest of an outage does not
     count."""
 
     min_available: int = Field(default=0, ge=0, le=1_000_000)
@@ -164,28 +165,29 @@ class StragglerPolicy(BaseModel):
 
     first_available: int = Field(default=0, ge=0, le=1_000_000)
     """Clients for which the first round of a run waits, at most 300 s, before `min_available` are enough: sites that
-    start at the same time are in it together. 0: it waits as every round."""
+    start at the same time take part together. 0: it waits like every round."""
 
     selection_timeout: Seconds = 300.0
     """Seconds to wait for `min_available` clients. Then the cohort is drawn from the available clients if they can make
-    the quorum, and the following rounds wait for no more than these until another one is back; otherwise the round
-    waits on, by the table `[wait]`. In a simulation it is abandoned."""
+    the quorum, and the following rounds wait for no more than these until another one returns; otherwise the round
+    keeps waiting, as the table `[wait]` says. In a simulation it is abandoned."""
 
     max_examples: int = Field(default=1_000_000_000, ge=1, le=2**40)
-    """Most examples, or units of them, that an update may claim; above, it is refused. Also the largest count of a
-    metric in a client's evaluation; above, that metric of that client is left out."""
+    """Largest number of examples, or units, that an update may claim; an update with more is refused. Also the largest
+    count of a metric in a client's evaluation; if it is exceeded, that client's metric is omitted."""
 
     max_units: int = Field(default=1_000_000, ge=1, le=2**40)
-    """Most units (tokens, pixels) that a client may claim for each example with which it joined, in the same places:
-    with n examples at most the smaller of n x `max_units` and `max_examples`. A client that joins without a number, 0,
-    has `max_examples` alone. 1: an update counts no more than the examples that its site has named."""
+    """Largest number of units (tokens, pixels) that a client may claim for each example with which it joined, in the
+    same places: with n examples at most the smaller of n x `max_units` and `max_examples`. A client that joins without
+    a number, 0, is limited only by `max_examples`. 1: an update counts no more than the examples that its site has
+    reported."""
 
     max_share: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Largest share of one client in the mean of a round: weights above it are reduced, all to the same number, until
-    none has more (`w' = min(w, c)`). The same for each metric of the clients' evaluations, where a client weighs as its
-    count, or with other sums than two as the sum of their magnitudes. 1: no bound. The quorum must have at least
-    `1 / max_share` updates; where fewer clients evaluate, all count alike. Where updates count alike in any case
-    (weighting "uniform", a rule other than "mean"), it is for evaluations alone."""
+    """Largest share of one client in the mean of a round: larger weights are reduced, all to the same number, until no
+    share is larger (`w' = min(w, c)`). It also applies to each metric of the clients' evaluations, where a client's
+    weight is its count, or, unless there are two sums, the sum of their magnitudes. 1: no bound. The quorum must have
+    at least `1 / max_share` updates; if fewer clients evaluate, all count the same. If updates count the same anyway
+    (weighting "uniform", a rule other than "mean"), it only applies to evaluations."""
 
     @model_validator(mode="before")
     @classmethod
@@ -230,21 +232,21 @@ class StragglerPolicy(BaseModel):
     def _fields_of_other_modes(self) -> Iterator[str]:
         """Yield the faults of fields that have no effect in this mode or with this discount.
 
-        Settings are stored with all their defaults, so a field that has its default counts as not given.
+        Settings are stored with all their defaults, so a field with its default value counts as not given.
         """
         fields = type(self).model_fields
         given = [name for name in (*MODES_OF, *DISCOUNT_OF) if getattr(self, name) != fields[name].default]
         for name in given:
             if self.mode not in (modes := MODES_OF.get(name, (self.mode,))):
-                yield f"{name} is of mode {' and '.join(modes)}, and mode is {self.mode}"
+                yield f"{name} belongs to mode {' and '.join(modes)}, and mode is {self.mode}"
             if self.staleness != (discount := DISCOUNT_OF.get(name, self.staleness)):
-                yield f"{name} is of the {discount} discount, and staleness is {self.staleness}"
+                yield f"{name} belongs to the {discount} discount, and staleness is {self.staleness}"
 
     def usual_staleness(self, num_clients: int | None = None) -> int:
         """Return the age of a typical update of an asynchronous run, in versions: ceil((C - 1) / K).
 
-        While a client trains, each of the C - 1 others that train with it sends an update, if all are equally fast, and
-        K updates make a version.
+        While a client trains, each of the C - 1 other training clients sends an update, if all are equally fast, and K
+        updates make a version.
 
         Args:
             num_clients: the number of clients, if it is known; C is at most that.
@@ -266,12 +268,12 @@ class StragglerPolicy(BaseModel):
 
     @property
     def is_asynchronous(self) -> bool:
-        """Return whether clients train all the time and a round is one fill of a buffer."""
+        """Return whether clients train continuously and a round is one fill of a buffer."""
         return self.mode != "sync"
 
     @property
     def takes_stale(self) -> bool:
-        """Return whether a commit may use updates that were trained from a version older than its base."""
+        """Return whether a commit may use updates trained from a version older than its base."""
         return self.is_asynchronous or self.late == "next_round"
 
     @property

@@ -1,6 +1,6 @@
 """The record of a round: the invited clients, the fate of each, and the reason of the round's end. Pure values.
 
-The record is the round machine's own state, so an operator reads exactly what the machine decided by.
+The record is part of the round machine's state, so an operator reads exactly the data of its decisions.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.policy import Mode
 
 UPDATE_LOST = "update_lost"
-"""The reason of a client's fate whose accepted update was lost on the coordinator's disk."""
+"""Reason of a client's fate whose accepted update was lost on the coordinator's disk."""
 
 REASONS_MAX = 3
 """Number of reasons in the detail of a round that has missed its quorum."""
@@ -33,17 +33,17 @@ REASONS_MAX = 3
 
 @dataclass(slots=True)
 class ClientRecord:
-    """The invitation of a client to a round. Times are seconds since the epoch on the coordinator's clock."""
+    """Invitation of a client to a round. Times are seconds since the epoch on the coordinator's clock."""
 
     invited_at: float
     fate: Fate = Fate.WAITING
     fate_at: float = 0.0
     reason: str = ""  # of a failure, refusal or loss
     detail: str = ""
-    disconnected_at: float | None = None  # while the client is away and its lease runs
+    disconnected_at: float | None = None  # whether the client is away and its lease runs
     num_reconnects: int = 0
     upload_begun_at: float | None = None
-    digest: Digest | None = None  # of the accepted update, in time or late
+    digest: Digest | None = None  # digest of the accepted update, in time or late
     num_examples: int | float = 0
     work: float = 0.0
     num_bytes: int = 0
@@ -52,26 +52,26 @@ class ClientRecord:
     used_in: RoundId | None = None  # the round whose model contains the update
     unused_because: str = ""  # why no model contains the accepted update
     plain_bytes: int = 0  # `num_bytes` without a codec
-    deadline: float | None = None  # of this invitation, in an asynchronous run
+    deadline: float | None = None  # deadline of this invitation, in an asynchronous run
     extended: float = 0.0  # seconds by which outages have extended it
     rest: float = 0.0  # seconds for which the client is not invited after this failure
-    mesh: MeshUse | None = None  # of a client that is a mesh of ranks
-    steps: int = 0  # of the optimizer; 0: not known
-    is_lost: bool = False  # the accepted update is gone from the coordinator's disk; it counts if it comes once more
+    mesh: MeshUse | None = None  # for a client that is a mesh of ranks
+    steps: int = 0  # optimizer steps; 0: not known
+    is_lost: bool = False  # the accepted update is gone from the coordinator's disk; it counts if it arrives once more
 
     def has(self, digest: Digest) -> bool:
         """Return whether the update with this digest is accepted, and not lost since."""
         return self.digest == digest and not self.is_lost
 
     def lose(self, why: str, now: float) -> None:
-        """Note that the accepted update is lost."""
+        """Record that the accepted update is lost."""
         self.is_lost, self.unused_because = True, why
         self.fate, self.fate_at, self.reason, self.detail = Fate.FAILED, now, UPDATE_LOST, why
 
 
 @dataclass(slots=True)
 class CarriedRecord:
-    """An update in this round that may be stale: a late one of an earlier round, or one in an asynchronous buffer."""
+    """Update in this round that may be stale: a late one of an earlier round, or one in an asynchronous buffer."""
 
     client_id: ClientId
     round_id: RoundId
@@ -83,7 +83,7 @@ class CarriedRecord:
 
 @dataclass(slots=True)
 class TooOldRecord:
-    """An invitation of an asynchronous run that ended because its update could count in no version any more."""
+    """Invitation of an asynchronous run that ended because its update could no longer count in any version."""
 
     client_id: ClientId
     round_id: RoundId
@@ -92,7 +92,7 @@ class TooOldRecord:
 
 @dataclass(slots=True)
 class Outage:
-    """An outage of the coordinator of `seconds`, by which the deadlines were extended by `extended` seconds."""
+    """Outage of the coordinator of `seconds`, by which the deadlines were extended by `extended` seconds."""
 
     at: float
     seconds: float
@@ -129,34 +129,34 @@ class RoundRecord:
     mode: Mode = "sync"
     buffer: list[CarriedRecord] = field(default_factory=list)  # asynchronous: the updates in the buffer, in order
     outages: list[Outage] = field(default_factory=list)
-    retry: int = 0  # the abandoned rounds in a row, this one included; 0: the abandonment used up no retry
+    retry: int = 0  # the consecutive abandoned rounds, including this one; 0: the abandonment used no retry
     retry_max: int = 0  # the retries that the policy allows
     retry_at: float | None = None  # the earliest beginning of its repetition
     too_old: list[TooOldRecord] = field(default_factory=list)  # asynchronous: since this round's version, or its buffer
-    weight_cap: float | None = None  # with which those of `capped` count, by `max_share`; None: none does
-    capped: dict[ClientId, float] = field(default_factory=dict)  # the weights that were above it, by client
-    waiting_since: float | None = None  # the beginning of the wait for clients under way, by `RunRules.wait`
-    waited: float = 0.0  # seconds of such waits that are over
+    weight_cap: float | None = None  # to which `max_share` reduced the weights of `capped`; None: none was reduced
+    capped: dict[ClientId, float] = field(default_factory=dict)  # the larger weights, by client
+    waiting_since: float | None = None  # start time of the current wait for clients, by `RunRules.wait`
+    waited: float = 0.0  # total seconds of past such waits
 
     def with_fate(self, *fates: Fate) -> Iterator[tuple[ClientId, ClientRecord]]:
         """Return the invitations with one of these fates, sorted by client id."""
         return ((c, r) for c, r in sorted(self.clients.items()) if r.fate in fates)
 
     def away(self) -> Iterator[ClientId]:
-        """Yield the invited clients without an update that time or a person brings back."""
+        """Yield the invited clients without an update that time or human action brings back."""
         for client_id, row in self.with_fate(Fate.LOST, Fate.FAILED, Fate.WAITING):
             is_gone = row.fate is Fate.LOST or (row.fate is Fate.WAITING and row.disconnected_at is not None)
             if is_gone or (row.fate is Fate.FAILED and row.reason in AWAY):
                 yield client_id
 
     def wait_is_over(self, now: float) -> None:
-        """Note that enough clients are there, or that the round has ended."""
+        """Record that enough clients are connected, or that the round has ended."""
         if self.waiting_since is not None:
             self.waited, self.waiting_since = self.waited + now - self.waiting_since, None
 
     @property
     def why_below_quorum(self) -> str:
-        """The most frequent reasons of clients that failed, were refused or lost, as the end of a detail."""
+        """The most frequent reasons of failed, refused and lost clients, as the end of a detail."""
         gone = [r for _, r in self.with_fate(Fate.REFUSED, Fate.FAILED, Fate.LOST)]
         counts = Counter(f"{r.fate} ({r.reason})" if r.reason else str(r.fate) for r in gone)
         return "".join(f"; {number} {reason}" for reason, number in counts.most_common(REASONS_MAX))
@@ -169,7 +169,7 @@ class RoundRecord:
         )
 
     def cause_of_end(self, failures: int) -> str:
-        """Return the cause for which a run ends, or pauses, after this round: the last of `failures` abandoned ones."""
+        """Return the cause of a run's end or pause after this round, the last of `failures` consecutive failed ones."""
         rounds = count_of(failures, "round was", "rounds in a row were")
         text = f"{rounds} abandoned; the last, round {self.round_id}: {self.abandon_reason} ({self.detail})"
         first = next(((c, r.detail) for c, r in self.with_fate(Fate.FAILED) if r.detail), None)
@@ -182,7 +182,7 @@ class RoundRecord:
 
     @property
     def num_reported(self) -> int:
-        """The number of accepted updates of this round's own cohort that were in time."""
+        """The number of accepted updates of this round's cohort that were in time."""
         return sum(r.fate is Fate.REPORTED for r in self.clients.values())
 
     @property
@@ -226,7 +226,7 @@ class RoundRecord:
 
 
 def cause_of_misfits(misfits: Sequence[tuple[ClientId, str]]) -> str:
-    """Return the cause for which a run ends whose every connected client has work that does not fit it.
+    """Return the cause of a run's end because the work of every connected client does not fit it.
 
     Args:
         misfits: the clients, each with the reason.

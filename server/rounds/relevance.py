@@ -1,4 +1,4 @@
-"""The relevance of clients' messages: a message that cannot change a run's machine becomes no event. Pure."""
+"""The relevance of clients' messages: a message that cannot change a run's machine is not made an event. Pure."""
 
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId, Version
 from atoll.server.rounds.events import Update

@@ -16,7 +16,7 @@ COSTS_NO_RETRY = (
     AbandonReason.AWAITS_ROOM,
     AbandonReason.FILES_LOST,
 )
-"""Reasons of an abandonment that is no failure of the round."""
+"""Reasons of an abandonment that does not count as a failure of the round."""
 
 
 def seconds_to_retry(policy: StragglerPolicy, *, failures: int, seed: int, round_id: RoundId) -> float:
@@ -26,7 +26,7 @@ def seconds_to_retry(policy: StragglerPolicy, *, failures: int, seed: int, round
 
     Args:
         policy: the policy of the run.
-        failures: the rounds that were abandoned in a row, from 1.
+        failures: the number of consecutive abandoned rounds, from 1.
         seed: the seed of the run.
         round_id: the abandoned round.
     """
@@ -35,11 +35,11 @@ def seconds_to_retry(policy: StragglerPolicy, *, failures: int, seed: int, round
 
 
 def seconds_of_rest(policy: StragglerPolicy, *, failures: int, seed: int, client_id: ClientId) -> float:
-    """Return the rest of a client after its failure [s]: as `seconds_to_retry`, from `failure_rest`.
+    """Return the rest of a client after its failure [s]: like `seconds_to_retry`, with `failure_rest`.
 
     Args:
         policy: the policy of the run.
-        failures: the failures of the client in a row, from 1.
+        failures: the number of the client's consecutive failures, from 1.
         seed: the seed of the run.
         client_id: the client.
     """

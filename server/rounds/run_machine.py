@@ -10,9 +10,9 @@ journal replays it: the same events at the same times give the same effects.
                                    --PauseRequested, the round over----> PAUSED --StopRequested--> STOPPED
     FAILED, STOPPED, PAUSED --ResumeRequested--> RUNNING, or QUEUED until there is room, and ResumeRequested comes again
 
-A finished run resumes with more rounds only. A pause ends nothing that has begun: a round that has invited clients and
-an evaluation end as usual, and late updates are accepted. A round that still waits for clients is abandoned, which does
-not count as a failure.
+A finished run resumes only with more rounds. A pause interrupts nothing that has begun: a round that has invited
+clients and an evaluation end as usual, and late updates are accepted. A round that still waits for clients is
+abandoned, which does not count as a failure.
 """
 
 import math
@@ -78,7 +78,7 @@ from atoll.server.rounds.retries import COSTS_NO_RETRY, seconds_to_retry
 
 
 class RunMachine(Evaluations):
-    """The machine of one run; the module's docstring has the diagram. `ledger` may come from a snapshot."""
+    """State machine of one run; the module's docstring has the diagram. `ledger` may come from a snapshot."""
 
     # ------------------------------------------------------------ the driver's side
 
@@ -96,7 +96,7 @@ class RunMachine(Evaluations):
             others.append(self.invitations.deadline)
         if ledger.membership.next_wake is not None:
             others.append(self._next_wake)
-        for deadline in others:  # most runs have none, and this is asked twice for each event
+        for deadline in others:  # most runs have none, and this is called twice for each event
             if deadline is not None and (earliest is None or deadline < earliest):
                 earliest = deadline
         return earliest
@@ -110,7 +110,7 @@ class RunMachine(Evaluations):
 
     @property
     def _next_wake(self) -> float | None:
-        """The end of the next rest of a client, while the open round may invite it."""
+        """The end of the next client's rest, while the open round may invite it."""
         return self.ledger.membership.next_wake if self.round is not None and self.round.may_draw else None
 
     @property
@@ -129,8 +129,8 @@ class RunMachine(Evaluations):
             now: its time [s since the epoch], not before the time of the last event.
 
         Raises:
-            AssertionError: the driver broke its contract (time ran backward, an answer without a request): a bug of
-                ours, never a mistake of a client.
+            AssertionError: the driver broke its contract (time ran backward, an answer without a request): a bug, never
+                a client's mistake.
         """
         assert now >= self.ledger.now, (now, self.ledger.now)
         self.ledger.now = now
@@ -181,7 +181,7 @@ class RunMachine(Evaluations):
         return self._close_evaluation()
 
     def _coordinator_started(self, event: CoordinatorStarted, now: float) -> Effects:
-        """Disconnect all clients, extend the deadlines by the downtime, and repeat the effects that were under way."""
+        """Disconnect all clients, extend the deadlines by the downtime, and repeat pending effects."""
         ledger = self.ledger
         ledger.membership.everyone_disconnected(min(now, event.down_since))
         if not ledger.is_open:
@@ -213,25 +213,25 @@ class RunMachine(Evaluations):
         return (*effects, ResumeRun()) if is_ended_by_it and ledger.state is RunState.PAUSED else effects
 
     def _wait_for_room(self, now: float) -> Effects:
-        """Wait on for room on the disk or, after the longest wait that the rules allow, fail or pause the run."""
+        """Keep waiting for disk space or, after the longest allowed wait, fail or pause the run."""
         ledger, until = self.ledger, self._short_until
         ledger.short_look = now + NEWS_S if now >= until else min(now + NEWS_S, until)
         has_all = self.round is None and ledger.version >= self.rules.rounds
         if now < until or ledger.state is not RunState.RUNNING or ledger.resumes_itself or has_all:
             return ()
-        cause = f"it has waited for room on disk: {ledger.short_of}"
+        cause = f"it has waited for disk space: {ledger.short_of}"
         if self.round is not None:
             return self.round.end_without_room(cause, now)
         return self._waited_in_vain(cause)
 
     @property
     def _short_until(self) -> float:
-        """The latest end of a wait for room on disk [s since the epoch]; infinite: no wait, or none with a limit."""
+        """The latest end of a wait for disk space [s since the epoch]; infinite: no wait, or an unlimited one."""
         wait, since = self.rules.wait, self.ledger.short_since
         return math.inf if since is None or wait is None or wait.most is None else since + wait.most
 
     def _files_lost(self, event: FilesLost, now: float) -> Effects:
-        """Go on without accepted updates and versions whose files are lost; without a model the run ends."""
+        """Continue without accepted updates and versions whose files are lost; end the run if its model is lost."""
         ledger, digests = self.ledger, frozenset(event.updates)
         ledger.lost = sorted({*ledger.lost, *event.versions})
         if ledger.best is not None and ledger.best.version in ledger.lost:
@@ -255,7 +255,7 @@ class RunMachine(Evaluations):
         return () if self.ledger.state in TERMINAL else self._end(RunState.FAILED, cause)
 
     def _lose_updates(self, digests: frozenset[Digest], why: str, now: float) -> Effects:
-        """Record the loss of these updates, as far as they wait for a commit; those of the open round stay in it."""
+        """Record the loss of updates that wait for a commit; updates of the open round remain in it."""
         ledger, effects = self.ledger, list[Effect]()
         held = [*ledger.carried.values(), *ledger.waiting, *(self.round.held if self.round is not None else ())]
         for update in [update for update in held if update.digest in digests]:
@@ -268,7 +268,7 @@ class RunMachine(Evaluations):
         return tuple(effects)
 
     def _stood_still_until(self, now: float) -> Effects:
-        """Let time pass again, and move each deadline by the time that the disk was short of room."""
+        """Let time continue, and move each deadline by the time that the disk was full."""
         ledger = self.ledger
         if ledger.short_since is None:
             return ()
@@ -298,7 +298,7 @@ class RunMachine(Evaluations):
 
     @property
     def _are_enough_back(self) -> bool:
-        """Return whether the run is paused for want of clients that are here now, and of nothing else."""
+        """Return whether the run is paused only because of absent clients, and these are back."""
         ledger = self.ledger
         if ledger.state is not RunState.PAUSED or not ledger.resumes_itself or ledger.short_since is not None:
             return False
@@ -371,7 +371,7 @@ class RunMachine(Evaluations):
         return round_.aggregation_failed(event.detail, now) if round_ else ()
 
     def _after(self, effects: Effects, now: float) -> Effects:
-        """Let the open round continue after an event, and let the run continue after the end of a round."""
+        """Let the open round continue after an event, and the run after the end of a round."""
         if self.round is not None:
             effects += self.round.look_for_clients(now)
         more: Effects = ()
@@ -418,7 +418,7 @@ class RunMachine(Evaluations):
         return (*effects, *self._retry_or_give_up(record, now))
 
     def _retry_or_give_up(self, record: RoundRecord, now: float) -> Effects:
-        """Repeat an abandoned round after a wait; after more than `retry` in a row fail or pause the run."""
+        """Repeat an abandoned round after a wait; after more than `retry` consecutive ones fail or pause the run."""
         policy, ledger = self.rules.policy, self.ledger
         assert record.abandon_reason is not None
         if record.waiting_since is not None and record.abandon_reason is AbandonReason.TOO_FEW_CLIENTS:
@@ -429,7 +429,7 @@ class RunMachine(Evaluations):
             ledger.failures += 1
             record.retry, record.retry_max = ledger.failures, policy.retry
         misfits = [*ledger.membership.misfits()] if record.is_misfit else []
-        is_hopeless = 0 < len(misfits) == ledger.membership.num_connected  # another attempt would end the same
+        is_hopeless = 0 < len(misfits) == ledger.membership.num_connected  # another attempt would end the same way
         if (is_hopeless or ledger.failures > policy.retry) and ledger.stop_reason is None:
             cause = cause_of_misfits(misfits) if is_hopeless else record.cause_of_end(ledger.failures)
             if policy.on_failure == "fail":
@@ -497,7 +497,7 @@ class RunMachine(Evaluations):
     def _resume(self, event: ResumeRequested, now: float) -> Effects:
         ledger = self.ledger
         if ledger.state is RunState.RUNNING:
-            ledger.pause_reason = None  # withdraws a pause that has not taken effect
+            ledger.pause_reason = None  # cancels a pause that has not taken effect
         rounds = (event.rules or self.rules).rounds
         has_all = ledger.state is RunState.FINISHED and ledger.version >= rounds
         if ledger.state is RunState.RUNNING or has_all or not ledger.model_digest:
@@ -507,11 +507,11 @@ class RunMachine(Evaluations):
             ledger.rules = event.rules
             self._follow(event.rules)
         ledger.membership.wake()
-        if ledger.short_since is not None:  # another wait for room begins
+        if ledger.short_since is not None:  # another wait for disk space begins
             ledger.short_since, ledger.short_look = now, min(now + NEWS_S, now + self._short_until - ledger.short_since)
         ledger.resumes_itself, ledger.lost = False, []
         if ledger.state in TERMINAL:
-            ledger.failures, ledger.progress, ledger.early_stop = 0, None, ""  # patience begins anew
+            ledger.failures, ledger.progress, ledger.early_stop = 0, None, ""  # the longest wait begins again
             ledger.membership.everyone_disconnected()  # the driver reports the connected clients again now
         ledger.state, ledger.cause = RunState.QUEUED if event.wait else RunState.RUNNING, ""
         return () if event.wait else (*ledger.computing, *self._next_round_or_end())
@@ -562,6 +562,6 @@ HANDLERS: Mapping[type[Event], Callable[[RunMachine, Any, float], Effects]] = {
     PauseRequested: RunMachine._pause,
     ResumeRequested: RunMachine._resume,
 }
-"""The handler of each event, but for two: `receive` applies CoordinatorStarted before the deadlines that have passed,
-and TimePassed by these deadlines alone. An answer that comes too late, such as the cohort of a round that has ended,
-changes nothing."""
+"""Handler of each event, with two exceptions: `receive` applies CoordinatorStarted before the passed deadlines, and
+TimePassed through these deadlines alone. An answer that arrives too late, such as the cohort of an ended round, changes
+nothing."""

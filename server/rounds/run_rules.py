@@ -1,6 +1,7 @@
 """The rules of a run: its straggler policy, its length, its evaluations, its best version, its early stop. Pure values.
 
-A metric watches a run: its best version stays, or its course ends the run (Prechelt 1998, "Early stopping, but when?").
+A metric watches a run: its best version is kept, or its course ends the run (Prechelt 1998, "Early stopping, but
+when?").
 """
 
 from collections.abc import Mapping
@@ -12,12 +13,12 @@ from atoll.protocol.vocabulary import Version
 from atoll.server.rounds.policy import StragglerPolicy
 
 Source = Literal["server", "clients"]
-"""The data of an evaluation: the server's, or those of all clients together."""
+"""Data of an evaluation: the server's, or the data of all clients together."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedMetric:
-    """A metric that decides about versions."""
+    """Metric that decides about versions."""
 
     name: str
     source: Source
@@ -33,7 +34,7 @@ class WatchedMetric:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredVersion:
-    """A version with its value of a metric."""
+    """Version with its value of a metric."""
 
     version: Version
     value: float
@@ -44,15 +45,15 @@ class MeasuredVersion:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The course of an early stop's metric."""
+    """Progress of an early stop's metric."""
 
     best: MeasuredVersion
-    num_since: int  # evaluations since the best one
+    num_since: int  # number of evaluations since the best one
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyStop:
-    """The end of a run by the course of a metric: at a target, or after `patience` evaluations without improvement."""
+    """End of a run by the course of a metric: at a target, or after `patience` evaluations without improvement."""
 
     metric: WatchedMetric
     patience: int = 0  # evaluations; 0: no limit
@@ -78,15 +79,15 @@ class EarlyStop:
 
 @dataclass(frozen=True, slots=True)
 class WaitRules:
-    """The wait of a run until time or a person removes the cause: its length, and the next state."""
+    """Wait of a run until time or human action removes the cause: its length, and the next state."""
 
-    most: float | None = None  # seconds; None: without end
+    most: float | None = None  # seconds; None: unlimited
     then: Literal["pause", "fail"] = "pause"
 
 
 @dataclass(frozen=True, slots=True)
 class RunRules:
-    """The rules of a run: its straggler policy, its length, its evaluations, its best version, its early stop."""
+    """Rules of a run: its straggler policy, its length, its evaluations, its best version, its early stop."""
 
     policy: StragglerPolicy
     rounds: int  # number of commits after which the run is finished
@@ -96,16 +97,17 @@ class RunRules:
     evaluate_clients_max: int = 0  # 0: all connected clients
     evaluation_deadline: float = 60.0  # seconds for the clients' answers
     pacer_window: int = 0  # commits; 0: the sampler uses no pacer
-    best: WatchedMetric | None = None  # its best version is kept; None: no version is the best
+    best: WatchedMetric | None = None  # its best version is kept; None: there is no best version
     stop: EarlyStop | None = None
     keep_sites: int = 100
-    """The number of newest versions whose metrics of single sites stay; 0: none is kept."""
+    """The number of newest versions whose metrics of single sites are kept; 0: none."""
     weighs: bool = True
-    """The way in which updates count: True by their examples, so that `max_share` bounds them; else all alike."""
+    """Whether updates count by their examples, so that `max_share` bounds them; else all count the same."""
     unevaluated_max: int = 0
     """The number of versions waiting for the server's evaluation at which no round begins; 0: rounds do not wait."""
     wait: WaitRules | None = None
-    """The wait for clients; None: a round without them is abandoned, as in a simulation and in runs of earlier days."""
+    """The wait for clients; None: a round without them is abandoned, as in a simulation and in runs of earlier
+    releases."""
 
     @property
     def watched(self) -> tuple[WatchedMetric, ...]:
@@ -119,5 +121,5 @@ class RunRules:
 
 
 def value_in(metric: WatchedMetric, values: Mapping[str, float | None], source: Source) -> float | None:
-    """Return the metric's value among those of an evaluation; None: it is of other data, or has no value."""
+    """Return the metric's value in an evaluation; None: it is measured on other data, or has no value."""
     return values.get(metric.name) if source == metric.source else None

@@ -10,7 +10,7 @@ from atoll.server.rounds.record import ClientRecord
 from atoll.tensors.updates.weight import WEIGHT_MIN
 
 WORK_MIN = 1e-9
-"""Least claimed work: below, the weight of the update could vanish in a product."""
+"""Smallest claimed work: with less, the weight of the update could vanish in a product."""
 
 
 def most_claimed(membership: Membership, client_id: ClientId, policy: StragglerPolicy) -> int:
@@ -24,7 +24,7 @@ def most_claimed(membership: Membership, client_id: ClientId, policy: StragglerP
 
 
 def why_most(most: int, policy: StragglerPolicy) -> str:
-    """Return the reason of a limit that is less than `max_examples`, for the end of a sentence."""
+    """Return the reason of a limit below `max_examples`, for the end of a sentence."""
     if most == policy.max_examples:
         return ""
     return f": it joined with {count_of(most // policy.max_units, 'example')}, and max_units is {policy.max_units}"
@@ -33,7 +33,7 @@ def why_most(most: int, policy: StragglerPolicy) -> str:
 def fault_of(
     update: Update, *, base_version: Version, policy: StragglerPolicy, membership: Membership
 ) -> tuple[RejectReason, str] | None:
-    """Return the fault of an update's claims, which does not depend on its arrival; None: there is none."""
+    """Return the fault of an update's claims, regardless of its arrival, or None."""
     if update.base_version != base_version:
         return RejectReason.WRONG_BASE, f"trained from version {update.base_version}, not {base_version}"
     most = most_claimed(membership, update.client_id, policy)
@@ -68,7 +68,7 @@ def learn(membership: Membership, update: Update) -> None:
 
 
 def measure(membership: Membership, client: ClientRecord, update: Update, now: float) -> None:
-    """Record the times that the client of an accepted update took, for adaptive deadlines."""
+    """Record the times that the client of an accepted update needed, for adaptive deadlines."""
     membership.measured(
         update.client_id,
         download=max(0.0, update.download_seconds),

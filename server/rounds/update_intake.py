@@ -48,7 +48,7 @@ from atoll.tensors.updates.weight import WEIGHT_MIN
 
 
 class Intake:
-    """The records of the open round and the last rounds, and the decision about each update of these rounds."""
+    """Records of the open round and the last rounds, and the decision about each update of these rounds."""
 
     def __init__(self, rules: RunRules, ledger: Ledger | None = None) -> None:
         self.ledger = ledger or Ledger()
@@ -56,7 +56,7 @@ class Intake:
         self._follow(self.ledger.rules or rules)
 
     def _follow(self, rules: RunRules) -> None:
-        """Follow these rules from now on; no round is open."""
+        """Apply these rules from now on; no round is open."""
         self.rules = rules
         self.invitations = Invitations(rules.policy, self.ledger, self)
 
@@ -76,7 +76,7 @@ class Intake:
         return self.round if self.round is not None and self.round.record.round_id == round_id else None
 
     def refusal(self, update: Update) -> tuple[RejectReason, str] | None:
-        """Return why an update can be refused without its bytes and without an event; None when it cannot."""
+        """Return why an update can be refused without its bytes and without an event; None: it cannot."""
         record = self.record_of(update.round_id)
         client = record.clients.get(update.client_id) if record else None
         if client is not None and client.has(update.digest):
@@ -84,7 +84,7 @@ class Intake:
         return self._fault_before_the_round(update, record, client)
 
     def is_accepted(self, update: Update) -> bool:
-        """Return whether this same update was accepted before, so that only its answer was lost."""
+        """Return whether this update was already accepted, so that only its answer was lost."""
         record = self.record_of(update.round_id)
         client = record.clients.get(update.client_id) if record else None
         return client is not None and client.has(update.digest)
@@ -210,7 +210,7 @@ class Intake:
         return self._gave_up(event, Fate.FAILED, now)
 
     def _note_why_it_left(self, event: ClientLost, now: float) -> None:
-        """Record why a client has left, if it says so, and leave it alone for a while after a trouble."""
+        """Record why a client has left, if it says so, and let it rest for a while after a failure."""
         client_id, membership = event.client_id, self.ledger.membership
         if event.failure is None:
             return
@@ -221,7 +221,7 @@ class Intake:
             self._let_rest(client_id, record.clients.get(client_id) if record is not None else None, now)
 
     def _let_rest(self, client_id: ClientId, row: ClientRecord | None, now: float) -> None:
-        """Count a failure of a client, and leave it alone for a while; `row` is its present invitation."""
+        """Count a failure of a client, and let it rest for a while; `row` is its current invitation."""
         membership, rules = self.ledger.membership, self.rules
         failures = membership.failures(client_id) + 1
         rest = seconds_of_rest(rules.policy, failures=failures, seed=rules.seed, client_id=client_id)
@@ -243,7 +243,7 @@ class Intake:
         return (AmendRecord(round_id),)
 
     def _release(self, client_id: ClientId, round_id: RoundId) -> Effects:
-        """Tell a client that has reconnected to stop its work for a round, unless that work is still wanted."""
+        """Tell a client that has reconnected to stop its work for a round, unless this work is still wanted."""
         record = self.record_of(round_id)
         client = record.clients.get(client_id) if record else None
         if client is not None and client.digest is not None:

@@ -1,4 +1,4 @@
-"""The wait of a run, in words: for whom, and why each of them cannot take part now. Pure."""
+"""The wait of a run, in words: for which clients, and why each of them cannot take part now. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 
 DISK, TOO_FEW = "disk", "too_few_clients"
-"""The causes of a wait for room on a disk, the coordinator's or a rank's, and for clients that are not there."""
+"""Causes of a wait for disk space, the coordinator's or a rank's, and for absent clients."""
 
 _AWAY: Mapping[str, str] = {
     LossReason.LEFT: "its agent has ended",
     LossReason.LEASE_EXPIRED: "no sign of life",
     LossReason.REVOKED: "revoked",
 }
-"""The reasons for which a member is not connected, in words."""
+"""Reasons why a member is not connected, in words."""
 
 NAMES_MAX = 8
 """Largest number of clients that a reason names; the others are counted."""
@@ -34,7 +34,7 @@ def what_a_pause_waits_for(machine: RunMachine) -> str:
 
 
 def what_a_run_waits_for(machine: RunMachine) -> str:
-    """Return for whom or what a running run waits, with the reasons; empty: it is not running, or does not wait."""
+    """Return for which clients or what a running run waits, with the reasons; empty: not running, or no wait."""
     ledger, round_ = machine.ledger, machine.round
     if ledger.state is not RunState.RUNNING:
         return ""
@@ -65,18 +65,18 @@ def _between_rounds(machine: RunMachine) -> str:
 
 
 def retry_of(record: RoundRecord) -> str:
-    """Return when an abandoned round is repeated and which of the retries that is; empty: it is not, or at once."""
+    """Return when an abandoned round is repeated and which of the retries this is; empty: it is not, or at once."""
     if record.retry_at is None or record.ended_at is None:
         return ""
     later = f"{record.retry_at - record.ended_at:.1f} s later"
     if record.retry:
         return f"retry {record.retry} of {record.retry_max} follows {later}"
-    return f"the next round begins {later}, and no retry is used up"
+    return f"the next round begins {later}, and no retry is used"
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A client that a waiting run lacks."""
+    """Client that a waiting run lacks."""
 
     client: ClientId
     since: float | None  # when it went away, or declined [s since the epoch]; None: not known
@@ -85,18 +85,18 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The wait of a run that no retry can end: for clients, for room on disk, for an approval."""
+    """Wait of a run that no retry can end: for clients, for disk space, for an approval."""
 
     cause: str  # "too_few_clients", "awaits_approval", "disk"
     since: float  # [s since the epoch]
     missing: tuple[Missing, ...] = ()
-    detail: str = ""  # of the disk
+    detail: str = ""  # message about the disk
 
     def sentence(self) -> str:
-        """Return the cause with its beginning and the names; the same for who reads it later."""
+        """Return the cause with its beginning and the names, independent of the time of reading."""
         if self.cause == DISK:
             since = f"since {_instant(self.since)}: {self.detail}"
-            return f"waiting for room on disk {since}: free some, and it goes on by itself"
+            return f"waiting for room on disk {since}: free some, and it continues by itself"
         names = [f"{m.client} ({m.why}{f', since {_instant(m.since)}' if m.since else ''})" for m in self.missing]
         who = ", ".join(names[:NAMES_MAX]) + (f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else "")
         lacking = who or "no client has joined yet: `atoll client invite NAME` invites a site"
@@ -104,7 +104,7 @@ class Wait:
 
 
 def wait_of(machine: RunMachine) -> Wait | None:
-    """Return what a run waits for before its next round can invite clients, or by which it is paused; None: nothing."""
+    """Return what a run waits for before its next round can invite clients, or why it is paused; None: nothing."""
     ledger, round_ = machine.ledger, machine.round
     membership = ledger.membership
     if ledger.short_since is not None and (ledger.state is RunState.RUNNING or ledger.resumes_itself):
@@ -147,7 +147,7 @@ def what_a_round_lacks(machine: RunMachine) -> str:
 
 
 def reasons_of(membership: Membership, clients: Iterable[ClientId]) -> Iterator[str]:
-    """Yield why connected clients cannot be invited: one clause for those with the same reason."""
+    """Yield why connected clients cannot be invited: one clause for all clients with the same reason."""
     groups: dict[str, list[ClientId]] = {}
     for client_id in clients:
         groups.setdefault(why_not(membership, client_id), []).append(client_id)

@@ -11,13 +11,13 @@ others are drawn in proportion to their score, from the clients whose score is a
 
 Three choices are ours, because a coordinator knows less than a simulator. An update carries the sum of its losses and
 not of their squares: unless the task has a metric `loss_squared`, the mean loss stands for the root mean square. The
-two rank clients alike where their losses vary alike. The speed of a new client is unknown: new clients are drawn
-evenly, and each invitation without an update halves a client's chances. A client whose updates were all late has no
+two rank clients the same if their losses vary equally. The speed of a new client is unknown: new clients are drawn
+uniformly, and each invitation without an update halves a client's chances. A client whose updates were all late has no
 measured time, and counts as the slowest.
 
 Source:
     Lai et al., "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021, sections 4.2 to 4.4,
-    Algorithm 1; the normalization and T as a quantile are those of the authors' code.
+    Algorithm 1; the normalization and T as a quantile follow the authors' code.
 """
 
 import math
@@ -34,7 +34,7 @@ CLIP = 0.95
 """Quantile at which utilities are clipped, so that a client with a huge claimed loss is not always chosen."""
 
 CUT_OFF = 0.95
-"""Least score that takes part in the draw, as a fraction of the score of the last place."""
+"""Least score that takes part in the draw, as a fraction of the last place's score."""
 
 IN_VAIN_MAX = 60
 """Number of invitations without an update after which a client's chances no longer fall."""
@@ -44,7 +44,7 @@ _LEAST = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Oort:
-    """The Oort sampler; the defaults are those of the paper."""
+    """Oort sampler; the defaults are the paper's."""
 
     exploration: float = 0.9
     exploration_decay: float = 0.98
@@ -116,5 +116,5 @@ def normalized(utilities: Sequence[float]) -> list[float]:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value at the place `share` in [0, 1) of the sorted values."""
+    """Return the value at the position `share` in [0, 1) of the sorted values."""
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]

@@ -24,7 +24,7 @@ Sampler = Callable[[Sequence[Candidate], int, random.Random], Sequence[ClientId]
 
 
 class SamplerError(ValueError):
-    """A sampler that raised, or whose answer is no cohort of its candidates."""
+    """Error: a sampler raised, or its answer is not a cohort of its candidates."""
 
 
 def draw(
@@ -50,7 +50,7 @@ def draw(
 
     Raises:
         SamplerError: there are no candidates; the sampler raised; or its answer is empty, too large, names a client
-            twice or names one that is no candidate.
+            twice or names a client that is not a candidate.
     """
     assert count >= 1, count
     if not candidates:
@@ -94,7 +94,7 @@ def uniform(candidates: Sequence[Candidate], count: int, rng: random.Random) -> 
 def weighted(candidates: Sequence[Candidate], count: int, rng: random.Random) -> list[ClientId]:
     """Draw one after another without replacement, each time with probability proportional to `num_examples`.
 
-    A client that reports no number of examples (0) counts as one example: it is drawn seldom, but not excluded.
+    A client that reports no number of examples (0) counts as one example: it is drawn rarely, but not excluded.
 
     The aggregate weights by num_examples a second time, so large clients count more than in the pooled data.
     """
@@ -127,7 +127,7 @@ def stratified(candidates: Sequence[Candidate], count: int, rng: random.Random) 
     """Draw from each label its proportional number of clients, uniformly within.
 
     Proportional to the number of clients, not to their examples: so every client has the same chance as under
-    `uniform`, the aggregate estimates the same mean, and only the variance between the labels is gone.
+    `uniform`, the aggregate estimates the same mean, and only the variance between the labels is removed.
     """
     count = min(count, len(candidates))
     strata: dict[str, list[Candidate]] = {}
@@ -140,9 +140,9 @@ def stratified(candidates: Sequence[Candidate], count: int, rng: random.Random) 
 def allocate(count: int, sizes: Mapping[str, int], rng: random.Random) -> dict[str, int]:
     """Divide `count` seats among strata in proportion to their sizes: each gets its share rounded down or up.
 
-    Every stratum has floor(share) seats. The seats that remain go by lot, with chances exactly equal to the remainders.
-    The method of largest remainders is unfit, because they are the same in every round: with nine clients of one label
-    and one of another, two seats are shared 1.8 to 0.2, and the single client would never be chosen.
+    Every stratum has floor(share) seats. The remaining seats are drawn, with probabilities exactly equal to the
+    remainders. The method of largest remainders is unfit, because they are the same in every round: with nine clients
+    of one label and one of another, two seats are shared 1.8 to 0.2, and the single client would never be chosen.
 
     The lot is one systematic draw over the strata in random order, in integers: with remainders r_i = count * size_i
     mod total, laid end to end on a line, the strata under u, u + total, u + 2 total, ... win, for u uniform in

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 Item = TypeVar("Item")
-"""A participant of a draw; among equal keys, which are very improbable, the lesser item wins."""
+"""Participant of a draw; among equal keys, which are very improbable, the lesser item wins."""
 
 
 def smallest(count: int, keys: Sequence[float], items: Sequence[Item]) -> list[Item]:

@@ -40,11 +40,12 @@ logger = logging.getLogger(__name__)
 NAME_MAX, DETAIL_MAX = 200, 2000
 
 META_BYTES_MAX = 1 << 26
-"""The size of a rank's findings about one update or part; 65,536 tensors with the longest names stay below it."""
+"""Largest size of a rank's findings about one update or part [bytes]; 65,536 tensors with the longest names need
+less."""
 
 
 class AggregationService:
-    """The service for aggregation ranks: their streams, and the updates that lie with them."""
+    """Service for aggregation ranks: their streams, and the updates that are at the ranks."""
 
     def __init__(self, coordinator: Coordinator, ranks: Ranks) -> None:
         self._coordinator, self._ranks = coordinator, ranks
@@ -109,7 +110,7 @@ class AggregationService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:DETAIL_MAX])
 
     async def OpenUpdate(self, request: pb.UploadOpen, context: Context) -> pb.OpenedUpdate:
-        """Return the verdict that is possible before an update's bytes come, if there is one."""
+        """Return the verdict that is possible before an update's bytes arrive, if there is one."""
         judge = await self._judge(request)
         if isinstance(judge, pb.Verdict):
             return pb.OpenedUpdate(verdict=judge)
@@ -119,7 +120,7 @@ class AggregationService:
             return await self._ranks.parts.open(judge, judge.run.reducer.store, judge.part.index, request.part)
 
     async def SubmitPart(self, requests: AsyncIterator[pb.SubmittedUpdate], context: Context) -> pb.UploadReply:
-        """Note that a part is durable at a rank, and decide about the update when it was the last one."""
+        """Record that a part is durable at a rank, and decide about the update if it was the last one."""
         request, found = await _submitted(requests, context)
         judge = await self._judge(request.opened)
         if isinstance(judge, pb.Verdict):
@@ -159,7 +160,7 @@ class AggregationService:
         return await judge.decide(KeptUpdate(await off_loop(len(found), completed), None))
 
     async def _judge(self, opened: pb.UploadOpen) -> UpdateJudge | pb.Verdict:
-        """Return the judge of an update, or of the part of it that the rank names."""
+        """Return the judge of an update, or of the part that the rank names."""
         try:
             manifest = await off_loop(len(opened.manifest), parse_update, opened.manifest)
             part = await off_loop(len(opened.part), part_of, manifest, opened.part) if opened.part else None
@@ -170,14 +171,14 @@ class AggregationService:
             return refused(RejectReason.BAD_MANIFEST, str(error))
 
     async def GetUpdates(self, request: pb.UpdatesRequest, context: Context) -> AsyncIterator[pb.AcceptedUpdate]:
-        """Yield the journal's rows of accepted updates that lie at the rank."""
+        """Yield the journal's rows of accepted updates that are at the rank."""
         digests = [Digest(digest.hex()) for digest in request.digests]
         try:
             rows = await on_thread(None, self._coordinator.journal.updates, RunId(request.run_id), digests)
-        except StoreCorrupted as error:  # also when the rank asks for an update that was never accepted, or is deleted
+        except StoreCorrupted as error:  # including the case that the update was never accepted, or is deleted
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error)[:DETAIL_MAX])
         if elsewhere := [digest for digest, row in rows.items() if not lies_at(row.meta, request.rank)]:
-            what = f"update {elsewhere[0]} does not lie at rank {request.rank}, which asks"
+            what = f"update {elsewhere[0]} is not at rank {request.rank}, which asks"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)
         for digest, row in rows.items():
             meta = row.meta.encode()
@@ -185,7 +186,7 @@ class AggregationService:
                 yield pb.AcceptedUpdate(digest=bytes.fromhex(digest), meta=meta[start : start + CHUNK_BYTES])
 
     async def FindUnused(self, request: pb.UpdatesRequest, context: Context) -> pb.UnusedUpdates:
-        """Return those of the updates that no decision can need."""
+        """Return the updates that no decision can need."""
         run, digests = self._coordinator.runs.get(RunId(request.run_id)), map(Digest, map(bytes.hex, request.digests))
         if not isinstance(run, RunDriver):
             return pb.UnusedUpdates()
@@ -197,7 +198,7 @@ class AggregationService:
         return pb.UnusedUpdates(digests=map(bytes.fromhex, unused))
 
     async def _withdraw(self, run_id: RunId, digest: Digest) -> bool:
-        """Let no part of an update count as kept; return False if it is accepted, or may be now."""
+        """Stop counting an update's parts as kept; return False if it is accepted, or may be now."""
         if not self._ranks.parts.withdraw(run_id, digest):
             return False
         return not await on_thread(None, self._coordinator.journal.has_update, run_id, digest)
@@ -218,9 +219,9 @@ async def _submitted(
 
 @asynccontextmanager
 async def _storing(context: Context) -> AsyncIterator[None]:
-    """Let the rank, and with it the client, try again when the block meets a full or failing disk."""
+    """Tell the rank, and with it the client, to retry if the block meets a full or failing disk."""
     try:
         yield
     except OSError as error:
-        logger.error("what is known of a part cannot be stored: %s", error)
+        logger.error("the notes about a part cannot be stored: %s", error)
         await context.abort(grpc.StatusCode.UNAVAILABLE, f"cannot be stored now: {told_outside(error)}")

@@ -1,4 +1,4 @@
-"""The gRPC services for clients and operators: they translate, pass on and answer. No rule of a round is here."""
+"""The gRPC services for clients and operators: they translate, delegate and answer, without any rule of a round."""
 
 import asyncio
 import logging
@@ -53,12 +53,11 @@ STATISTICS_S_MAX = 86_400.0
 """Longest time for the answers to one request for statistics [s]."""
 
 TAKERS = (Role.OWNER, Role.OPERATOR)
-"""The roles whose downloads are exports of a model; a client trains on it, and an aggregation rank keeps a part of
-it."""
+"""Roles whose downloads are exports of a model; a client trains on it, and an aggregation rank keeps a part of it."""
 
 
 class CoordinatorService:
-    """The service for clients."""
+    """Service for clients."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -101,7 +100,7 @@ class CoordinatorService:
     def _signed(self, message: pb.ServerMessage, client_id: ClientId) -> pb.ServerMessage:
         checkpoint, signer = self._coordinator.audit.checkpoint, self._coordinator.signer
         kind = message.WhichOneof("message")
-        if checkpoint is not None and kind in ("welcome", "invite"):  # sites store it, and detect a log cut off later
+        if checkpoint is not None and kind in ("welcome", "invite"):  # sites store it, to detect a truncated log
             getattr(message, kind).audit_checkpoint = str(checkpoint)
         return message if signer is None else signer.sign(message, client_id)
 
@@ -140,7 +139,7 @@ class CoordinatorService:
                 attendance.lost([client_id], LossReason.LEFT, failure, detail)
             case "heartbeat":
                 connection.note_clock(message.heartbeat.clock, time.time())
-                if why := self._coordinator.clock_refusal(connection):  # its clock was set meanwhile: it is told
+                if why := self._coordinator.clock_refusal(connection):  # its clock was set meanwhile: tell the agent
                     self._coordinator.attendance.hub.dismiss(client_id, why)
             case _:
                 pass
@@ -219,13 +218,13 @@ class CoordinatorService:
         except Silent as error:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         except OSError as error:
-            if type(error) is not DiskFull:  # for which the run waits, as its log says
+            if type(error) is not DiskFull:  # the run waits for space, as its log says
                 logger.error("an upload cannot be stored: %s", error)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {told_outside(error)}")
 
 
 class AdminService(ReadingAdmin, MembersAdmin):
-    """The service for the commands of owners, operators and auditors."""
+    """Service for the commands of owners, operators and auditors."""
 
     def __init__(self, coordinator: Coordinator, enrolments: Enrolments | None = None) -> None:
         path, database = coordinator.state.path, coordinator.config.database
@@ -236,7 +235,7 @@ class AdminService(ReadingAdmin, MembersAdmin):
         self._coordinator = coordinator
 
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.RunReply:
-        """Host one more run; it starts when there is room."""
+        """Host one more run; it starts when `max_runs` allows."""
         await self.check_database(context)
         try:
             config = load_text(RunFile, request.config_toml, list(request.overrides), name="the run")
@@ -251,7 +250,7 @@ class AdminService(ReadingAdmin, MembersAdmin):
     async def CollectStatistics(
         self, request: pb.CollectStatisticsRequest, context: Context
     ) -> pb.CollectStatisticsReply:
-        """Ask the connected sites of a planned run's task for statistics; the answer comes with the last of theirs."""
+        """Ask the connected sites of a planned run's task for statistics; answer when all have answered."""
         try:
             config = load_text(RunFile, request.config_toml, list(request.overrides), name="the run")
             if not 0 < request.deadline_s <= STATISTICS_S_MAX:
@@ -268,7 +267,7 @@ class AdminService(ReadingAdmin, MembersAdmin):
         return pb.CollectStatisticsReply(number=number)
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.RunReply:
-        """End a run; a round that is being aggregated is committed first."""
+        """End a run; a round being aggregated is committed first."""
         reason = printable(request.reason[:DETAIL_MAX]) or "stopped by the operator"
         return await self._change(context, request.run_id, lambda c, run: c.stop_run(run, reason))
 
@@ -278,11 +277,11 @@ class AdminService(ReadingAdmin, MembersAdmin):
         return await self._change(context, request.run_id, lambda c, run: c.pause_run(run, reason))
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.RunReply:
-        """Resume a paused run, or reopen an ended one, with changed settings if the request has some."""
+        """Resume a paused run, or reopen an ended one, with changed settings if the request has any."""
         return await self._change(context, request.run_id, lambda c, run: c.resume_run(run, [*request.overrides]))
 
     async def DeleteRun(self, request: pb.DeleteRunRequest, context: Context) -> pb.RunReply:
-        """Delete a run that has ended; only by its id, as this cannot be undone."""
+        """Delete a run that has ended; only by its id, because this is irreversible."""
         return await self._change(context, request.run_id, lambda c, _: c.delete_run(RunId(request.run_id)))
 
     async def ListRanks(self, request: pb.ListRanksRequest, context: Context) -> pb.ListRanksReply:

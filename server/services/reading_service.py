@@ -25,16 +25,16 @@ from atoll.server.views.views import View
 PART_BYTES = 1 << 20
 NUMBER_MAX = 2**31
 READINGS_MAX = 4
-"""The readings that one caller may have open at the same time."""
+"""Number of readings that one caller may have open at the same time."""
 
 FOLLOWED_MAX, FOLLOWERS_MAX = 2, 8
-"""The runs that one caller, and all callers, may follow at the same time: each costs a process."""
+"""Numbers of runs that one caller, and all callers, may follow at the same time: each costs a process."""
 
 ENTRY_MAX = 2**53
 
 
 class _Places:
-    """The open calls of one kind, counted by caller.
+    """Open calls of one kind, counted by caller.
 
     Args:
         what: the calls, in words.
@@ -66,7 +66,7 @@ class _Places:
 
 
 class ReadingAdmin:
-    """The read-only calls of the admin port.
+    """Read-only calls of the admin port.
 
     Args:
         state: the state directory.
@@ -94,7 +94,7 @@ class ReadingAdmin:
                 await context.abort(grpc.StatusCode.INTERNAL, str(error))
 
     async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.FollowReply]:
-        """Send what happens in a run as it happens, from an entry of its journal on, until the run has ended."""
+        """Send a run's events as they happen, from an entry of its journal on, until the run has ended."""
         if fault := _fault_of_run(request.run_id):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault)
         if request.after > ENTRY_MAX:
@@ -113,7 +113,7 @@ class ReadingAdmin:
                 await context.abort(grpc.StatusCode.INTERNAL, str(error))
 
     async def ReadAuditLog(self, request: pb.ReadAuditLogRequest, context: Context) -> AsyncIterator[pb.AuditLogPart]:
-        """Send the public key and the lines of the log that are written by now, file after file."""
+        """Send the public key and the lines of the log written so far, file after file."""
         folder = audit_folder(self._state)
         async with self._reading.taken(context):
             try:

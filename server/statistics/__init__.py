@@ -1,1 +1,1 @@
-"""Statistics of the sites' data, before a training: collection, exact sum, disclosure, the kept result."""
+"""Statistics of the sites' data before a training: collection, exact sum, disclosure, stored result."""

@@ -1,7 +1,7 @@
 """A collection of statistics from the sites of a task: requests, answers, end. Pure.
 
-No journal has it: it reads, changes nothing, and an operator repeats one that a crash has ended. What several sites
-allow only together is in memory until the end, and never on disk.
+It is not journaled: it only reads, and an operator repeats it after a crash. Data that several sites allow only in sums
+is in memory until the end, and never on disk.
 """
 
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ CANNOT = "its agent cannot give statistics: update it"
 NO_ROOM = "the coordinator has no room for further answers"
 
 BYTES_MAX = 256 * 2**20
-"""Most bytes of all answers to one request."""
+"""Largest total size of all answers to one request [bytes]."""
 
 
 @dataclass(slots=True)
 class Collection:
-    """One request to the sites that were connected when it began."""
+    """Request to the sites that were connected when it began."""
 
     asked: frozenset[ClientId]
     answers: dict[ClientId, SiteStatistics] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Collection:
         return client_id in self.asked and client_id not in self.answers and client_id not in self.failures
 
     def answered(self, client_id: ClientId, answer: SiteStatistics, terms: Disclosure, num_bytes: int) -> None:
-        """Take the answer of a site, and the terms on which it may be shown."""
+        """Record the answer of a site, and the terms on which it may be shown."""
         if not self.is_waiting_for(client_id):
             return
         if self.num_bytes + num_bytes > BYTES_MAX:
@@ -48,7 +48,7 @@ class Collection:
         self.num_bytes += num_bytes
 
     def failed(self, client_id: ClientId, why: str) -> None:
-        """Take the reason for which a site gives no answer."""
+        """Record the reason why a site gives no answer."""
         if self.is_waiting_for(client_id):
             self.failures[client_id] = why
 

@@ -1,11 +1,11 @@
-"""The exact sum of the sites' statistics, and what of it, and of single sites, may be shown. Pure.
+"""The exact sum of the sites' statistics, and which sums and single sites' parts may be shown. Pure.
 
-Each part is judged by the sites that gave it:
+The sites that gave a part determine what may be shown of it:
 
-- Its sum is shown over as many sites as each of them asks for, and over two at least, unless all of them allow theirs
-  to be shown alone.
-- A site's own part is shown if it allows that. Where few sites allow sums alone (one, or fewer than they ask for), the
-  parts of the others and the sum would tell theirs: then no site's is shown.
+- Its sum is shown over at least as many sites as each of them requires, and at least two, unless all of them allow
+  individual parts to be shown.
+- A site's part is shown if it allows this. If only few sites allow nothing but sums (one, or fewer than they require),
+  the parts of the others and the sum would reveal theirs: then no single part is shown.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ IN_SUMS_ALONE = "its policy allows only sums over several sites"
 
 @dataclass(slots=True)
 class Shown:
-    """The parts that may be shown, and the reasons for the others."""
+    """Parts that may be shown, and the reasons for the others."""
 
     sums: dict[Place, tuple[Part, int]] = field(default_factory=dict)
     """Merged parts, each with the number of sites in it."""
@@ -31,20 +31,20 @@ class Shown:
     not_summed: dict[Place, str] = field(default_factory=dict)
     """Parts without a sum, each with the reason."""
     left_out: dict[ClientId, dict[Place, str]] = field(default_factory=dict)
-    """Parts that a site has left out, or that fit to no others."""
+    """Parts that a site has withheld, or that fit to no others."""
     not_alone: dict[ClientId, str] = field(default_factory=dict)
-    """Sites of which nothing, or not everything, is shown alone."""
+    """Sites whose parts are not, or not all, shown individually."""
 
 
 def shown(answers: Mapping[ClientId, SiteStatistics], terms: Mapping[ClientId, Disclosure]) -> Shown:
-    """Return what may be shown of answers on their terms; a site without terms allows sums alone."""
+    """Return the parts of answers that may be shown on their terms; a site without terms allows only sums."""
     found = Shown(left_out={client: dict(answers[client].withheld) for client in sorted(answers)})
     for place in dict.fromkeys(place for client in sorted(answers) for place in answers[client].parts):
         parts = {client: answers[client].parts[place] for client in sorted(answers) if place in answers[client].parts}
         usual = _usual_form(parts)
         for client in [client for client, part in parts.items() if part.form != usual]:
             del parts[client]
-            found.left_out[client][place] = "of another kind or shape than at the other sites"
+            found.left_out[client][place] = "of a different kind or shape than at the other sites"
         _show(found, place, parts, {client: terms.get(client, ANY_SUM) for client in parts})
     for client in answers:
         if terms.get(client, ANY_SUM).metrics is not MetricsLeave.PER_SITE:
@@ -65,7 +65,7 @@ def _show(found: Shown, place: Place, parts: Mapping[ClientId, Part], terms: Map
         found.not_summed[place] = f"{have}, and sums of at least {needed} are allowed"
     if num_in_sums_alone and num_in_sums_alone < max(2, least):
         few = count_of(num_in_sums_alone, "site")
-        why = f"only sums are allowed by {few}, and the rest of the sum of all would be theirs"
+        why = f"{few} allow only sums, and the rest of the total would be theirs"
         found.not_alone |= dict.fromkeys(alone, why)
         return
     for client in alone:
@@ -73,7 +73,7 @@ def _show(found: Shown, place: Place, parts: Mapping[ClientId, Part], terms: Map
 
 
 def _usual_form(parts: Mapping[ClientId, Part]) -> Any:
-    """Return the commonest form; of equally common ones the least."""
+    """Return the most common form; of equally common ones the smallest."""
     forms = Counter(part.form for part in parts.values())
     return min(forms, key=lambda form: (-forms[form], form))
 
@@ -82,7 +82,7 @@ def _usual_form(parts: Mapping[ClientId, Part]) -> Any:
 
 
 def document(found: Shown) -> dict[str, Any]:
-    """Return what may be shown in JSON types: `merged` and `sites` by split and group, and the reasons for the rest."""
+    """Return the visible parts in JSON types: `merged` and `sites` by split and group, and the reasons for the rest."""
     return {
         "merged": _by_split({place: (part, {"sites": num}) for place, (part, num) in found.sums.items()}),
         "sites": {
@@ -98,7 +98,7 @@ def document(found: Shown) -> dict[str, Any]:
 
 
 def path_of(place: Place) -> str:
-    """Return a place as `train.features.age`."""
+    """Return the path of a part, such as `train.features.age`."""
     return ".".join(filter(None, place))
 
 

@@ -1,4 +1,4 @@
-"""The kept results of collections, one file each: `statistics/000001.json` in the coordinator's state directory."""
+"""The stored results of collections, one file each: `statistics/000001.json` in the coordinator's state directory."""
 
 import json
 import re
@@ -38,12 +38,12 @@ def read(state: Path, number: int = 0) -> dict[str, Any]:
     """Return a result; number 0: the newest.
 
     Raises:
-        LookupError: there is none of this number.
+        LookupError: there is no result with this number.
         OSError: it cannot be read.
     """
     kept = numbers_in(state)
     if not kept:
-        raise LookupError("no statistics were asked for yet: `atoll run statistics TASK` does")
+        raise LookupError("no statistics were requested yet: `atoll run statistics TASK` does this")
     if number and number not in kept:
         raise LookupError(f"there are no statistics {number}; there are {kept[0]} to {kept[-1]}")
     path = state / FOLDER / _name(number or kept[-1])

@@ -1,4 +1,4 @@
-"""The bytes of updates that arrive: each is a sign of life of its client, their sum is the progress in views."""
+"""The bytes of arriving updates: each is a sign of life of its client, their sum is the progress in views."""
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
@@ -11,29 +11,29 @@ from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId
 T = TypeVar("T")
 
 UPDATES_MAX = 4096
-"""The updates under way that are remembered; the one that waited longest for a byte is forgotten."""
+"""Number of updates under way that are remembered; the one that waited longest for a byte is forgotten."""
 
 Key = tuple[RunId, RoundId, ClientId]
 
 
 @dataclass(slots=True)
 class _Coming:
-    """One update on its way in, in one or several streams."""
+    """Arriving update, in one or several streams."""
 
     digest: Digest
     total: int
-    places: dict[int, int] = field(default_factory=dict)  # bytes that are here, by part or by aggregation rank
+    places: dict[int, int] = field(default_factory=dict)  # received bytes, by part or by aggregation rank
 
 
 def no_sign(client_id: ClientId) -> None:
-    """Let a sign of life pass."""
+    """Ignore a sign of life."""
 
 
 class Arrivals:
-    """The updates that are on their way in.
+    """Updates that are arriving.
 
     Args:
-        on_sign: called with a client of which bytes have arrived.
+        on_sign: called with the client when bytes have arrived.
     """
 
     def __init__(self, on_sign: Callable[[ClientId], None] = no_sign) -> None:
@@ -43,14 +43,14 @@ class Arrivals:
         self._signs: set[ClientId] = set()
 
     def came(self, key: Key, digest: Digest, total: int, *, place: int, num_bytes: int) -> None:
-        """Note the bytes of an update that are here now.
+        """Record the received bytes of an update.
 
         Args:
             key: the run, the round and the client.
-            digest: of the update's manifest; another one begins anew.
-            total: the bytes of the whole update.
+            digest: of the update's manifest; a new digest starts the count again.
+            total: size of the whole update [bytes].
             place: the part; at a coordinator with aggregation ranks the rank.
-            num_bytes: the bytes at this place, from the first on.
+            num_bytes: total bytes received at this place.
         """
         coming = self._coming.get(key)
         if coming is None or coming.digest != digest:
@@ -60,35 +60,35 @@ class Arrivals:
         self.on_sign(key[2])
 
     def sign(self, client_id: ClientId) -> None:
-        """Note a sign of life that brings no byte of an update: a download takes bytes."""
+        """Record a sign of life without bytes of an update: a download accepts bytes."""
         self._signs.add(client_id)
         self.on_sign(client_id)
 
     async def signs_of(self, requests: AsyncIterator[T], client_id: ClientId) -> AsyncIterator[T]:
-        """Yield the messages with which a client takes a download, each a sign of its life."""
+        """Yield the messages with which a client accepts a download, each of them a sign of life."""
         async for request in requests:
             self.sign(client_id)
             yield request
 
     def over(self, key: Key, digest: Digest) -> None:
-        """Forget an update that was decided about."""
+        """Forget a decided update."""
         if (coming := self._coming.get(key)) is not None and coming.digest == digest:
             del self._coming[key]
             self._news.discard(key)
 
     def bytes_of(self, key: Key) -> tuple[int, int] | None:
-        """Return the bytes that are here and those of the whole update; None: none of it is on its way."""
+        """Return the received bytes and the total of an update; None: it is not arriving."""
         coming = self._coming.get(key)
         return None if coming is None else (min(sum(coming.places.values()), coming.total), coming.total)
 
     def all(self) -> dict[Key, tuple[int, int]]:
-        """Return the bytes that are here, and those of the whole, of every update on its way."""
+        """Return the received bytes, and the total, of every arriving update."""
         return {key: found for key in list(self._coming) if (found := self.bytes_of(key)) is not None}
 
     # ------------------------------------------------------------ between an aggregation rank and the coordinator
 
     def report(self) -> list[pb.Arrival]:
-        """Return what has arrived since the last report, for the coordinator."""
+        """Return the bytes received since the last report, for the coordinator."""
         news, self._news, signs, self._signs = self._news, set(), self._signs, set()
         rows = [
             pb.Arrival(
@@ -105,7 +105,7 @@ class Arrivals:
         return [*rows, *(pb.Arrival(client_id=client_id) for client_id in sorted(signs))]
 
     def reported(self, rank: int, rows: Iterable[pb.Arrival]) -> None:
-        """Take the report of an aggregation rank."""
+        """Handle the report of an aggregation rank."""
         for row in rows:
             key = RunId(row.run_id), RoundId(row.round_id), ClientId(row.client_id)
             if row.digest:

@@ -21,19 +21,19 @@ from atoll.tensors.layout import ITEM_BYTES, Piece
 from atoll.tensors.pieces import first_element
 
 BOXES_MAX = 65_536
-"""The number of boxes that one download may ask for."""
+"""Largest number of boxes that one download may request."""
 
 
 FOLLOWED_BYTES = 256 * 1024
-"""The size of a download from which on the client's grants are read also when none is needed [bytes]."""
+"""Size from which the client's grants for a download are read even if none is needed [bytes]."""
 
 
 class NotHeld(LookupError):
-    """The file here does not hold the pieces: they are at another rank, or were deleted."""
+    """Error: the file here does not contain the pieces: they are at another rank, or were deleted."""
 
 
 class BadRequest(ValueError):
-    """The client broke the protocol; the message says how."""
+    """Error: the client broke the protocol; the message says how."""
 
 
 async def send_version(
@@ -41,11 +41,11 @@ async def send_version(
     opened: pb.DownloadOpen,
     requests: AsyncIterator[pb.DownloadRequest],
 ) -> AsyncIterator[DownloadMessage]:
-    """Yield the replies to one download: its size, its bytes from `position` on, and a digest if boxes were asked for.
+    """Yield the replies to one download: its size, its bytes from `position` on, and a digest if boxes were requested.
 
     Raises:
         BadRequest: a box that the version does not have, more than all of it, or a position beyond the end.
-        NotHeld: the file here does not hold all of the boxes.
+        NotHeld: the file here does not contain all of the boxes.
         FileNotFoundError: the version was deleted.
         Silent: the client grants no credit.
     """
@@ -78,14 +78,14 @@ async def send_version(
 
 
 class _Content:
-    """The bytes of one download in their order and, if `is_hashed`, the digest over all of them."""
+    """Bytes of one download in their order and, if `is_hashed`, the digest over all of them."""
 
     def __init__(self, reader: BoxReader, total: int, *, is_hashed: bool) -> None:
         self._reader, self._total = reader, total
         self._sha256 = hashlib.sha256() if is_hashed else None
 
     async def skip(self, stop: int) -> None:
-        """Hash the bytes before `stop`, which the client has already."""
+        """Hash the bytes before `stop`, which the client already has."""
         if self._sha256 is None:
             return
         for start in range(0, stop, CHUNK_BYTES):
@@ -94,8 +94,8 @@ class _Content:
     async def read(self, start: int, stop: int) -> bytes:
         """Read the next bytes."""
         if self._sha256 is None:
-            return self._reader.read(start, stop)  # one read, mostly of what the fold has just written
-        data = await off_loop(self._total, self._reader.read, start, stop)  # boxes may lie in many small runs
+            return self._reader.read(start, stop)  # one read, mostly from the page cache after the fold
+        data = await off_loop(self._total, self._reader.read, start, stop)  # boxes may consist of many small runs
         self._sha256.update(data)
         return data
 
@@ -107,7 +107,7 @@ class _Content:
 
 @contextmanager
 def _cancelled_when_stalled() -> Iterator[None]:
-    """Cancel this task when the client does not take, within SILENCE_S, the message that is sent in the block."""
+    """Cancel this task if the client does not accept, within SILENCE_S, the message that is sent in the block."""
     task = asyncio.current_task()
     assert task is not None
     stalled = asyncio.get_running_loop().call_later(SILENCE_S, task.cancel)
@@ -118,7 +118,7 @@ def _cancelled_when_stalled() -> Iterator[None]:
 
 
 class _Credit:
-    """The number of bytes in all that the client allows to be sent."""
+    """Total number of bytes that the client allows to be sent."""
 
     def __init__(self, granted: int) -> None:
         self._granted = granted
@@ -127,7 +127,7 @@ class _Credit:
 
     @contextmanager
     def followed(self, requests: AsyncIterator[pb.DownloadRequest], total: int) -> "Iterator[_Credit]":
-        """Read further grants within the block, each a sign of life, unless all of few bytes are granted already."""
+        """Read further grants within the block, each a sign of life, unless a small download is fully granted."""
         is_awaited = self._granted < total or total > FOLLOWED_BYTES
         following = asyncio.ensure_future(self._follow(requests)) if is_awaited else None
         try:
@@ -149,7 +149,7 @@ class _Credit:
         """Wait for credit beyond `position` and return it [bytes]; 0: the client has ended its side.
 
         Raises:
-            Silent: no credit came for SILENCE_S.
+            Silent: no credit arrived for SILENCE_S.
         """
         while self._granted <= position and not self._is_over:
             self._changed.clear()
@@ -178,16 +178,16 @@ def _boxes(version: VersionFile, opened: pb.DownloadOpen) -> list[Piece]:
     wanted, whole_bytes = sum(box.num_bytes for box in boxes), version.manifest.num_bytes
     if wanted > whole_bytes:
         raise BadRequest(
-            f"boxes of {count_of(wanted, 'byte')} in all; allowed: at most the {whole_bytes} of the version"
+            f"boxes of {count_of(wanted, 'byte')} in total; allowed: at most the {whole_bytes} of the version"
         )
     return boxes
 
 
 def _check_held(version: VersionFile, boxes: list[Piece]) -> None:
-    """Check that the file holds the boxes: at a rank it holds only one run of the version's bytes.
+    """Check that the file contains the boxes: a rank has only one contiguous run of the version's bytes.
 
     Raises:
-        NotHeld: it does not hold all of them.
+        NotHeld: it does not contain all of them.
     """
     if len(version.held) == version.manifest.num_bytes:
         return

@@ -1,10 +1,10 @@
-"""The streams of one update's parts: each brings its own bytes, and together they get one verdict.
+"""The streams of one update's parts: each brings the part's bytes, and all together get one verdict.
 
-Without aggregation ranks all parts come to one process, and are gathered here. A rank has streams of its own kind
-(`server/ranks/reported_parts.py`): the coordinator gathers.
+Without aggregation ranks all parts arrive at one process, and are collected here. A rank has different streams
+(`server/ranks/reported_parts.py`), because the coordinator collects.
 
-A stream that ends early leaves its part at the byte where it stopped, and the kept parts on disk. So nothing is lost
-with this object, which lives while a stream of the update is open.
+A stream that ends early leaves its part incomplete at the byte where it stopped, and the kept parts on disk. So nothing
+is lost with this object, which lives while a stream of the update is open.
 """
 
 import asyncio
@@ -26,36 +26,36 @@ from atoll.server.parts.gathering import Gathering
 
 
 class JudgingParts(Protocol):
-    """The judge of an update in parts; `uploads.Judging` is one."""
+    """Judge of an update in parts; `uploads.Judging` is one."""
 
     async def cover(self, parts: Iterable[PartManifest]) -> pb.Verdict | None:
-        """Return the refusal of an update whose parts together do not cover the model, each element once."""
+        """Return the refusal of an update whose combined parts do not cover each element of the model once."""
 
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
         """Decide about a sound update that is durable here."""
 
 
 class PartStream(Protocol):
-    """The stream of one part, or all streams of one update. A judge is of the kind that the process makes."""
+    """Stream of one part, or all streams of one update. The judge's type depends on the process."""
 
     async def begin(self, part: PartManifest, judge: Any) -> bool:
-        """Note the stream of a part; return whether its bytes are wanted."""
+        """Record the stream of a part; return whether its bytes are wanted."""
 
     async def keep(self, part: PartManifest) -> None:
-        """Note that a part is sound and durable."""
+        """Record that a part is sound and durable."""
 
     def refuse(self, verdict: pb.Verdict) -> None:
-        """Note that the update is refused because of a part's bytes."""
+        """Record that the update is refused because of a part's bytes."""
 
     async def verdict(self, part: PartManifest, judge: Any) -> pb.Verdict | None:
         """Return the verdict on the update; None: the part is kept, and others are missing."""
 
 
 class PartStreams(Protocol):
-    """The streams of parts that a process receives."""
+    """Streams of parts that a process receives."""
 
     come_here: bool
-    """All parts of an update come to this process: room is reserved for all of them."""
+    """Whether all parts of an update arrive at this process, which then reserves room for all of them."""
 
     def of(
         self, store: RunStore, manifest: UpdateManifest, digest: Digest, part: PartManifest, compute: Executor
@@ -64,18 +64,18 @@ class PartStreams(Protocol):
 
 
 class Parts:
-    """The parts of one update, for all streams of them."""
+    """Parts of one update, for all streams of them."""
 
     def __init__(self, store: RunStore, manifest: UpdateManifest, digest: Digest, compute: Executor) -> None:
         self._store, self._manifest, self._compute = store, manifest, compute
         self._files = store.parts_of(manifest, digest)
         self._coming: dict[int, PartManifest] = {}
-        self._lock = asyncio.Lock()  # held while all parts are judged together, and while the update is decided about
+        self._lock = asyncio.Lock()  # held while all parts are checked together, and while the update is decided
         self._gathering: Gathering[pb.Verdict] | None = None
         self.num_streams = 0
 
     async def begin(self, part: PartManifest, judge: JudgingParts) -> bool:
-        """Note the stream of a part; return whether its bytes are wanted: it is not kept, and there is no verdict."""
+        """Record the stream of a part; return whether its bytes are wanted: it is not kept, and there is no verdict."""
         async with self._lock:
             if self._gathering is None:
                 kept = await on_thread(self._compute, self._files.kept)
@@ -86,18 +86,18 @@ class Parts:
             return is_wanted and self._gathering.verdict is None
 
     async def keep(self, part: PartManifest) -> None:
-        """Note that a part is sound and durable."""
+        """Record that a part is sound and durable."""
         assert self._gathering is not None
         self._gathering.keep(part.index)
         crash_points.reached("upload.part_kept")
 
     def refuse(self, verdict: pb.Verdict) -> None:
-        """Note that the update is refused because of one part's bytes."""
+        """Record that the update is refused because of one part's bytes."""
         assert self._gathering is not None
         self._gathering.verdict = verdict
 
     async def verdict(self, part: PartManifest, judge: JudgingParts) -> pb.Verdict | None:
-        """Return the verdict on the update, which is decided about when its last part is kept; None: not yet."""
+        """Return the verdict on the update, which is decided when its last part is kept; None: not yet."""
         gathering = self._gathering
         assert gathering is not None
         async with self._lock:
@@ -111,7 +111,7 @@ class Parts:
 
     @asynccontextmanager
     async def _sending_damaged_again(self, gathering: Gathering[pb.Verdict]) -> AsyncIterator[None]:
-        """Let all parts be sent again if what was kept of one is found damaged on the disk within the block."""
+        """Request all parts again if a kept part is found damaged on the disk within the block."""
         try:
             yield
         except StoreCorrupted:
@@ -120,7 +120,7 @@ class Parts:
             raise
 
     async def _judge_together(self, gathering: Gathering[pb.Verdict], judge: JudgingParts) -> None:
-        """Judge all manifests together as soon as they are known, which is before the last part's bytes are taken."""
+        """Check all manifests together as soon as they are known, before the last part's bytes are accepted."""
         if gathering.verdict is not None or not gathering.must_be_covered:
             return
         coming = dict(self._coming)  # a stream may end meanwhile
@@ -130,13 +130,13 @@ class Parts:
         gathering.covers = gathering.verdict is None
 
     def end(self, part: PartManifest) -> None:
-        """Note the end of a part's stream, whatever it has brought."""
+        """Record the end of a part's stream, whatever the result."""
         if self._coming.pop(part.index, None) is not None and self._gathering is not None:
             self._gathering.end(part.index)
 
 
 class PartsUnderWay:
-    """The updates in parts of which a stream is open."""
+    """Updates in parts that have an open stream."""
 
     come_here = True
 

@@ -1,4 +1,4 @@
-"""The timeouts of streams: a silent stream is ended, because it holds a file and a place that others need."""
+"""The timeouts of streams: a silent stream is ended, because it holds a file and a slot that others need."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
@@ -12,32 +12,32 @@ from atoll.server.transport.interceptor import Context
 T = TypeVar("T")
 
 SILENCE_S = 600.0
-"""The time that a stream of the data plane may be silent [s]."""
+"""Time for which a stream of the data plane may be silent [s]."""
 
 OPENING_S = 30.0
-"""The time that a stream may take until its first message [s]."""
+"""Time that a stream may take until its first message [s]."""
 
 PARTIALS_MAX = 2
-"""The number of partial uploads of one client in a run; one more discards the oldest."""
+"""Number of partial uploads of one client in a run; one more discards the oldest."""
 
 FLOOR_BYTES_PER_S = 16 * 1024
-"""The default speed below which an upload is ended [bytes/s]."""
+"""Default speed below which an upload is ended [bytes/s]."""
 
 FLOOR_S = 30.0
-"""The time that an upload may be slower than the floor [s]; see `Patience`."""
+"""Time for which an upload may be slower than the floor [s]; see `Patience`."""
 
 
 class Silent(TimeoutError):
-    """The timeout of a stream on which nothing came."""
+    """Error: a stream timed out because nothing arrived."""
 
 
 class Patience:
-    """The time to wait for the next bytes of an upload, kept as in a token bucket.
+    """Time to wait for the next bytes of an upload, computed with a token bucket.
 
-    The bucket holds at most FLOOR_S + CHUNK_BYTES / floor seconds. Waiting spends them, each byte that comes earns 1 /
-    floor seconds back. So an upload at the floor or faster may continue without end, also in single chunks of 1 MiB,
-    and one that is slower by any share is ended. Only waiting for the sender is spent: while this side writes to its
-    disk, and the sender has no credit, nothing is.
+    The bucket holds at most FLOOR_S + CHUNK_BYTES / floor seconds. Waiting spends them, and each received byte earns 1
+    / floor seconds. So an upload at the floor or faster may continue without limit, even in single chunks of 1 MiB, and
+    a slower one is eventually ended. Only waiting for the sender is spent, not the time in which this side writes to
+    its disk and the sender has no credit.
 
     Args:
         floor: the speed below which an upload is ended [bytes/s]; 0: only `silence` limits it.
@@ -51,11 +51,11 @@ class Patience:
 
     @property
     def left(self) -> float:
-        """The time that the next wait may take [s]."""
+        """Time that the next wait may take [s]."""
         return min(max(0.0, self._left), self._silence)
 
     def received(self, num_bytes: int, waited: float) -> None:
-        """Account for `num_bytes` that came after a wait of `waited` [s]."""
+        """Account for `num_bytes` that arrived after a wait of `waited` [s]."""
         if self.floor:
             self._left = min(self.most, self._left - waited + num_bytes / self.floor)
 
@@ -64,25 +64,25 @@ async def in_time(what: Awaitable[T]) -> T:
     """Wait at most SILENCE_S for an action of the client.
 
     Raises:
-        Silent: it did not come.
+        Silent: it did not happen.
     """
     return await _within(SILENCE_S, what)
 
 
 async def first_of(messages: AsyncIterator[T]) -> T | None:
-    """Return the first message of a stream; None when the client has ended its side.
+    """Return the first message of a stream; None if the client has ended its side.
 
     Raises:
-        Silent: no message came within OPENING_S.
+        Silent: no message arrived within OPENING_S.
     """
     return await _within(min(OPENING_S, SILENCE_S), anext(messages, None))
 
 
 async def next_bytes(messages: AsyncIterator[T], patience: Patience) -> tuple[T | None, float]:
-    """Return the next message, None when the client has ended its side, and the time waited for it [s].
+    """Return the next message, None if the client has ended its side, and the time waited for it [s].
 
     Raises:
-        Silent: it did not come before the patience was spent.
+        Silent: it did not arrive before the patience was spent.
     """
     loop = asyncio.get_running_loop()
     begun = loop.time()
@@ -91,9 +91,9 @@ async def next_bytes(messages: AsyncIterator[T], patience: Patience) -> tuple[T 
             return await anext(messages, None), loop.time() - begun
     except TimeoutError:
         waited = loop.time() - begun
-        what = f"nothing came for {waited:.0f} s"
+        what = f"nothing arrived for {waited:.0f} s"
         if patience.floor:
-            what = f"fewer than {patience.floor:g} bytes a second came, for more than {patience.most:.0f} s of waiting"
+            what = f"fewer than {patience.floor:g} bytes a second arrived in over {patience.most:.0f} s of waiting"
         raise Silent(f"{what}: connect again and continue") from None
 
 
@@ -107,11 +107,11 @@ async def _within(seconds: float, what: Awaitable[T]) -> T:
         async with asyncio.timeout(seconds):
             return await what
     except TimeoutError:
-        raise Silent(f"nothing came for {seconds:g} s: connect again and continue") from None
+        raise Silent(f"nothing arrived for {seconds:g} s: connect again and continue") from None
 
 
 async def opening(requests: AsyncIterator[Any], context: Context, kind: str) -> Any:
-    """Return the first message of a stream of the data plane; abort the call when it is late or of another kind."""
+    """Return the first message of a stream of the data plane; abort the call if it is late or of another kind."""
     try:
         first = await first_of(requests)
     except Silent as error:

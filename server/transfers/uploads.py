@@ -1,8 +1,8 @@
-"""The receiver of updates: it takes the bytes of an upload from where they stopped, checks them and makes them durable.
+"""The receiver of updates: it continues an upload where it stopped, checks the bytes and makes them durable.
 
-The judge decides on the manifest before the bytes come, and on a sound update after; here the bytes are checked, those
-of a large update on a thread. Accepted means durable: the bytes, what was found in them, and the journal entry. The
-judge is in this process or, for an aggregation rank, in the coordinator's.
+The judge decides about the manifest before the bytes arrive, and about a sound update afterwards; here the bytes are
+checked, on a thread if they are many. Accepted means durable: the bytes, the findings about them, and the journal
+entry. The judge is in this process or, for an aggregation rank, in the coordinator's.
 """
 
 import asyncio
@@ -41,20 +41,20 @@ from atoll.tensors.updates.inspection import Inspection, Inspector
 logger = logging.getLogger(__name__)
 
 MAGNITUDE_MAX = 1e30
-"""The largest magnitude of an element that is accepted; float32 ends at 3.4e38, and a fold needs room for its sum."""
+"""Largest accepted magnitude of an element; float32 ends at 3.4e38, and a fold needs room for its sum."""
 
 PIECES_AT_ONCE = 100
-"""The number of pieces of a small update up to which a check is quicker than handing it to a thread."""
+"""Number of pieces of a small update up to which checking is faster than handing it to a thread."""
 
 
 class Judging(Protocol):
-    """The judge of one update; `hosting.judge.Judge` is one."""
+    """Judge of one update; `hosting.judge.Judge` implements it."""
 
     async def before_bytes(self) -> pb.Verdict | None:
-        """Return the verdict that is possible before the bytes come; None: the bytes are wanted."""
+        """Return the verdict that is possible before the bytes arrive; None: the bytes are wanted."""
 
     async def old_verdict(self) -> pb.Verdict | None:
-        """Return the verdict that was given in the meantime, if any."""
+        """Return the verdict that was given meanwhile, if any."""
 
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
         """Decide about a sound update that is durable here."""
@@ -67,11 +67,11 @@ class Judging(Protocol):
 
 
 JudgeOf = Callable[[UpdateManifest, pb.UploadOpen, PartManifest | None], "Judging | pb.Verdict"]
-"""Returns the judge of an update, or of a part of one, that a client announces, or at once a verdict when there is no
-judge for it."""
+"""Function that returns the judge of an update, or of one of its parts, that a client announces, or at once a verdict
+if there is no judge for it."""
 
 Streams = dict[tuple[Digest, int | None], "asyncio.Task[object]"]
-"""The streams of one client's update for one round, by the update's digest and the part."""
+"""Streams of one client's update for one round, by the update's digest and the part."""
 
 
 class Uploads:
@@ -84,7 +84,7 @@ class Uploads:
         floor: the speed below which an upload is ended [bytes/s]; 0: none (`timeouts.Patience`).
         parts: the streams of updates in parts.
         on_full: called with the run and the size of an update for which the disk has no room.
-        arrivals: learns of all bytes that come.
+        arrivals: counts all bytes that arrive.
     """
 
     def __init__(
@@ -105,20 +105,20 @@ class Uploads:
         self._parts: PartStreams = parts or PartsUnderWay()
         self._in_flight: dict[RunId, list[Digest]] = {}
         self._watchers: list[tuple[RunId, set[Digest]]] = []
-        self._partial: dict[tuple[RunId, ClientId], list[str]] = {}  # begun and not complete, the newest first
+        self._partial: dict[tuple[RunId, ClientId], list[str]] = {}  # started and incomplete ones, the newest first
         self.received_bytes = 0
-        """The bytes of updates received since this process began."""
+        """Total size of updates received since this process began [bytes]."""
 
     @property
     def _window(self) -> int:
-        """The window of each upload that is under way now [bytes]."""
+        """The window of each currently running upload [bytes]."""
         return window_of(sum(map(len, self._in_flight.values())))
 
     def _chunk_bytes(self) -> int:
         return chunk_of(self._window)
 
     def is_in_flight(self, run_id: RunId, digest: Digest) -> bool:
-        """Return True while an update is being received or judged: its bytes must stay."""
+        """Return whether an update is being received or judged: then its bytes must be kept."""
         return digest in self._in_flight.get(run_id, ())
 
     @contextmanager
@@ -167,7 +167,7 @@ class Uploads:
             self._marked_in_flight(manifest.run_id, digest),
             aclosing(receive(upload, opened.data, requests)) as replies,
         ):
-            # a stream that this one has replaced may have got the verdict
+            # a stream replaced by this one may have received the verdict
             if (verdict := await judge.old_verdict()) is not None:
                 yield _reply(verdict)
                 return
@@ -196,7 +196,7 @@ class Uploads:
     async def _receive_part(
         self, upload: "_Upload", data: bytes, requests: AsyncIterator[UploadMessage]
     ) -> AsyncGenerator[pb.UploadReply, None]:
-        """Yield the replies to the upload of a part, of which no other stream receives the bytes."""
+        """Yield the replies to the upload of a part whose bytes no other stream receives."""
         part = upload.part
         assert part is not None
         async with self._parts.of(upload.store, upload.manifest, upload.digest, part, upload.compute) as parts:
@@ -220,7 +220,7 @@ class Uploads:
     async def _receive_bytes(
         self, upload: "_Upload", data: bytes, requests: AsyncIterator[UploadMessage]
     ) -> AsyncGenerator[pb.UploadReply, None]:
-        """Yield the position to continue from and the confirmations while the bytes come; then check them."""
+        """Yield the position to continue from and the confirmations while the bytes arrive; then check the bytes."""
         await self._discard_older(upload)
         window = self._window
         with upload.open_incoming(reserves_whole=self._parts.come_here) as file:
@@ -246,7 +246,7 @@ class Uploads:
         self.arrivals.came(upload.key, upload.digest, upload.manifest.num_bytes, place=place, num_bytes=position)
 
     async def _discard_older(self, upload: "_Upload") -> None:
-        """Discard a client's older partial uploads: beginning many and ending none must not fill the disk."""
+        """Discard a client's older partial uploads, so that starting many without finishing cannot fill the disk."""
         run_id, key = upload.manifest.run_id, (upload.manifest.run_id, upload.manifest.client_id)
         self._partial[key], older = newest_first(self._partial.get(key, ()), upload.digest, PARTIALS_MAX)
         for old in map(Digest, older):
@@ -289,7 +289,7 @@ class Uploads:
 
     @asynccontextmanager
     async def _told_if_full(self, manifest: UpdateManifest) -> AsyncIterator[None]:
-        """Tell the run that the disk has no room for an update, which its client sends again later."""
+        """Tell the run that the disk has no room for an update, which its client will send again."""
         try:
             yield
         except DiskFull as error:
@@ -312,7 +312,7 @@ class Uploads:
 
 
 class _Upload:
-    """The incoming bytes of one update, or of one part.
+    """Incoming bytes of one update, or of one part.
 
     In the end either `kept` or `refusal` is set, or, for a sound part, neither.
     """
@@ -331,9 +331,9 @@ class _Upload:
         self.judge, self.compute = judge, compute
         self._inspector: Inspector | None = None
         self.kept: KeptUpdate | None = None
-        """The sound and durable update."""
+        """Sound and durable update."""
         self.refusal: pb.Verdict | None = None
-        """The verdict on an update that is not sound."""
+        """Verdict on an update that is not sound."""
 
     @property
     def key(self) -> tuple[RunId, RoundId, ClientId]:
@@ -341,10 +341,10 @@ class _Upload:
         return self.manifest.run_id, self.manifest.round_id, self.manifest.client_id
 
     async def refusal_of_codecs(self) -> pb.Verdict | None:
-        """Open the codecs of installed packages; return the refusal where one is not here, or not of this version."""
+        """Open the codecs of installed packages; return the refusal if one is missing here, or has another version."""
         codecs = self.content.codecs
         if any(map(is_installed, codecs)) and (fault := await on_thread(None, fault_of_opening, codecs)):
-            return await self.judge.refuse(RejectReason.WRONG_CODEC, f"here {fault}; plain values are taken")
+            return await self.judge.refuse(RejectReason.WRONG_CODEC, f"here {fault}; plain values are accepted")
         return None
 
     async def was_kept_before(self) -> bool:
@@ -354,14 +354,14 @@ class _Upload:
         return self.kept is not None
 
     def open_incoming(self, *, reserves_whole: bool) -> Incoming:
-        """Open the file of the bytes that have come so far; reserve room for a part alone, or for the whole update."""
+        """Open the file of the bytes received so far; reserve room for only this part, or for the whole update."""
         if self.part is None:
             return self.store.open_incoming(self.digest, self.manifest.num_bytes)
         whole = self.manifest.num_bytes if reserves_whole else 0
         return self.store.open_incoming(self.digest, self.part.num_bytes, part=self.part.index, whole_bytes=whole)
 
     def take_at_once(self, file: Incoming, data: bytes) -> int:
-        """Take the whole update, which came with the manifest; return the number of new bytes."""
+        """Accept the whole update, which arrived with the manifest; return the number of new bytes."""
         total = self.content.num_bytes
         if len(data) != total or len(data) > INLINE_BYTES_MAX:
             what = f"{count_of(len(data), 'byte')} of an update of {total}"
@@ -374,10 +374,11 @@ class _Upload:
     async def take(
         self, file: Incoming, requests: AsyncIterator[UploadMessage], floor: float, waiting_max: Callable[[], int]
     ) -> AsyncGenerator[tuple[int, int], None]:
-        """Take the chunks, each of which must begin where the last one ended; yield its end and its new bytes.
+        """Accept the chunks, each of which must begin where the last one ended; yield its end and its new bytes.
 
-        The first one may begin at 0 although bytes are here: the client then did not wait for the position, because it
-        has never sent this update. Another process of its name did, or the client has lost its spool and trained again.
+        The first one may begin at 0 although bytes exist here: the client then did not wait for the position, because
+        it has never sent this update. Either another process of its name did, or the client has lost its spool and
+        trained again.
 
         A background writer appends and inspects large updates; it has finished when this generator ends. The bytes
         that wait for it are in memory, confirmed or not.
@@ -386,10 +387,10 @@ class _Upload:
             file: where the bytes go.
             requests: the messages of the client after UploadOpen.
             floor: see `Uploads`.
-            waiting_max: returns the bytes that may wait for the writer now; less while many uploads are under way.
+            waiting_max: returns the number of bytes that may wait for the writer now; smaller while many uploads run.
         """
         position, total, patience = file.position, self.content.num_bytes, patience_of(floor)
-        begin: int | None = None  # of the next chunk
+        begin: int | None = None  # position of the next chunk
         behind = Behind(partial(self._append, file), self.compute)
         try:
             while position < total:
@@ -416,7 +417,7 @@ class _Upload:
             await behind.finish()
 
     def _append(self, file: Incoming, chunks: Sequence[Buffer]) -> None:
-        """Write chunks and inspect them while more come, so that the verdict follows soon after the last byte."""
+        """Write chunks and inspect them while more arrive, so that the verdict follows soon after the last byte."""
         for data in chunks:
             file.append(data)
             crash_points.reached("upload.mid_chunk")
@@ -431,7 +432,7 @@ class _Upload:
         content = self.content
         crash_points.reached("upload.before_check")
         inspector = self._inspector or file.inspector(content.pieces)
-        is_own = any(map(is_installed, content.codecs))  # code of a user, which may take its time
+        is_own = any(map(is_installed, content.codecs))  # a user's code, which may take long
         is_quick = content.plain_bytes <= SMALL_BYTES and not is_own  # few encoded bytes may decode to many
         if file.is_small and is_quick and len(content.pieces) <= PIECES_AT_ONCE:
             inspection = self._keep_if_sound(file, inspector)
@@ -448,7 +449,7 @@ class _Upload:
             self.refusal = await self.judge.refuse(*_fault_of(inspection))
 
     def _keep_if_sound(self, file: Incoming, inspector: Inspector) -> Inspection | None:
-        """Finish the inspection of complete bytes; keep sound ones, discard any other, whose faults are returned."""
+        """Finish the inspection of complete bytes; keep sound ones, else discard them and return their faults."""
         inspection = inspector.finish()
         if not inspection.is_sound or _beyond_reason(inspection):
             self.store.discard_incoming(self.digest, self.part.index if self.part is not None else None)
@@ -461,7 +462,7 @@ class _Upload:
 
 
 def _fault_of(inspection: Inspection) -> tuple[RejectReason, str]:
-    """Return why an update is refused although its digests are right."""
+    """Return why an update is refused although its digests match."""
     if inspection.malformed:
         found = "; ".join(f"{name}: {fault}" for name, fault in sorted(inspection.malformed.items())[:5])
         return RejectReason.BAD_ENCODING, found
@@ -472,7 +473,7 @@ def _fault_of(inspection: Inspection) -> tuple[RejectReason, str]:
 
 
 def _beyond_reason(inspection: Inspection) -> str:
-    """List the tensors with elements beyond MAGNITUDE_MAX: a sum with them may leave float32 and fail the round."""
+    """List the tensors with elements beyond MAGNITUDE_MAX: a sum with them may exceed float32 and fail the round."""
     beyond = ((name, m) for name, m in sorted(inspection.magnitudes.items()) if isinstance(m, float))
     return ", ".join(f"{name}: {m:g}" for name, m in beyond if m > MAGNITUDE_MAX)
 

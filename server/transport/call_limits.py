@@ -1,4 +1,4 @@
-"""The limits of calls per caller: an interceptor refuses what is too much, and ends connections that bring little else.
+"""The limits of calls per caller: an interceptor refuses excessive calls, and ends connections that bring few others.
 
 The rules are `limits.Callers`; this is the shell around them.
 """
@@ -21,22 +21,22 @@ from atoll.server.transport.sockets import Place, connected_to, open_sockets, sh
 logger = logging.getLogger(__name__)
 
 RANKS = "/atoll.v1.Aggregation/"
-"""The methods that aggregation ranks call, for all of their clients at once. They are not counted; another caller is
-denied them, and that is a strike."""
+"""Methods that aggregation ranks call, for all of their clients at once. They are not counted; any other caller is
+denied them, and gets a strike."""
 
 LOOKING_SHARE = 0.05
-"""The largest share of the loop's time for scans of all open sockets, of which there may be thousands."""
+"""Largest share of the event loop's time for scans of all open sockets, of which there may be thousands."""
 TELL_S = 60.0
-"""The least time between two log lines about ended connections [s]."""
+"""Shortest time between two log lines about ended connections [s]."""
 
 STRIKES = frozenset(
     {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 )
-"""The status codes that calls of an honest client rarely end with."""
+"""Status codes with which calls of an honest client rarely end."""
 
 
 class CallLimits(Interceptor):
-    """Counts the calls of each caller and refuses those beyond its limits with RESOURCE_EXHAUSTED.
+    """Interceptor that counts the calls of each caller and refuses those beyond its limits with RESOURCE_EXHAUSTED.
 
     Args:
         callers: the limits.
@@ -79,10 +79,10 @@ def _address_of(peer: str) -> str:
 
 
 class Connections:
-    """Ends connections of this process by shutting down their sockets: gRPC has no call for it, but notices that.
+    """Killer of connections: it shuts down their sockets, because gRPC has no call for it but notices this.
 
-    It is done at once, because each call that is still queued on such a connection costs as much as those refused; and
-    on the loop, because a thread would wait for its turn at each socket.
+    This happens at once, because each call still queued on such a connection costs as much as a refused one; and on the
+    event loop, because a thread would wait for its turn at each socket.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Connections:
         for number, name in open_sockets():
             with suppress(OSError):  # closed meanwhile, or not connected
                 peer = self._peers[name] = before[name] if name in before else connected_to(number)
-                if peer in doomed:  # checked once more: another socket may have this number by now
+                if peer in doomed:  # checked again: another socket may have this number by now
                     count += shut_down_if(number, lambda _, peer: peer in doomed)
         return count
 

@@ -1,15 +1,17 @@
-"""The count of the connections that end before they prove an identity, by class, and the lines about them. Pure.
+"""The count of connections that end before they prove an identity, by class, and the log lines about them. Pure.
 
-A connection is *proven* by a call of a member, or because it is open after the time of a handshake, which gRPC
-enforces. A stranger, a member with a wrong clock and a member that was late look alike to TLS; these can be told apart:
+A connection is *proven* by a call of a member, or if it is still open after the time limit of a handshake, which gRPC
+enforces. TLS does not distinguish a stranger, a member with a wrong clock and a member that was late; these classes can
+be distinguished:
 
     LATE      its peer had left before this end answered, or a member from the same host was proven a moment later:
               the process was starting or busy. It is no alarm
-    SILENT    its handshake was not complete in time: a stranger that holds a place, or a very slow line
+    SILENT    its handshake was not complete in time: a stranger that occupies a slot, or a very slow line
     REFUSED   one end did not accept the other: another authority, a wrong clock, no TLS
 
-Each class has one line at once, and then one with the count of an interval, which doubles while the class lasts. A
-handshake of which no connection was seen is counted, too: between two looks a flood begins and ends hundreds.
+Each class is logged once at once, and then once per interval with a count; the interval doubles while the class
+persists. A handshake whose connection was never seen is counted, too: between two checks, a flood begins and ends
+hundreds.
 """
 
 from collections import Counter
@@ -23,30 +25,31 @@ from atoll.protocol.wire.channel import PROOF_S
 from atoll.server.transport.sockets import Place
 
 WAIT_S = PROOF_S + 1.0
-"""Time from the begin of a handshake to the judgement about its connection [s]: gRPC has ended an incomplete one."""
+"""Time from the begin of a handshake to the judgement about its connection [s]: by then gRPC has ended an incomplete
+one."""
 
 SILENT_S = PROOF_S - 2.0
-"""Time for which an unproven connection was open at least, if its handshake was ended for want of time [s]."""
+"""Shortest time for which an unproven connection was open if its handshake timed out [s]."""
 
 STARTING_S = 3.0
-"""Time after the first handshake of a port in which connections that were not seen count as late [s]: those that waited
-while the process was starting all begin at once."""
+"""Time after the first handshake of a port in which unseen connections count as late [s]: those that waited while the
+process was starting all begin at once."""
 
 LINE_S, LINE_MAX_S = 60.0, 3600.0
-"""The first and the longest interval between two lines about one class; it doubles [s]."""
+"""First and longest interval between two log lines about one class, which doubles [s]."""
 
 LATE_MAX = 10
-"""Late connections of one host in an interval, for each proven connection from there, beyond which they count as
-refused: a member tries seldom so often, and many members may share an address."""
+"""Number of late connections of one host in an interval, for each proven connection from there, beyond which they count
+as refused: a member rarely tries so often, and many members may share an address."""
 
 HOSTS_MAX, CONNECTIONS_MAX, NAMED_MAX = 1000, 10_000, 5
-"""Hosts that are counted one by one, connections that are watched, and hosts that a line names."""
+"""Numbers of hosts counted individually, of connections watched, and of hosts named in a line."""
 
 OTHERS = "others"
 
 
 class FailedHandshake(StrEnum):
-    """The class of a connection without a proven identity."""
+    """Class of a connection without a proven identity."""
 
     LATE = "late"
     SILENT = "silent"
@@ -57,14 +60,14 @@ class FailedHandshake(StrEnum):
 class _Watched:
     begun: float
     seen_open: float
-    """The last instant at which it was open."""
+    """Last instant at which it was open."""
     had_left: bool
-    """Its peer had closed it before the handshake began."""
+    """Whether its peer had closed it before the handshake began."""
 
 
 @dataclass(slots=True)
 class _Count:
-    """The connections of one class since its last line."""
+    """Connections of one class since its last log line."""
 
     hosts: Counter[str] = field(default_factory=Counter)
     newest: Place = ("", 0)
@@ -80,15 +83,15 @@ class _Count:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The connections of one class that a line is about."""
+    """Connections of one class that a log line is about."""
 
     kind: FailedHandshake
     hosts: Mapping[str, int]
     num_unseen: int
-    """Handshakes of which no connection was seen."""
+    """Number of handshakes whose connection was not seen."""
     newest: Place
     seconds: float
-    """The time in which they came [s]; 0: the first one."""
+    """Time in which they arrived [s]; 0: the first one."""
 
     @property
     def total(self) -> int:
@@ -111,9 +114,9 @@ class Report:
 
 
 class Handshakes:
-    """The connections to one port that have not been proven yet, and the counts of those that never were.
+    """Connections to one port that have not been proven yet, and the counts of those that never were.
 
-    All times are of one monotonic clock [s].
+    All times are from one monotonic clock [s].
     """
 
     def __init__(self) -> None:
@@ -123,15 +126,15 @@ class Handshakes:
         self._hosts: BoundedMapping[str, float] = BoundedMapping(HOSTS_MAX)
         self._counts = {kind: _Count() for kind in FailedHandshake}
         self._num_unseen = self._num_starting = 0
-        self._recent, self._window_at = (0, 0), 0.0  # handshakes of the last whole window of WAIT_S, and of this one
+        self._recent, self._window_at = (0, 0), 0.0  # handshakes of the last full window of WAIT_S, and of this one
 
     @property
     def is_watching(self) -> bool:
-        """Return whether a connection waits for its judgement, or a handshake without a connection is not told."""
+        """Return whether a connection waits for its judgement, or an unseen handshake is not logged yet."""
         return bool(self._watched) or self._num_unseen > 0 or any(count.total for count in self._counts.values())
 
     def begun(self, count: int, now: float) -> None:
-        """Count handshakes that have begun; a later look sees their connections, unless they have ended by then."""
+        """Count handshakes that have begun; a later check sees their connections, unless they have ended by then."""
         if self._first is None:
             self._first = self._window_at = now
         self._roll_window(now)
@@ -143,22 +146,22 @@ class Handshakes:
             self._recent, self._window_at = (self._recent[1] if passed < 2 * WAIT_S else 0, 0), now
 
     def proven(self, place: Place, now: float) -> None:
-        """Note a call of a member over a connection."""
+        """Record a call of a member over a connection."""
         if place in self._proven:
             return
         self._proven[place] = self._hosts[place[0]] = now
         if self._watched.pop(place, None) is None:
-            self._num_unseen -= 1  # no look has seen it, and it will not count when one does
+            self._num_unseen -= 1  # no check has seen it, and it will not count when one does
 
     def look(self, is_open: Mapping[Place, bool], now: float) -> None:
-        """Take note of the new connections, and judge those whose time is over.
+        """Record the new connections, and judge those whose time is over.
 
         Args:
             is_open: all connections of the port at this moment; whether the peer had left when one was first seen.
             now: this moment.
         """
         for place in [place for place in self._proven if place not in is_open]:
-            del self._proven[place]  # its port may be another peer's soon
+            del self._proven[place]  # its port may soon belong to another peer
         for place, had_left in is_open.items():
             if place in self._proven or place in self._watched:
                 continue
@@ -193,13 +196,13 @@ class Handshakes:
         count.newest = place
 
     def due(self, now: float) -> list[Report]:
-        """Return the classes about which a line is due."""
+        """Return the classes about which a log line is due."""
         self._add_unseen(now)
         found = []
         for kind, count in self._counts.items():
             if not count.total or now < count.line_at:
                 continue
-            is_first = count.since >= count.line_at  # since the last interval ended there was none
+            is_first = count.since >= count.line_at  # there was none since the last interval ended
             interval = LINE_S if is_first else count.interval
             seconds = 0.0 if is_first else now - count.since
             found.append(Report(kind, dict(count.hosts), count.num_unseen, count.newest, seconds))
@@ -207,7 +210,7 @@ class Handshakes:
         return found
 
     def _add_unseen(self, now: float) -> None:
-        """Count the handshakes whose connection has ended unseen; those of the last moments may still be seen."""
+        """Count the handshakes whose connection has ended unseen; the most recent ones may still be seen."""
         self._roll_window(now)
         ended = max(0, self._num_unseen - sum(self._recent))
         late = min(ended, self._num_starting)

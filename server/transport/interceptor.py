@@ -12,15 +12,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 Around = Callable[[str, Any, Context], AbstractAsyncContextManager[None]]
-"""(method, request, context) -> the context manager that a call runs within; the request is None when it is a
-stream."""
+"""Function of (method, request, context) that returns the context manager within which a call runs; the request is None
+if it is a stream."""
 
 
 class WrappingInterceptor(grpc.aio.ServerInterceptor, ABC):
-    """An interceptor that wraps the handler of each method once; a subclass defines what runs around a call.
+    """Interceptor that wraps the handler of each method once; a subclass defines what runs around a call.
 
-    An interceptor of gRPC sees no caller, so the handler itself is wrapped. Methods without a handler are left to gRPC:
-    any name may come, and none is remembered.
+    A gRPC interceptor does not see the caller, so the handler itself is wrapped. Unknown methods are left to gRPC, and
+    their names are not remembered.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class WrappingInterceptor(grpc.aio.ServerInterceptor, ABC):
         kind = "_".join("stream" if is_stream else "unary" for is_stream in _streams(handler))
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         behaviour = getattr(handler, kind)
-        # a handler with many replies is not always a generator: that of health's Watch writes to its context
+        # a handler with many replies is not always a generator: health's Watch writes to its context
         wrap = self._stream if inspect.isasyncgenfunction(behaviour) else self._unary
         wrapped: Handler = make(
             wrap(method, behaviour, handler.request_streaming),
@@ -64,7 +64,7 @@ class WrappingInterceptor(grpc.aio.ServerInterceptor, ABC):
 
 
 class Interceptor(WrappingInterceptor):
-    """An interceptor that runs all calls of a server within `around`."""
+    """Interceptor that runs all calls of a server within `around`."""
 
     def __init__(self, around: Around) -> None:
         super().__init__()

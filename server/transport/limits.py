@@ -11,24 +11,24 @@ from atoll.ground.printable import count_of
 from atoll.server.transport.token_bucket import Bucket
 
 CALLS_PER_S, CALLS_BURST = 200.0, 600
-"""New calls of one caller: the rate [1/s] and the burst. An empty round of 25 ms takes two calls of a client."""
+"""New calls of one caller: rate [1/s] and burst. An empty round of 25 ms takes two calls of a client."""
 
 CONNECTIONS_PER_CLIENT = 3
-"""The connections of one client: the control stream, a newer one for all other calls, and one for large downloads or
-the next rotation. A caller without a certificate gets no more than this."""
+"""Number of connections of one client: the control stream, a newer one for all other calls, and one for large downloads
+or the next rotation. A caller without a certificate gets no more than this."""
 
 SPARE = 100
 """Connections, and open calls, for callers that never send Hello."""
 
 STRIKES_MAX = 20
-"""Refused calls of one caller until its connections are ended: a refusal, too, costs time."""
+"""Number of refused calls of one caller until its connections are ended: a refusal costs time, too."""
 STRIKES_FORGIVEN_PER_S = 0.5
 
 MESSAGES_PER_S, MESSAGES_BURST = 50.0, 500
-"""Messages of one client on its control stream: the rate [1/s] and the burst."""
+"""Messages of one client on its control stream: rate [1/s] and burst."""
 
 CALLERS_MAX = 20_000
-"""The number of callers that are counted one by one, besides those with open calls; the oldest are forgotten."""
+"""Number of callers counted individually, besides those with open calls; the oldest are forgotten."""
 
 
 def connections_max(clients_max: int) -> int:
@@ -49,7 +49,7 @@ class _Caller:
 
 
 class Callers:
-    """The calls of all callers, counted.
+    """Counted calls of all callers.
 
     Args:
         open_max: the calls that one caller may have open at once.
@@ -82,7 +82,7 @@ class Callers:
         self._known[name].open -= 1
 
     def strike(self, name: str, now: float) -> bool:
-        """Count a refused call; return True when the caller has so little left that its connections should be ended."""
+        """Count a refused call; return True if the caller has reached the limit and its connections should be ended."""
         return not self._known.setdefault(name, _Caller()).strikes.take(now)
 
     def _forget(self) -> None:

@@ -13,30 +13,30 @@ from atoll.server.transport.unproven import Unproven
 
 
 class Listener(Protocol):
-    """Binds the ports of a server."""
+    """Listener that binds the ports of a server."""
 
     proves_callers: bool
-    """Every caller has shown a certificate; otherwise callers are taken at their word (`guard`)."""
+    """Whether every caller has shown a certificate; otherwise callers are trusted (`guard`)."""
 
     def proven(self, peer: str) -> None:
-        """Note a call of a member over the connection of a peer, named as gRPC does."""
+        """Record a call of a member over the connection of a peer, named as gRPC does."""
 
     def bind(self, server: grpc.aio.Server, listen: str) -> str:
         """Bind `host:port`, port 0 for one that the system chooses; return the address.
 
         Raises:
             OperatorError: the port is in use, or not allowed.
-            ConfigError: the text is no address where this listener may listen.
+            ConfigError: the string is not an address where this listener may listen.
         """
 
 
 class InsecureListener:
-    """The listener for callers on this machine only, without certificates."""
+    """Listener for callers on this machine only, without certificates."""
 
     proves_callers = False
 
     def proven(self, peer: str) -> None:
-        """Note nothing: nothing is proven here."""
+        """Record nothing: nothing is proven here."""
 
     def bind(self, server: grpc.aio.Server, listen: str) -> str:
         """Bind a loopback address; see `Listener`."""
@@ -50,10 +50,10 @@ class InsecureListener:
 
 
 class MutualListener:
-    """The listener that proves its own identity, and admits only callers with a certificate of the same authority.
+    """Listener that proves its identity, and admits only callers with a certificate of the same authority.
 
     Args:
-        keeper: the listener's own credential; each handshake takes the newest, so that a renewal needs no restart.
+        keeper: the listener's credential; each handshake uses the newest, so that a renewal needs no restart.
     """
 
     proves_callers = True
@@ -63,7 +63,7 @@ class MutualListener:
         self._ports: list[Unproven] = []
 
     def proven(self, peer: str) -> None:
-        """Note a call of a member; see `Listener`."""
+        """Record a call of a member; see `Listener`."""
         for port in self._ports:
             port.proven(peer)
 

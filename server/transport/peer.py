@@ -12,7 +12,7 @@ from atoll.server.transport.interceptor import Context
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other end of a call."""
+    """Other end of a call."""
 
     identity: Identity
     serial: int
@@ -22,15 +22,15 @@ class Peer:
 
 
 def address_of(peer: str) -> str:
-    """Return the address of a caller as host:port, of gRPC's text for it ("ipv4:127.0.0.1:4711").
+    """Return the address of a caller as host:port, from gRPC's string for it ("ipv4:127.0.0.1:4711").
 
-    Behind a proxy or a NAT the host is that of the proxy or the router.
+    Behind a proxy or a NAT the host is the proxy or the router.
     """
     return re.sub(r"^ipv[46]:", "", unquote(peer))
 
 
 def peer_of(context: Context) -> Peer | None:
-    """Return the caller; None when it has shown no certificate of a member (an insecure connection, an enrolment)."""
+    """Return the caller; None if it has shown no certificate of a member (an insecure connection, an enrolment)."""
     pems = context.auth_context().get("x509_pem_cert")
     if not pems:
         return None

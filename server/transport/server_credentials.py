@@ -1,9 +1,9 @@
 """The credentials that a port shows in each handshake: the newest certificate, without a restart.
 
-gRPC frees what it has prepared of an older certificate as soon as it gets a newer one, although a handshake that was
-told "as in the last one" a moment ago may be about to use it (grpc issue 36693): two strangers that dial at that moment
-end the process. So a newer one is handed over only when there is one, and only a while after the last answer. gRPC asks
-for one handshake of a port at a time, and asks no other while it waits.
+gRPC frees the data prepared from an older certificate as soon as it gets a newer one, although a handshake that was
+just told "unchanged" may be about to use it (grpc issue 36693): two strangers that dial at that moment crash the
+process. So a newer certificate is handed over only if there is one, and only a while after the last answer. gRPC asks
+for one handshake of a port at a time, and asks for no other while it waits.
 """
 
 import time
@@ -14,7 +14,7 @@ import grpc
 from atoll.protocol.identity.keeper import Keeper
 
 SETTLE_S = 0.5
-"""The time after which a handshake has used its answer [s]; that is its next step, microseconds of work."""
+"""Time after which a handshake has used its answer [s]; this is its next step, microseconds of work."""
 
 
 def server_credentials(
@@ -23,8 +23,8 @@ def server_credentials(
     """Make the credentials of a port.
 
     Args:
-        keeper: the port's own credential; each handshake shows the newest.
-        asks_for_certificates: callers must have a certificate of the same authority.
+        keeper: the port's credential; each handshake shows the newest.
+        asks_for_certificates: whether callers must have a certificate of the same authority.
         on_handshake: called when a handshake begins, on a thread of gRPC.
     """
     shown = Shown(keeper, asks_for_certificates=asks_for_certificates, on_handshake=on_handshake)
@@ -32,11 +32,11 @@ def server_credentials(
 
 
 class Shown:
-    """The configuration of one port's next handshake. gRPC calls it on a thread of its own; None: as in the last one.
+    """Configuration of one port's next handshake. gRPC calls it on a separate thread; None: unchanged.
 
     Args:
-        keeper: the port's own credential.
-        asks_for_certificates: callers must have a certificate of the same authority.
+        keeper: the port's credential.
+        asks_for_certificates: whether callers must have a certificate of the same authority.
         on_handshake: called when a handshake begins.
         clock: a monotonic clock [s].
         sleep: waits for a time [s].
@@ -56,7 +56,7 @@ class Shown:
         self._last, self._answered_at = keeper.current, clock()
 
     def __call__(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the configuration for the next handshake; None: as in the last one."""
+        """Return the configuration for the next handshake; None: unchanged."""
         self._on_handshake()
         try:
             if self._keeper.current is self._last:
@@ -67,7 +67,7 @@ class Shown:
             self._answered_at = self._clock()
 
     def configuration(self) -> grpc.ServerCertificateConfiguration:
-        """Return the newest credential in the form of gRPC."""
+        """Return the newest credential in gRPC's form."""
         newest = self._last = self._keeper.current
         return grpc.ssl_server_certificate_configuration(
             [(newest.key_pem, newest.certificate_pem)], newest.ca_pem if self._asks else None

@@ -13,16 +13,16 @@ from atoll.server.transport.sockets import open_sockets, shut_down_if
 logger = logging.getLogger(__name__)
 
 GRACE_S = 0.2
-"""The time that open calls have to end by themselves [s]."""
+"""Time that open calls have to end by themselves [s]."""
 FLUSH_S = 2.0
-"""The time that peers have to take what is written to them and, after a cut, that gRPC has to notice it [s]."""
+"""Time that peers have to accept pending bytes and, after a cut, that gRPC has to notice it [s]."""
 
 
 async def stop_servers(*servers: tuple[grpc.aio.Server, str]) -> None:
     """End all calls of these servers, each given with its address, and their connections.
 
-    gRPC closes a connection only when the peer has taken what is being written to it. A peer behind a slow line, or one
-    that does not read, would decide when this process ends: connections that are left after `FLUSH_S` are cut.
+    gRPC closes a connection only when the peer has accepted the bytes being written to it. A peer that is slow or does
+    not read would determine when this process ends, so connections that remain after `FLUSH_S` are cut.
     """
     stopping = asyncio.gather(*(server.stop(GRACE_S) for server, _ in servers))
     stopping.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # asyncio logs unread errors
@@ -42,7 +42,7 @@ async def _ended(stopping: "asyncio.Future[list[None]]", seconds: float) -> bool
 
 
 def cut_connections(ports: Collection[int]) -> int:
-    """Shut down this process's connections at these ports of its own; return their number."""
+    """Shut down this process's connections at these local ports; return their number."""
     count = 0
     for number, _ in open_sockets():
         with suppress(OSError):  # closed meanwhile, or it listens

@@ -14,7 +14,7 @@ from atoll.protocol.wire.channel import UNSENT_BYTES
 FOLDER = "/proc/self/fd"
 
 Place = tuple[str, int]
-"""An address and a port."""
+"""Address and port."""
 
 _LEFT = frozenset({7, 8, 9, 11})
 """States of a connection whose peer has ended it: closed, close-wait, last-ack, closing (`tcp_states.h`)."""
@@ -40,7 +40,7 @@ def connected_to(number: int) -> Place | None:
 
 
 def places_of(number: int) -> tuple[Place, Place] | None:
-    """Return both ends of a connection over IP, the own one first; None for other sockets.
+    """Return both ends of a connection over IP, the local one first; None for other sockets.
 
     Raises:
         OSError: the socket is closed, or not connected.
@@ -53,7 +53,7 @@ def has_peer_left(number: int) -> bool:
     """Return whether the peer of a TCP connection has ended it, although its bytes are not read yet.
 
     Raises:
-        OSError: the socket is closed, or not of TCP.
+        OSError: the socket is closed, or not a TCP socket.
     """
     with socket.socket(fileno=os.dup(number)) as copy:
         (state,) = struct.unpack("B", copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1))
@@ -61,7 +61,7 @@ def has_peer_left(number: int) -> bool:
 
 
 def shut_down_if(number: int, is_doomed: Callable[[Place, Place], bool]) -> bool:
-    """Shut down a connection over IP if `is_doomed(own place, peer's place)`; return True if it was shut down.
+    """Shut down a connection over IP if `is_doomed(local end, peer's end)`; return True if it was shut down.
 
     Raises:
         OSError: the socket is closed, or not connected.
@@ -75,13 +75,13 @@ def shut_down_if(number: int, is_doomed: Callable[[Place, Place], bool]) -> bool
 
 
 def hold_little(port: int) -> None:
-    """Bound the bytes that wait in the kernel for the line, on each connection that a listener of this port accepts.
+    """Limit the bytes that wait in the kernel for the line, on each connection accepted by a listener of this port.
 
-    They inherit the bound of the listener (`TCP_NOTSENT_LOWAT`), so this comes before the first one. See
+    Connections inherit the limit of the listener (`TCP_NOTSENT_LOWAT`), so call this before the first one. See
     `UNSENT_BYTES`.
     """
     for number, _ in open_sockets():
-        with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:  # closed meanwhile, or not of IP
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:  # closed meanwhile, or not an IP socket
             is_ip = copy.family in (socket.AF_INET, socket.AF_INET6)
             if is_ip and copy.type == socket.SOCK_STREAM and copy.getsockname()[1] == port:
                 copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)

@@ -1,11 +1,11 @@
-"""The token bucket: a limit of a rate, with a burst. Pure."""
+"""The token bucket: a rate limit with a burst. Pure."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class Bucket:
-    """A token bucket: `burst` tokens when full [1], refilled at `per_s` [1/s]."""
+    """Token bucket: `burst` tokens when full [1], refilled at `per_s` [1/s]."""
 
     per_s: float
     burst: float
@@ -13,7 +13,7 @@ class Bucket:
     at: float = 0.0
 
     def take(self, now: float) -> bool:
-        """Take a token at `now` [s]; return False when there is none. A clock that runs backward refills nothing."""
+        """Take a token at `now` [s]; return False if there is none. A clock that runs backward refills nothing."""
         if self.left < 0:
             self.left, self.at = self.burst, now
         self.left, self.at = min(self.burst, self.left + max(0.0, now - self.at) * self.per_s), max(self.at, now)

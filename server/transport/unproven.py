@@ -1,6 +1,6 @@
-"""The log of connections that end without a proven identity: gRPC refuses them in silence.
+"""The log of connections that end without a proven identity: gRPC refuses them silently.
 
-gRPC's Python learns of no failed handshake, but a port is asked for its certificate at the begin of each. At that
+gRPC does not report failed handshakes to Python, but it asks a port for its certificate at the start of each. At that
 moment the new connection is among the open sockets. `handshakes` judges it a while later.
 """
 
@@ -21,14 +21,14 @@ from atoll.server.transport.sockets import Place, has_peer_left, open_sockets, p
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""The interval between two looks while a connection waits for its judgement [s]."""
+"""Interval between two checks while a connection waits for its judgement [s]."""
 
 LOOKING_SHARE = 0.02
-"""The largest share of the time for looks at all open sockets, of which there may be thousands."""
+"""Largest share of the time for scans of all open sockets, of which there may be thousands."""
 
 
 class Unproven:
-    """The connections to one port that have made no call yet, and the lines about those that never made one.
+    """Connections to one port that have made no call yet, and the log lines about those that never made one.
 
     Args:
         own: returns the credential that the port shows.
@@ -48,7 +48,7 @@ class Unproven:
         self.port, self._loop = port, asyncio.get_running_loop()
 
     def begun(self) -> None:
-        """Look for the connection whose handshake begins; called on a thread of gRPC, one at a time."""
+        """Find the connection whose handshake begins; called on a thread of gRPC, one at a time."""
         self._num_begun += 1
         if self._loop is None:
             return
@@ -59,12 +59,12 @@ class Unproven:
                 self._loop.call_soon_threadsafe(self._begin_ticking)
 
     def proven(self, peer: str) -> None:
-        """Note a call of a member over the connection of a peer, named as gRPC does."""
+        """Record a call of a member over the connection of a peer, named as gRPC does."""
         if (place := place_of(peer)) is not None:
             self._handshakes.proven(place, time.monotonic())
 
     def _connections(self) -> dict[Place, bool]:
-        """Return the open connections of the port, and whether the peer of one had left when it was first seen."""
+        """Return the open connections of the port, and whether the peer had left when each was first seen."""
         begun, before = time.monotonic(), self._known
         found: dict[str, tuple[Place, bool] | None] = {}
         for number, name in open_sockets():
@@ -95,7 +95,7 @@ class Unproven:
 
     def _tick(self) -> None:
         self._is_ticking = False
-        num_begun = self._num_begun  # before the look: it may see more
+        num_begun = self._num_begun  # before the scan, which may see more
         if num_begun > self._num_counted or self._handshakes.is_watching:
             with suppress(OSError):
                 if time.monotonic() >= self._look_at:

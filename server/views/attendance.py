@@ -1,4 +1,4 @@
-"""The clients of a coordinator as rows: who is connected, which is the coordinator's to say, and what a run says."""
+"""The clients of a coordinator as rows: who is connected, as the coordinator knows, and what a run knows of them."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -24,7 +24,7 @@ UNKNOWN: Document = {
     "used": 0,
     "name_conflict": "",
 }
-"""The row of a client that the run does not know."""
+"""Row of a client that the run does not know."""
 
 
 def attended(
@@ -33,8 +33,8 @@ def attended(
     """Return a row for each client of a run, each member that has enrolled or was invited, and each connected client.
 
     Args:
-        rows: the clients that the run knows, with what it says of each.
-        presence: who is connected; None: not known here, and what the run says stands.
+        rows: the clients that the run knows, with the run's facts about each.
+        presence: who is connected; None: not known here, so that the run's facts are used.
         members: the members of the coordinator.
         over: why the run invites no client, such as "the run is finished"; empty: it may.
     """

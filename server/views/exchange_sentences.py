@@ -11,17 +11,17 @@ from atoll.server.views.reasons import explain_named
 Document = dict[str, Any]
 
 FATES = (Fate.WAITING, Fate.REPORTED, Fate.FAILED, Fate.REFUSED, Fate.LOST, Fate.STRAGGLER, Fate.RELEASED)
-"""The fates of a message."""
+"""Fates of a message."""
 
 ERRORS = (Fate.FAILED, Fate.REFUSED, Fate.LOST)
-"""The fates whose messages have an error in place of a reply."""
+"""Fates whose messages have an error instead of a reply."""
 
 NAMES_MAX = 20
 """Largest number of nodes that a sentence names; the others are counted."""
 
 _CLOSES = {
     CloseReason.ALL_ANSWERED: "every message was answered",
-    CloseReason.LINGER_OVER: "the quorum was in and the linger time over",
+    CloseReason.LINGER_OVER: "the quorum was reached and the linger time over",
     CloseReason.DEADLINE: "a deadline had passed",
 }
 
@@ -80,7 +80,7 @@ def _message(one: Sent) -> Document:
 
 
 def sentences(exchange: Exchange) -> list[str]:
-    """Explain an exchange to an operator: what was sent, what came back, and the cause of each missing reply."""
+    """Explain an exchange to an operator: the messages, the replies, and the cause of each missing reply."""
     found = [_headline(exchange)]
     if any(one.reply is not None for one in exchange.sent):
         found.append(_replies(exchange))
@@ -106,7 +106,7 @@ def _replies(exchange: Exchange) -> str:
     replied = [one for one in exchange.sent if one.reply is not None]
     up = printable_size(sum(one.num_bytes for one in replied))
     names = _named([one.message.client_id for one in replied])
-    return f"{count_of(len(replied), 'reply', 'replies')}, {up} in all, came from {names}."
+    return f"{count_of(len(replied), 'reply', 'replies')}, {up} in total, came from {names}."
 
 
 def _without_reply(exchange: Exchange, one: Sent) -> str:

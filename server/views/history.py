@@ -1,7 +1,7 @@
 """The history of a state directory for the command line: runs, rounds, versions, evaluations, clients.
 
-It reads the disk alone, changes nothing and takes no lock, so it works beside a coordinator and after one has crashed.
-The open round is in no table: its record comes from a replay of the last snapshot and the journal's entries since.
+It only reads the disk and takes no lock, so it works beside a coordinator and after one has crashed. The open round is
+in no table: its record comes from a replay of the last snapshot and the journal's entries since.
 """
 
 import time
@@ -43,24 +43,24 @@ T = TypeVar("T")
 
 
 class History:
-    """A state directory for reading; every method sees the state of one instant."""
+    """State directory for reading; every method sees the state of one instant."""
 
     def __init__(self, path: Path, database: str = "") -> None:
         """Open the database for reading and check its version.
 
         Args:
             path: the state directory; with a database it may be on another machine.
-            database: the URL of its database; empty: that of the directory.
+            database: the URL of its database; empty: the URL that the directory names.
 
         Raises:
-            StateUnusable: there is no state directory at `path`, or no such database.
+            StateUnusable: `path` is not a state directory, or there is no such database.
             DatabaseAway: the database server does not answer.
             StateTooNew: a later Atoll has written it.
             StoreCorrupted: the database is damaged.
         """
         self.path = path.absolute()
         if not database and not has_state(self.path):
-            raise StateUnusable(f"{self.path} is no state directory: there is no state.db in it")
+            raise StateUnusable(f"{self.path} is not a state directory: there is no state.db in it")
         self._database = open_database(self.path, database, read_only=True)
         with self._database.transaction() as connection:
             check_version(connection, self.path if self._database.dialect == "sqlite" else self._database.name)
@@ -70,20 +70,20 @@ class History:
         return running_coordinator(self.path)
 
     def conflicts(self) -> list[dict[str, Any]]:
-        """Return the names that two processes use at this moment, see `names/places`; without a coordinator none."""
+        """Return the names that two processes use now, see `names/places`; empty without a coordinator."""
         return [] if self.coordinator() is None else conflicts_shown(self.path, time.time())
 
     def clocks(self) -> list[str]:
-        """Return the sentences about clocks that differ now, see `hosting/clock_watch`; without a coordinator none."""
+        """Return the messages about clocks that differ now, see `hosting/clock_watch`; empty without a coordinator."""
         note = None if self.coordinator() is None else ClockNote.read(self.path)
         return [] if note is None else note.told
 
     def notices(self) -> list[str]:
-        """Return what a person has to know now, see `hosting/notices`; without a coordinator nothing."""
+        """Return the conditions that an operator has to know, see `hosting/notices`; empty without a coordinator."""
         return [] if self.coordinator() is None else notices_shown(self.path)
 
     def presence(self) -> Presence | None:
-        """Return who is connected at this moment; without a coordinator no client is, None: that is not known here."""
+        """Return the connected clients; without a coordinator there are none. None: not known here."""
         return Presence() if self.coordinator() is None else presence_shown(self.path)
 
     def members(self) -> list[Member]:
@@ -92,13 +92,13 @@ class History:
         return [member for member in members if member.identity.role is Role.CLIENT]
 
     def is_attended(self) -> bool:
-        """Return whether a process holds the directory or, where that is on another machine, the database."""
+        """Return whether a process holds the directory or, if that is on another machine, the database."""
         if has_state(self.path):
             return is_held(self.path)
         return self.read(self._database.has_writer)
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Return the result of `work`, which changes nothing, in one transaction.
+        """Return the result of a read-only `work` in one transaction.
 
         Raises:
             DatabaseAway: the database server does not answer.
@@ -151,7 +151,7 @@ class History:
         return found
 
     def versions(self, run_id: RunId) -> list[VersionRow]:
-        """Return every committed version, also those whose files were deleted."""
+        """Return every committed version, including those whose files were deleted."""
         with self._database.transaction() as connection:
             rows = connection.execute(_of_run(VERSIONS, run_id).order_by(VERSIONS.c.version))
             return [VersionRow(**row._mapping) for row in rows]
@@ -164,7 +164,7 @@ class History:
             return [evaluation_of(row) for row in connection.execute(whole.order_by(*order))]
 
     def site_evaluations(self, run_id: RunId, *versions: int) -> list[EvaluationRow]:
-        """Return the evaluations and trainings of single sites, by version; with versions: of these alone."""
+        """Return the evaluations and trainings of single sites, by version; only of `versions`, if given."""
         of_sites = _of_run(EVALUATIONS, run_id).where(EVALUATIONS.c.source.notin_(WHOLE))
         if versions:
             of_sites = of_sites.where(EVALUATIONS.c.version.in_(versions))
@@ -173,12 +173,12 @@ class History:
             return [evaluation_of(row) for row in rows]
 
     def settings(self, run_id: RunId) -> list[SettingsChange]:
-        """Return the first settings of a run and each change by a resume, in their order; empty: none has changed."""
+        """Return the first settings of a run and each change by a resume, in their order; empty: no change."""
         with self._database.transaction() as connection:
             return settings_of(connection, run_id)
 
     def membership(self, run_id: RunId) -> Membership:
-        """Return the clients that have joined the run; without a coordinator none is connected."""
+        """Return the clients that have joined the run; without a coordinator they all count as disconnected."""
         with self._database.transaction() as connection:
             membership = _machine(connection, run_id).ledger.membership
         if self.coordinator() is None:
@@ -201,7 +201,7 @@ def _run(connection: Connection, name: str) -> RunRow:
     try:
         found = newest_named(name, ((row.run_id, row.name) for row in rows))
     except RunNotNamed as error:
-        raise LookupError(str(error)) from None  # this very type is told across processes
+        raise LookupError(str(error)) from None  # exactly this type is reported across processes
     return next(row for row in rows if row.run_id == found)
 
 
@@ -215,7 +215,7 @@ def _open_round(connection: Connection, run_id: RunId) -> list[RoundRecord]:
 
 
 def _rounds_text(known: Sequence[int]) -> str:
-    """Return rounds as a person reads them: `none`, `3` or `1 to 5`."""
+    """Return rounds as an operator reads them: `none`, `3` or `1 to 5`."""
     if not known:
         return "none"
     return f"{known[0]} to {known[-1]}" if len(known) > 1 else str(known[0])

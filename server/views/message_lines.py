@@ -1,4 +1,4 @@
-"""The lines of the log of a run of messages: one for each exchange, and for what goes wrong in it. Pure."""
+"""The log lines of a run of messages: one for each exchange, and for each problem in it. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ OF_FATES = {
 }
 
 NODES_MAX = 10
-"""The largest number of nodes that are named."""
+"""Largest number of nodes that are named."""
 
 
 def lines_of(machine: ExchangeMachine, event: Event, effects: Effects) -> Iterator[str]:
@@ -43,7 +43,7 @@ def _of_event(machine: ExchangeMachine, event: Event) -> Iterator[str]:
     match event:
         case ProgramStarted() if machine.ledger.num_exchanges:
             have = count_of(machine.ledger.num_exchanges, "exchange")
-            yield f"the server program begins again; the journal has {have}"
+            yield f"the server program starts again; the journal has {have}"
         case ProgramEnded(is_dead=True):
             yield "the process of the server program has died"
         case ResumeRequested(wait):
@@ -63,7 +63,7 @@ def nodes_in_words(nodes: Sequence[ClientId]) -> str:
 
 
 def sentence(exchange: Exchange) -> str:
-    """Return an exchange as a sentence: what was sent, and how it has ended."""
+    """Return an exchange as a sentence: the messages sent, and how it ended."""
     kinds = ", ".join(sorted({one.message.kind for one in exchange.sent}))
     sent = f"exchange {exchange.number}: {count_of(len(exchange.sent), 'message')} ({kinds})"
     if exchange.is_open:

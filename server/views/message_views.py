@@ -18,7 +18,7 @@ from atoll.server.views.message_lines import NODES_MAX, nodes_in_words, sentence
 Document = dict[str, Any]
 
 NEWEST = 5
-"""The newest exchanges that the document of a run has as sentences."""
+"""Number of the newest exchanges described by sentences in the document of a run."""
 
 
 def exchanges_of(
@@ -29,7 +29,7 @@ def exchanges_of(
     Args:
         history: the history of the state directory.
         row: the run.
-        only: the one that is wanted; 0: all.
+        only: the wanted exchange; 0: all.
         after: the exchange after which they begin.
 
     Raises:
@@ -48,7 +48,7 @@ def exchanges_of(
 
 
 def details(history: History, row: RunRow) -> Document:
-    """Return what the document of a run has beyond the facts in its row: its newest exchanges, and its wait."""
+    """Return the additions to the facts of the run's row in its document: its newest exchanges, and its wait."""
     newest = max(0, (history.newest_record(row.run_id) or 0) - NEWEST)
     found, machine = exchanges_of(history, row, after=newest)
     return {
@@ -73,7 +73,7 @@ def exchange(history: History, row: RunRow, number: int) -> Document:
     """Return an exchange with its messages and sentences; without a number the newest one.
 
     Raises:
-        LookupError: there is none, or its record was deleted.
+        LookupError: there is no exchange, or its record was deleted.
     """
     newest = history.newest_record(row.run_id) or 0
     found, machine = exchanges_of(history, row, only=number, after=0 if number else newest - 1)
@@ -86,7 +86,7 @@ def exchange(history: History, row: RunRow, number: int) -> Document:
 
 
 def clients(history: History, row: RunRow) -> list[Document]:
-    """Return a row for each node: what a run of messages says of a client (`attendance`)."""
+    """Return a row for each node: the run's facts about a client (`attendance`)."""
     found, machine = exchanges_of(history, row)
     ledger, is_attended = machine.ledger, history.coordinator() is not None
     sent = [one for each in found.values() for one in each.sent]
@@ -114,17 +114,17 @@ def clients(history: History, row: RunRow) -> list[Document]:
 
 
 def ledger_of(history: History, row: RunRow) -> Ledger:
-    """Return the present state of a run of messages."""
+    """Return the current state of a run of messages."""
     return exchanges_of(history, row, after=history.newest_record(row.run_id) or 0)[1].ledger
 
 
 def wait_of_program(ledger: Ledger, min_available: int, since: float) -> Wait | None:
-    """Return the wait of a running program for its nodes: for the first ones, or after a restart; None: it works.
+    """Return the wait of a running program for its nodes: for the first ones, or after a restart; None: it is working.
 
     Args:
         ledger: the state of the run.
-        min_available: the nodes for which its first look at them waits.
-        since: the begin of a wait for the first ones [s since the epoch].
+        min_available: the number of nodes for which its first query waits.
+        since: the start of a wait for the first nodes [s since the epoch].
     """
     if ledger.state is not RunState.RUNNING:
         return None
@@ -140,7 +140,7 @@ def _wait(history: History, machine: ExchangeMachine, min_available: int) -> str
     if machine.ledger.state in TERMINAL or machine.ledger.state is RunState.PAUSED:
         return ""
     if history.coordinator() is None:
-        return "no coordinator holds the state directory: start it, and the run goes on"
+        return "no coordinator holds the state directory: start it, and the run continues"
     return what_a_program_waits_for(machine.ledger, min_available)
 
 
@@ -149,7 +149,7 @@ def what_a_program_waits_for(ledger: Ledger, min_available: int) -> str:
 
     Args:
         ledger: the state of the run.
-        min_available: the nodes for which its first look at them waits.
+        min_available: the number of nodes for which its first query waits.
     """
     if waiting := sorted({one.message.client_id for each in ledger.open.values() for one in each.waiting}):
         return f"it waits for replies of {', '.join(waiting[:NODES_MAX])}"

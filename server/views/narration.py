@@ -1,4 +1,4 @@
-"""The log of a run for a person: one line for each noteworthy event or effect. Pure."""
+"""The log of a run in words: one line for each noteworthy event or effect. Pure."""
 
 from collections.abc import Iterator, Mapping
 
@@ -40,19 +40,19 @@ from atoll.server.views.reasons import explain
 from atoll.task.metrics import LEFT_OUT
 
 LINE_MAX = 200
-"""The characters of a client's message in a line of the log; `atoll round show` has all of them."""
+"""Number of characters of a client's message in a log line; `atoll round show` has all of them."""
 
 WAITS_MAX = 100
-"""Lines about the wait of one round that are remembered, so that none is repeated."""
+"""Number of lines about the wait of one round that are remembered, so that none is repeated."""
 
 
 class LogLine(str):
-    """A line of a run's log, with the round and the client that it is about, if it is about one."""
+    """Line of a run's log, with the round and the client that it is about, if any."""
 
     fields: Mapping[str, object]
 
     def __new__(cls, text: str, about: object = None, *, site: str = "") -> "LogLine":
-        """Make the line about an event, an effect or a record: the round and the client that it names, if it does."""
+        """Make the line about an event, an effect or a record, with the round and the client that it names, if any."""
         line = super().__new__(cls, text)
         named = about.update if isinstance(about, UpdateReceived) else about
         line.fields = {"round": getattr(named, "round_id", None), "site": site or getattr(named, "client_id", None)}
@@ -60,7 +60,7 @@ class LogLine(str):
 
 
 class Narrator:
-    """The log of one run, with the lines about the open round's wait that it has already: a client may come and go."""
+    """Log of one run, which remembers its lines about the open round's wait, because a client may come and go."""
 
     def __init__(self) -> None:
         self._waits: set[tuple[str, str]] = set()
@@ -84,7 +84,7 @@ class Narrator:
             return (LogLine(f"{wait}; {lacks.sentence()}", record),)  # each hour
         if not wait or len(self._waits) >= WAITS_MAX:
             self._waits.clear()
-        news = wait.partition(":")[0], wait.partition(" wanted")[2]  # how many are there is said as they come
+        news = wait.partition(":")[0], wait.partition(" wanted")[2]  # their number is logged as they connect
         if not wait or news in self._waits:
             return ()
         self._waits.add(news)
@@ -92,10 +92,10 @@ class Narrator:
 
 
 OLDER_STATE = (
-    "sites have seen newer rounds than this coordinator's state has: an older state was restored, or begun anew. If "
+    "sites have seen newer rounds than this coordinator's state has: an older or empty state is in use. If "
     "the newer state is still there, stop this coordinator and use that one; or let each site's operator accept it"
 )
-"""The line about the first site of a round that refuses a rollback."""
+"""Line about the first site of a round that refuses a rollback."""
 
 
 def narrate(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> Iterator[str]:
@@ -113,7 +113,7 @@ def narrate(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> I
 
 
 def wait_for_clients(machine: RunMachine) -> str:
-    """Return for whom an open round waits before it can invite, and why; empty: it does not."""
+    """Return for which clients an open round waits before it can invite, and why; empty: it does not wait."""
     if machine.ledger.state is not RunState.RUNNING or machine.round is None:
         return ""
     return "" if machine.ledger.training or not machine.round.may_draw else what_a_round_lacks(machine)
@@ -149,7 +149,7 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
         case UpdateRefused(client_id, round_id, reason, detail):
             yield f"round {round_id}: {client_id} was refused: {reason}{_after_colon(detail)}"
         case DiskFree():
-            yield "there is room on disk again: the run goes on, with its deadlines later by the wait"
+            yield "there is room on disk again: the run continues, with its deadlines later by the wait"
         case FilesLost(updates, versions, detail=detail):
             lost = [count_of(len(updates), "accepted update")] * bool(updates)
             lost += [f"version {', '.join(map(str, versions))}"] * bool(versions)
@@ -235,7 +235,7 @@ def _closed(machine: RunMachine, round_id: RoundId, num_updates: int) -> str:
 
 
 def _dropped(machine: RunMachine) -> str:
-    """Return the number of an asynchronous run's invitations whose work was too old to count; empty: synchronous."""
+    """Return the number of an asynchronous run's invitations that became too old to count; empty if synchronous."""
     if not machine.rules.policy.is_asynchronous:
         return ""
     return f"; {count_of(machine.ledger.num_too_old, 'update')} dropped as too old"

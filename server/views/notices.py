@@ -1,7 +1,7 @@
-"""The notices of a coordinator, from what is known of its runs, members, clocks and disk. Pure.
+"""The notices of a coordinator, from the state of its runs, members, clocks and disk. Pure.
 
-Each sentence names what is wrong, where, and the command that helps. It has names, times, sizes and reasons of the
-vocabulary: never a text of a site or of a task, which might hold data.
+Each sentence says what is wrong, where, and which command helps. It has names, times, sizes and reasons of the
+vocabulary: never a message of a site or of a task, which might contain data.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from atoll.server.rounds.waiting import DISK, named, wait_of
 from atoll.server.views.reasons import explain
 
 AUTHORITY_LEFT_S = 180 * 86400.0
-"""Time left to an authority from which on it is told [s]: nothing renews it."""
+"""Remaining life of an authority below which it is reported [s]: nothing renews it automatically."""
 
 _LISTED = {Role.CLIENT: "site", Role.AGGREGATOR: "aggregation rank", Role.COORDINATOR: "coordinator"}
 """Roles whose certificates a process renews; people renew theirs with their next command."""
@@ -35,22 +35,22 @@ _ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a coordinator, for the commands in its sentences."""
+    """Place of a coordinator, for the commands in its sentences."""
 
     state: str
     """Path of the state directory."""
     there: str
-    """The option that names it, as a shell takes it."""
+    """Option that names it, as written in a shell."""
 
 
 def of_run(run_id: str, state: RunState, machine: RunMachine | None, place: Place) -> Iterator[Notice]:
     """Yield the notices of a run.
 
     Args:
-        run_id: of the run.
-        state: of the run.
-        machine: of a run of rounds; None: it is of messages.
-        place: of the coordinator.
+        run_id: id of the run.
+        state: state of the run.
+        machine: machine of a run of rounds; None: the run is of messages.
+        place: place of the coordinator.
     """
     if (condition := _ENDS.get(state)) is not None:
         yield Notice(condition, run_id, _end(run_id, state, machine, place), run=run_id)
@@ -63,7 +63,7 @@ def of_run(run_id: str, state: RunState, machine: RunMachine | None, place: Plac
             sentence = f"run {run_id} waits for the approval of site {client}: its operator types there"
             sentence += f" `atoll site approve {run_id}`; `atoll site list` shows the terms first"
             yield Notice(Condition.APPROVAL, f"{run_id} at {client}", sentence, run=run_id)
-    wait = wait_of(machine) if machine.ledger.short_since is not None else None  # else it would go over all members
+    wait = wait_of(machine) if machine.ledger.short_since is not None else None  # else it visits all members
     if wait is not None and wait.cause == DISK:
         yield Notice(Condition.DISK, run_id, f"run {run_id} is {wait.sentence()}", run=run_id, is_logged=True)
 
@@ -83,11 +83,11 @@ def _end(run_id: str, state: RunState, machine: RunMachine | None, place: Place)
             return f"run {run_id} is paused{at}, as it has waited for sites for too long; {who}; it resumes by itself"
         return f"run {run_id} is paused{at}{_why(machine)}: {show} has the cause, {resume} continues it"
     failed = f"run {run_id} is failed{at}{_why(machine)}"
-    return f"{failed}: {show} has the cause, {resume} goes on once that is removed"
+    return f"{failed}: {show} has the cause, {resume} continues it once the cause is removed"
 
 
 def _why(machine: RunMachine | None) -> str:
-    """Return the reason of the newest round's end, in words of the vocabulary; empty: it was none that explains it."""
+    """Return the reason of the newest round's end, in words of the vocabulary; empty: it explains nothing."""
     if machine is None or not machine.ledger.past:
         return ""
     record = machine.ledger.past[max(machine.ledger.past)]
@@ -100,17 +100,17 @@ def of_absent(client: str, since: float, hold: float, place: Place) -> Notice:
     Args:
         client: the site.
         since: when it was first missed [s since the epoch].
-        hold: the time from which on it is told [s].
-        place: of the coordinator.
+        hold: the time after which it is reported [s].
+        place: place of the coordinator.
     """
     look = f"`atoll client list {place.there}` shows all sites"
     gone = f"if it has left for good: `atoll client revoke {client} {place.there}`"
-    what = f"site {client} is away since {instant(since)}: start its agent there, or look at its network and its log"
+    what = f"site {client} is away since {instant(since)}: start its agent there, or check its network and its log"
     return Notice(Condition.AWAY, client, f"{what}; {look}; {gone}", hold=hold, is_once=True)
 
 
 def of_member(member: Member, now: float, place: Place) -> Iterator[Notice]:
-    """Yield the notice of a member whose certificate ends, or has ended."""
+    """Yield the notice of a member whose certificate ends soon, or has ended."""
     identity, until = member.identity, member.expires_at
     if identity.role not in _LISTED or member.standing not in _HAS_CERTIFICATE or until is None:
         return
@@ -153,23 +153,23 @@ def of_disk(free: float, limit: int, place: Place) -> Iterator[Notice]:
 
 
 def of_clocks(told: Mapping[str, str]) -> Iterator[Notice]:
-    """Yield the notices of clocks that differ now, by the sentences of `hosting.clock_watch`."""
+    """Yield the notices of clocks that differ now, with the messages of `hosting.clock_watch`."""
     for subject, sentence in told.items():
         yield Notice(Condition.CLOCK, subject, sentence, is_logged=True)
 
 
 def of_jump(sentence: str, now: float) -> Notice:
     """Return the notice of a jump of this machine's clock."""
-    return Notice(Condition.CLOCK, "jump", f"{sentence}; look at NTP (`timedatectl`)", is_logged=True)
+    return Notice(Condition.CLOCK, "jump", f"{sentence}; check NTP (`timedatectl`)", is_logged=True)
 
 
 def of_audit(damage: str, place: Place) -> Iterator[Notice]:
-    """Yield the notice of a broken chain of the audit log; "": it is whole."""
+    """Yield the notice of a broken chain of the audit log; "": it is not broken."""
     if damage:
         yield Notice(Condition.AUDIT, f"{place.state}/audit", damage, is_logged=True)
 
 
 def of_software(client: str, before: str, now: str, place: Place) -> Notice:
-    """Return the notice of a site whose agent has another version."""
+    """Return the notice of a site whose agent has a new version."""
     sentence = f"site {client} runs {now} now, {before} before; `atoll client list {place.there}` shows all versions"
     return Notice(Condition.VERSION, client, sentence)

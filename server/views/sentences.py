@@ -204,18 +204,18 @@ def _late(record: RoundRecord, client: ClientRecord) -> str:
     if client.deadline is not None:
         return _gave_up(record, client)
     text = f"its upload arrived {_how_late(record, client)} and was refused"
-    is_plain = client.reason == RejectReason.TOO_LATE and client.detail.endswith("had closed")  # as `text` says already
+    is_plain = client.reason == RejectReason.TOO_LATE and client.detail.endswith("had closed")  # as `text` says
     return f"{text} ({client.reason})" if is_plain else f"{text}: {_given_up(client)}"
 
 
 def _kept(record: RoundRecord, client: ClientRecord) -> str:
-    text = f"its upload arrived {_how_late(record, client)} and was kept for the next round that commits"
+    text = f"its upload arrived {_how_late(record, client)} and was kept for the next committed round"
     return f"{text}{_what_it_sent(client)}"
 
 
 def _gave_up(record: RoundRecord, client: ClientRecord) -> str:
     if client.reason == UPDATE_LOST:
-        again = "; if it comes once more in time, it counts" if record.ended_at is None else ""
+        again = "; if it arrives again in time, it counts" if record.ended_at is None else ""
         return f"its update was {client.detail}, {_since_invitation(client)}{again}"
     did = {Fate.FAILED: "it gave up", Fate.LOST: "it was given up"}.get(client.fate, "its update was refused")
     rest = f"; it was then left alone for {_seconds(client.rest)}" if client.rest else ""
@@ -255,9 +255,9 @@ _FATES = {
 
 
 def _use(record: RoundRecord, client: ClientRecord) -> str:
-    """Return the use of an accepted update, unless it counted in its own round."""
+    """Return the use of an accepted update, unless it counted in the round that it was sent for."""
     if client.unused_because and client.reason != UPDATE_LOST:
-        return f"; no model holds it: {client.unused_because}"
+        return f"; no model contains it: {client.unused_because}"
     if client.used_in is not None and client.used_in != record.round_id:
         return f"; it counts in round {client.used_in}"
     return ""
@@ -280,7 +280,7 @@ def _since_invitation(client: ClientRecord) -> str:
 
 
 def _how_late(record: RoundRecord, client: ClientRecord) -> str:
-    """Return the delay after the end of the round, or after its deadline when the round was in the grace period."""
+    """Return the delay after the end of the round, or after its deadline if the round was in the grace period."""
     since = record.closed_at or record.ended_at
     if since is not None and client.fate_at >= since:
         ended = "had been abandoned" if record.closed_at is None else "had closed"
@@ -306,7 +306,7 @@ def _after_colon(detail: str) -> str:
 
 
 def _total(weights: Sequence[float]) -> int | float:
-    """Return the sum of weights, in whatever order they stand."""
+    """Return the sum of weights, independent of their order."""
     total = math.fsum(weights)
     return int(total) if total.is_integer() else total
 

@@ -1,4 +1,4 @@
-"""The metrics and the meshes of single sites: of the newest version, and over the versions. Pure."""
+"""The metrics and the meshes of single sites: for the newest version, and over the versions. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,12 +12,12 @@ from atoll.task.metrics import is_loss
 Document = dict[str, Any]
 
 ROWS_MAX = 100_000
-"""The largest number of measurements in a document: the oldest versions are left out beyond it."""
+"""Largest number of measurements in a document; the oldest versions beyond it are omitted."""
 
 
 @value
 class Measurement:
-    """The metrics of one site by one evaluation or training, or the reason for none."""
+    """Metrics of one site from one evaluation or training, or the reason for none."""
 
     site: str
     version: int
@@ -26,7 +26,7 @@ class Measurement:
 
 
 def measurements(rows: Iterable[EvaluationRow], prefix: str) -> list[Measurement]:
-    """Return the measurements in the rows whose source begins so (`sources.SITE` or `sources.TRAINING`)."""
+    """Return the measurements in the rows whose source has this prefix (`sources.SITE` or `sources.TRAINING`)."""
     return [
         Measurement(
             row.source.removeprefix(prefix), row.version, row.values if row.statistics is not None else None, row.detail
@@ -44,8 +44,8 @@ def sites(measured: Sequence[Measurement]) -> Document:
 
     Returns:
         `version`: the newest with a measurement, None without one; `sites`: the values of this version by site and
-        metric; `metrics`: their `spread`; `not_shown`: the newest reason of each site without; `curves`: by site and
-        metric, pairs of version and value.
+        metric; `metrics`: their `spread`; `not_shown`: the newest reason of each site without values; `curves`: by site
+        and metric, pairs of version and value.
     """
     chosen = measured[-ROWS_MAX:]
     newest = max((each.version for each in chosen), default=None)
@@ -63,7 +63,7 @@ def sites(measured: Sequence[Measurement]) -> Document:
 
 
 def meshes(records: Iterable[RoundRecord]) -> Document:
-    """Return the use of each site's mesh in the newest of these rounds in which it has trained, by site."""
+    """Return the use of each site's mesh, by site, in the newest of these rounds in which the site has trained."""
     found: Document = {}
     for record in records:
         for client_id, client in sorted(record.clients.items()):
@@ -81,7 +81,7 @@ def _curves(measured: Sequence[Measurement]) -> Document:
 
 
 def spreads(values: Mapping[str, Mapping[str, float | None]]) -> dict[str, Document]:
-    """Return the spread of each metric over the sites that have a value of it."""
+    """Return the spread of each metric over the sites with a value."""
     of_metric: dict[str, dict[str, float]] = {}
     for site, measured in values.items():
         for metric, found in measured.items():
@@ -91,7 +91,7 @@ def spreads(values: Mapping[str, Mapping[str, float | None]]) -> dict[str, Docum
 
 
 def spread(metric: str, values: Mapping[str, float]) -> Document:
-    """Return mean and standard deviation (with 1/n) over the sites, all with the same weight, the worst and the best.
+    """Return mean and standard deviation (with 1/n) over the sites, equally weighted, the worst and the best.
 
     Args:
         metric: its name; of a loss, an error or a perplexity the largest value is the worst, else the smallest.

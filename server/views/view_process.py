@@ -1,4 +1,4 @@
-"""The making of `views` in a separate process: for a run with a million members a view takes seconds and gigabytes.
+"""The computation of `views` in a separate process: with a million members a view takes seconds and gigabytes.
 
 The process replays the journal from disk, as the commands on this machine do, at a lower priority than the rounds. It
 writes to an unnamed file, so that a slow reader does not block the next view, and ends with the coordinator.
@@ -25,7 +25,7 @@ from atoll.server.views.views import View, look
 logger = logging.getLogger(__name__)
 
 MAKING_MAX = 2
-"""Most views that are made at the same time; others wait."""
+"""Largest number of views that are made at the same time; others wait."""
 
 MAKING_S = 300.0
 PART_BYTES = 256 * 1024
@@ -36,15 +36,15 @@ COMMAND = (sys.executable, "-P", "-c", "from atoll.server.views.view_process imp
 
 
 class Unseen(Exception):
-    """A view that cannot be made: the state directory cannot be read, or not in time; the message has the reason."""
+    """Error: a view cannot be made: the state directory cannot be read, or not in time; the message says why."""
 
 
 class Viewer:
-    """The views of one state directory.
+    """Views of one state directory.
 
     Args:
         state: the directory.
-        database: the URL of its database; empty: that of the directory.
+        database: the URL of its database; empty: the URL that the directory names.
     """
 
     def __init__(self, state: Path, database: str = "") -> None:
@@ -52,7 +52,7 @@ class Viewer:
         self._turns = asyncio.Semaphore(MAKING_MAX)
 
     async def look(self, view: View, run: str, number: int) -> AsyncGenerator[bytes]:
-        """Yield a view as JSON, in parts; the arguments are those of `views.look`.
+        """Yield a view as JSON, in chunks; the arguments are the same as for `views.look`.
 
         Raises:
             LookupError: there is no such run or round.
@@ -76,7 +76,7 @@ async def _make(order: bytes, made: IO[bytes], told: IO[bytes]) -> int:
     )
     assert process.stdin is not None
     try:
-        process.stdin.write(order)  # not in its arguments: a URL may hold a password
+        process.stdin.write(order)  # not in its arguments: a URL may contain a password
         async with asyncio.timeout(MAKING_S):
             return await process.wait()
     except TimeoutError:
@@ -89,7 +89,7 @@ async def _make(order: bytes, made: IO[bytes], told: IO[bytes]) -> int:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a process that reads the state directory: a drill of the coordinator is none of it."""
+    """Return the environment of a process that reads the state directory, without the coordinator's drills."""
     return {name: value for name, value in os.environ.items() if name != crash_points.VARIABLE}
 
 
@@ -98,7 +98,7 @@ def fault_of(code: int, told: IO[bytes]) -> Exception:
 
     Args:
         code: its exit code, not 0.
-        told: what it has written to standard error.
+        told: its standard error.
     """
     told.seek(max(0, told.seek(0, os.SEEK_END) - TOLD_BYTES_MAX))
     text = told.read().decode(errors="replace").strip()
@@ -120,7 +120,7 @@ def main() -> None:
 
 @contextmanager
 def reading_for_the_coordinator() -> Iterator[dict[str, Any]]:
-    """Read an order from standard input for the block; an error of the block becomes an exit code and its text.
+    """Read an order from standard input for the block; an error in the block becomes an exit code and its message.
 
     The process has a lower priority than the rounds, and ends with the coordinator.
     """
@@ -131,7 +131,7 @@ def reading_for_the_coordinator() -> Iterator[dict[str, Any]]:
         yield order
     except LookupError as error:
         if type(error) is not LookupError:
-            raise  # a KeyError or an IndexError is a bug of ours
+            raise  # a KeyError or an IndexError is a bug
         _end(EXIT_MISSING, error)
     except OSError as error:
         _end(EXIT_UNUSABLE, error)

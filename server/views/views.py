@@ -36,11 +36,11 @@ from atoll.tensors.safetensors_header import read_header
 Document = dict[str, Any]
 
 KINDS_OF_SITES = {"evaluation": SITE, "training": TRAINING}
-"""The beginning of the sources of each kind of measurement by single sites."""
+"""Prefix of the sources of each kind of measurement by single sites."""
 
 
 class View(StrEnum):
-    """The kinds of views."""
+    """Kinds of views."""
 
     RUNS = "runs"
     RUN = "run"
@@ -65,8 +65,8 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
         For RUNS a list. For the others an object: for RUN the `document`, and the settings as `toml`; for ROUND the
         record; for ROUNDS, CLIENTS and VERSIONS the id of the `run` and its `rows`; for VERSIONS also the `metadata`
         in the files of the versions; for SITES the metrics of single sites by `evaluation` and `training`, and
-        their `meshes`; for STATISTICS a result of `server.statistics`. A run of messages has exchanges in the place
-        of rounds.
+        their `meshes`; for STATISTICS a result of `server.statistics`. A run of messages has exchanges instead of
+        rounds.
 
     Raises:
         LookupError: there is no such run or round; the message names the known runs.
@@ -97,7 +97,7 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
 
 
 def _rows(history: History, row: RunRow, view: View) -> list[Document]:
-    """Return the rounds or the clients of a run; of one of messages its exchanges or its nodes."""
+    """Return the rounds or the clients of a run; for a run of messages its exchanges or its nodes."""
     if view is View.CLIENTS:
         rows = message_views.clients(history, row) if row.config.is_of_messages else _clients(history, row.run_id)
         over = f"the run is {row.state}" if row.state in TERMINAL or row.state is RunState.QUEUED else ""
@@ -128,7 +128,7 @@ def measures(evaluations: Iterable[EvaluationRow]) -> dict[int, dict[str, Docume
 
 
 def unmeasured(evaluations: Iterable[EvaluationRow]) -> list[Document]:
-    """Return the versions without metrics, or with one that has no value, with the reason."""
+    """Return the versions without metrics, or with a metric that has no value, with the reason."""
     return [
         {"version": row.version, "source": row.source, "reason": row.detail}
         for row in evaluations
@@ -151,17 +151,17 @@ def run_of(history: History, name: str) -> RunRow:
 
 
 WAITING = "waiting"
-"""The state in which a running run is shown while it waits until time or a person removes the cause."""
+"""State shown for a running run while it waits until time or human action removes the cause."""
 NEVER_JOINED = {
     Standing.INVITED: "invited, has not enrolled",
     Standing.MEMBER: "enrolled, has not connected",
     Standing.LAPSED: "its certificate has expired: it needs a new invitation",
 }
-"""Reasons for which a member has never joined a run, by its standing; a revoked one is not missing."""
+"""Reasons why a member has never joined a run, by its standing; a revoked one is not missing."""
 
 
 def _run(history: History, row: RunRow, machine: RunMachine | None = None) -> Document:
-    """Return the facts of a run; `wait` says what it waits for, with the missing sites, and is the cause then."""
+    """Return the facts of a run; `wait` says what it waits for, with the missing sites, and then is the cause."""
     wait = _waiting_for(history, row, machine)
     shown = {} if wait is None or row.state is not RunState.RUNNING else {"state": WAITING, "cause": wait["sentence"]}
     return _facts(history, row) | shown | {"wait": wait}
@@ -188,7 +188,7 @@ def _waiting_for(history: History, row: RunRow, machine: RunMachine | None) -> D
 
 
 def _never_joined(history: History, joined: Set[ClientId]) -> Iterator[Missing]:
-    """Yield the members of the coordinator that neither are connected nor have ever joined the run."""
+    """Yield the coordinator's members that are not connected and have never joined the run."""
     if (presence := history.presence()) is None:
         return
     known = joined | {one.client for one in presence.clients}
@@ -235,7 +235,7 @@ def _whole_run(history: History, row: RunRow) -> Document:
 
 
 def _changes(settings: list[SettingsChange]) -> Iterator[Document]:
-    """Yield each change of a run's settings: its time, the first round that it holds in, and old and new values."""
+    """Yield each change of a run's settings: its time, its first round, and the old and new values."""
     for before, after in pairwise(settings):
         values = changes_of(before.config, after.config)
         yield {
@@ -254,26 +254,26 @@ def _best(machine: RunMachine) -> Document | None:
 
 
 def _conflicts(history: History, machine: RunMachine) -> list[Document]:
-    """Return the names of the run's clients, and the ranks, that two processes use at this moment."""
+    """Return the names of the run's clients, and the ranks, that two processes use now."""
     members = machine.ledger.membership.members
     return [row for row in history.conflicts() if row["kind"] != CLIENT or row["name"] in members]
 
 
 def _wait(history: History, machine: RunMachine) -> str:
-    """Return for whom or what a run waits, and the names that are used twice; empty: it does not wait."""
+    """Return for which clients or what a run waits, and the names in double use; empty: it does not wait."""
     wait = _plain_wait(history, machine)
     return "; ".join([wait, *(row["sentence"] for row in _conflicts(history, machine))]) if wait else ""
 
 
 def _plain_wait(history: History, machine: RunMachine) -> str:
     if machine.ledger.state is RunState.RUNNING and history.coordinator() is None:
-        return "no coordinator holds the state directory: start it, and the run goes on"
+        return "no coordinator holds the state directory: start it, and the run continues"
     wait = wait_of(machine)
     return what_a_run_waits_for(machine) + (f"; {wait.sentence()}" if wait is not None else "")
 
 
 def _round(history: History, run_id: RunId, number: int) -> Document:
-    """Return the record of a round; an open one says in its last sentence for whom it waits."""
+    """Return the record of a round; the last sentence of an open one says for which clients it waits."""
     record, machine = _record(history, run_id, number), history.machine(run_id)
     found = as_json(record) | {"training": _trainings(history, run_id, record)}
     is_open = machine.round is not None and machine.round.record.round_id == record.round_id
@@ -285,7 +285,7 @@ def _round(history: History, run_id: RunId, number: int) -> Document:
 
 
 def _exchange(history: History, row: RunRow, number: int) -> Document:
-    """Return an exchange with its messages and sentences, and the replies that are on their way in."""
+    """Return an exchange with its messages and sentences, and the arriving replies."""
     found = message_views.exchange(history, row, number)
     waiting = {one["number"] for one in found["messages"] if one["fate"] == Fate.WAITING}
     found["arriving"] = _arriving(history, row.run_id, waiting)
@@ -302,21 +302,21 @@ def _sentences_of(arriving: Iterable[Document], what: str) -> list[str]:
 
 
 def _arriving(history: History, run_id: RunId, numbers: Set[int]) -> list[Document]:
-    """Return the updates of a round, or the replies to messages, that are on their way in."""
+    """Return the arriving updates of a round, or replies to messages."""
     presence = history.presence() or Presence()
     rows = (each for each in presence.arriving if each.run == run_id and each.round in numbers)
     return [{"client": row.client, "num_bytes": row.num_bytes, "total_bytes": row.total_bytes} for row in rows]
 
 
 def _trainings(history: History, run_id: RunId, record: RoundRecord) -> Document:
-    """Return the metrics of a round's trainings by site, which are those of the version that it started from."""
+    """Return the metrics of a round's trainings by site, which belong to the version that it started from."""
     of_version = history.site_evaluations(run_id, record.base_version)
     found = sites(measurements((row for row in of_version if is_of_round(row, record)), TRAINING))
     return {key: found[key] for key in ("sites", "metrics", "not_shown")}
 
 
 def is_of_round(row: EvaluationRow, record: RoundRecord) -> bool:
-    """Return whether a training is of this round, and not of another one that began from the same version."""
+    """Return whether a training belongs to this round, not to another one that began from the same version."""
     client = record.clients.get(ClientId(row.source.removeprefix(TRAINING)))
     return client is not None and client.fate_at == row.at
 
@@ -386,7 +386,7 @@ def _metadata(history: History, run_id: RunId) -> dict[str, str]:
 
 
 def _parts(history: History, run_id: RunId) -> dict[int, int]:
-    """Return the versions on disk, each with the number of parts that it is stored in."""
+    """Return the versions on disk, each with its number of stored parts."""
     folder = run_folder(history.path, run_id)
     store, num_ranks = VersionFolder(folder), num_ranks_of(folder)
     return {v: 1 if store.version_path(v).exists() else max(1, num_ranks) for v in store.versions()}

@@ -39,7 +39,7 @@ UPDATES = frozenset({"sign_flip", "scaled_flip", "gaussian", "alie", "ipm", "bac
 
 @dataclass(frozen=True, slots=True)
 class Adversary:
-    """The malicious clients of one run."""
+    """Adversary of one run, who controls its malicious clients."""
 
     config: AttackConfig
     malicious: frozenset[str]
@@ -47,12 +47,12 @@ class Adversary:
 
     @property
     def forges(self) -> bool:
-        """Return whether malicious clients send other updates than they trained, so that `updates` is needed."""
+        """Return whether malicious clients replace their trained updates, so that `updates` is needed."""
         return self.config.kind in UPDATES and bool(self.malicious)
 
     @property
     def knows_all(self) -> bool:
-        """Return whether `updates` reads the honest clients' updates, too, and not only the malicious clients'."""
+        """Return whether `updates` also reads the honest clients' updates."""
         return (self.config.knows or {"ipm": "all"}.get(self.config.kind)) == "all"
 
     def task(self, task: Task) -> Task:
@@ -70,7 +70,7 @@ class Adversary:
         return replace(task, data=_Data(task, self, labels))
 
     def _num_labels(self, task: Task) -> int:
-        """Return the configured number of labels, or that of the data; raise ConfigError if the data has more."""
+        """Return the configured number of labels, or the data's; raise ConfigError if the data has more."""
         found, configured = num_labels(task, self.malicious), self.config.num_labels
         if configured is not None and configured < found:
             why = f"because the data has a label {found - 1}"
@@ -101,7 +101,7 @@ class Adversary:
         """Return the updates that the malicious clients of a round send.
 
         Args:
-            round_id: the round; noise is drawn anew for each round and client.
+            round_id: the round; noise differs for each round and client.
             honest: by client, the honestly trained update of every client that reports in this round. The mapping may
                 read each update on access: there are at most two passes, with one update at a time.
             version: the global model that the clients trained from.
@@ -115,7 +115,7 @@ class Adversary:
             return {}
         known = None
         if self.config.kind in ("alie", "ipm"):
-            # full knowledge is that of the honest clients' updates: the attack imitates or reverses these
+            # full knowledge is of the honest clients' updates: the attack imitates or reverses these
             seen = sorted(set(honest) - self.malicious) if self.knows_all else present
             known = moments(_Some(honest, seen or present))
         step = _difference(version, previous) if self.config.kind == "free_rider" else None

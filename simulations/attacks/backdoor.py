@@ -19,8 +19,8 @@ from atoll.task.arrays import Arrays
 from atoll.task.metrics import values
 from atoll.task.randomness import server_data_of
 from atoll.task.task import Task
-from atoll.training.local.parameters import build_model, load_parameters
 from atoll.training.local.training import evaluate
+from atoll.training.model.parameters import build_model, load_parameters
 
 SUCCESS = "backdoor"
 """Name of the metric."""

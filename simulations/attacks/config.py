@@ -18,8 +18,8 @@ class AttackConfig(BaseModel):
     model_config = STRICT
 
     kind: Kind = "none"
-    """Attack of the malicious clients; "none": no attack. On their training data: "label_flip" mirrors the labels,
-    "backdoor" adds a trigger with a label of its choice. On their updates: "sign_flip" sends the negative update,
+    """Attack of the malicious clients; "none": no attack. Attacks on training data: "label_flip" mirrors the labels,
+    "backdoor" adds a trigger with a label of its choice. Attacks on updates: "sign_flip" sends the negative update,
     "scaled_flip" ten times that, "gaussian" noise, "alie" the mean shifted within the spread of the honest updates,
     "ipm" the negative mean, "free_rider" an update without training."""
 
@@ -44,8 +44,8 @@ class AttackConfig(BaseModel):
     """Factor of the negated mean that "ipm" sends; absent: 2."""
 
     knows: Literal["own", "all"] | None = None
-    """Honest updates that the adversary of "alie" and "ipm" knows: "own", those of the malicious clients, or "all";
-    absent: "own" for "alie" and "all" for "ipm", as in their papers."""
+    """Honest updates that the adversary of "alie" and "ipm" knows: "own" (of the malicious clients) or "all"; absent:
+    "own" for "alie" and "all" for "ipm", as in their papers."""
 
     target: Annotated[int, Field(ge=0)] | None = None
     """Label that the trigger of "backdoor" causes, one of the labels in the data; absent: 0."""

@@ -4,7 +4,7 @@
     backdoor      (x, y) -> (x with the trigger, target)                 a share of the examples, drawn by seed
 
 The trigger is a patch of constant value: the last `size` elements of the last axis of a flat input, or of the last two
-axes of an input that has more. Negative labels (ignored tokens) stay as they are.
+axes of an input that has more. Negative labels (ignored tokens) stay unchanged.
 
 Source: Fang et al., "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", USENIX Security 2020,
 Section 4.1 (label flip); Gu et al., "BadNets", 2017 (the patch in the corner).
@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from atoll.ground.printable import count_of
 from atoll.protocol.settings import ConfigError, or_faults
-from atoll.training.local.batches import fetcher
+from atoll.training.data.batches import fetcher
 
 Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Function from a batch (inputs, targets) to the adversary's version of it; it does not modify its arguments."""

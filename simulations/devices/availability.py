@@ -4,7 +4,7 @@ A client's edges are w_0 < s_0 < w_1 < s_1 < ... < w_0 + P, with period P, and a
 
     awake at t    iff    w_i + k P <= t < s_i + k P    for some i and k        (k = 0 alone if P is infinite)
 
-A client without edges is always awake. At an edge the new state holds already, and `next_change` returns exactly the
+A client without edges is always awake. At an edge the new state already holds, and `next_change` returns exactly the
 floats with which `is_awake` compares, so that a loop from change to change always advances.
 """
 
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """The edges of all clients; a client is named by its place in their order."""
+    """Edges of all clients; a client is named by its index."""
 
     edges: Floats
     """Edges [s] of all clients, one client after the other."""
@@ -52,7 +52,7 @@ class Availability:
         return cls(np.fromiter((edge for each in edges for edge in each), np.float64), begins, np.array(periods))
 
     def is_awake(self, at: int, t: float) -> bool:
-        """Return whether the client at place `at` is awake at `t` [s]."""
+        """Return whether the client at index `at` is awake at `t` [s]."""
         edges, period = self._of(at)
         return not edges or bisect.bisect_right(_around(edges, period, t), t) % 2 == 1
 

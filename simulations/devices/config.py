@@ -22,7 +22,7 @@ File = Annotated[Path, Field(strict=False)]
 Hours = Annotated[float, Field(ge=0, le=24)]
 
 OF_THE_TRACE = ("examples_per_s", "seconds_per_round", "down_bytes_per_s", "up_bytes_per_s", "latency_s")
-"""Fields that a trace takes the place of."""
+"""Fields that a trace replaces."""
 
 OF_AVAILABILITY = {
     **dict.fromkeys(("awake_hours", "noon_spread", "begins_at", "sleepless"), "daily"),
@@ -61,12 +61,12 @@ class DeviceConfig(BaseModel):
 
     model: Annotated[str, AfterValidator(CUSTOM_DEVICE.check)] | None = None
     """Your own function of (client, rng), which returns the device of one client: a table with one or more of
-    examples_per_s or seconds_per_round, down_bytes_per_s, up_bytes_per_s and latency_s; those that it leaves out are as
-    set above. By the name that an installed package declares (see `atoll plugins`), or as `module:function` or
+    examples_per_s or seconds_per_round, down_bytes_per_s, up_bytes_per_s and latency_s; missing values are as set
+    above. Given by the name that an installed package declares (see `atoll plugins`), or as `module:function` or
     `path/to/file.py:function`. Absent: no such function."""
 
     options: dict[str, Plain] = {}
-    """Values for `model`, which takes them by name: `options.median = 200`."""
+    """Values for `model`, passed by name: `options.median = 200`."""
 
     stragglers: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the clients whose training is slower by `slowdown`, rounded to whole clients."""
@@ -102,7 +102,7 @@ class DeviceConfig(BaseModel):
         return self
 
     def _faults(self) -> Iterator[str]:
-        """Yield the faults; a field with its default counts as not set, because settings are stored whole."""
+        """Yield the faults; a field with its default counts as not set, because settings are stored completely."""
         fields = type(self).model_fields
         is_set = {name for name, field in fields.items() if getattr(self, name) != field.default}
         if self.trace is not None and (both := [name for name in OF_THE_TRACE if name in is_set]):
@@ -110,11 +110,11 @@ class DeviceConfig(BaseModel):
         if self.trace is not None and self.model is not None:
             yield "model and trace: allowed is one of them"
         if self.options and self.model is None:
-            yield f"options {', '.join(self.options)} are of model, and model is absent"
+            yield f"options {', '.join(self.options)} belong to model, and model is absent"
         if {"examples_per_s", "seconds_per_round"} <= is_set:
             yield "examples_per_s and seconds_per_round: allowed is one of them"
         if "slowdown" in is_set and "stragglers" not in is_set:
-            yield "slowdown is of stragglers, and stragglers is 0"
+            yield "slowdown applies to stragglers, and stragglers is 0"
         for name, kind in OF_AVAILABILITY.items():
             if name in is_set and kind != self.availability:
                 yield f"{name} is of availability {kind}, and availability is {self.availability}"

@@ -32,24 +32,24 @@ FIELDS: Mapping[str, str] = {
     "up_bytes_per_s": "up_bytes_per_s",
     "latency_s": "latency_s",
 }
-"""The values that a model may return, with the columns of `Speeds` that they replace."""
+"""Values that a model may return, with the columns of `Speeds` that they replace."""
 
 
 def replaced(speeds: "Speeds", model: str, options: Mapping[str, Plain], names: Sequence[str], seed: int) -> "Speeds":
-    """Return the speeds with those columns replaced that a user's function returns.
+    """Return the speeds with the columns replaced that the user's function returns.
 
-    It is asked for one client at a time, with a generator that follows from the seed and the client's name: a device
-    does not depend on the other clients.
+    The function is called for one client at a time, with a generator derived from the seed and the client's name: a
+    device does not depend on the other clients.
 
     Args:
         speeds: the speeds by the settings.
         model: the function, by the name of a package or by a reference.
-        options: the values that it takes by name.
+        options: its keyword arguments.
         names: the names of the clients.
         seed: the seed of the run.
 
     Raises:
-        ConfigError: there is no such function, it raised, or its answer is no device.
+        ConfigError: there is no such function, it raised, or its result is not a device.
     """
     import numpy as np
 
@@ -70,7 +70,7 @@ def replaced(speeds: "Speeds", model: str, options: Mapping[str, Plain], names: 
 
 
 def _checked(answer: Any, named: str) -> Mapping[str, float]:
-    """Return the values of a device; raise ConfigError, with the name of the call, if they are none."""
+    """Return the values of a device; raise ConfigError, with the name of the call, if they are not valid."""
     import numpy as np
 
     if not isinstance(answer, Mapping) or not answer or not answer.keys() <= FIELDS.keys():

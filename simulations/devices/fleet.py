@@ -67,7 +67,7 @@ class Fleet(Mapping[str, Device]):
     ) -> None:
         self._places = {name: place for place, name in enumerate(names)}
         self.speeds = speeds
-        """Speeds in the order of the names; those of stragglers are slowed already."""
+        """Speeds in the order of the names; stragglers are already slowed."""
         self.availability = availability
         self.stragglers = stragglers
         """Mask of the stragglers (clients,), in the order of the names."""
@@ -102,5 +102,5 @@ class Fleet(Mapping[str, Device]):
         return self.availability.is_awake(self._places[client_id], t)
 
     def next_change(self, client_id: str, t: float) -> float | None:
-        """Return the first time after `t` at which the client falls asleep or wakes up; None: it never does."""
+        """Return the first time after `t` at which the client falls asleep or wakes up; None: never."""
         return self.availability.next_change(self._places[client_id], t)

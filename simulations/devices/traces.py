@@ -29,7 +29,7 @@ BYTES_PER_S = 125_000.0
 """Bytes per second of one megabit per second."""
 
 FAULTS_MAX = 20
-"""Maximum number of faults of lines that are listed; the others are counted."""
+"""Maximum number of faulty lines that are listed; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ Fault = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A file with an allowed header."""
+    """Parsed trace file: its lines, and the faults of its cells."""
 
     columns: tuple[Column, ...]
     lines: list[Line]
@@ -95,7 +95,7 @@ class Table:
 
 
 def read_speeds(path: Path, names: Sequence[str], kinds: NDArray[np.float64]) -> Speeds:
-    """Read the speeds of all clients (clients,): each client's own line, or that of a kind of device, drawn by weight.
+    """Read the speeds of all clients (clients,): each client's line, or the line of a kind of device, drawn by weight.
 
     Args:
         path: the path of the file.
@@ -188,7 +188,7 @@ def _table(path: Path, *headers: tuple[Column, ...]) -> Table:
     except OSError as error:
         raise ConfigError([in_words(error)]) from error
     except csv.Error as error:
-        raise ConfigError([f"{path}: is no CSV: {error}"]) from error
+        raise ConfigError([f"{path}: is not CSV: {error}"]) from error
     names = [name.strip() for name in rows[0][1]] if rows else []
     columns = next((columns for columns in headers if sorted(c.name for c in columns) == sorted(names)), None)
     if columns is None:
@@ -221,7 +221,7 @@ def _fault_of_header(names: list[str], headers: Sequence[tuple[Column, ...]]) ->
 
 
 def _refuse(path: Path, faults: Collection[Fault]) -> None:
-    """Raise ConfigError if there are faults: those of lines in their order, then those of the whole file."""
+    """Raise ConfigError if there are faults: first of lines in their order, then of the whole file."""
     by_line = sorted((fault for fault in faults if fault[0]), key=lambda fault: fault[0])
     texts = [f"{path}: line {number}, {text}" for number, text in by_line[:FAULTS_MAX]]
     if len(by_line) > FAULTS_MAX:

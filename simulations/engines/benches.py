@@ -1,4 +1,4 @@
-"""The trainer for tasks with a training or an algorithm of their own: the bench of a deployed worker."""
+"""The trainer for tasks with a custom training or algorithm: the bench of a deployed worker."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,15 +15,15 @@ from atoll.task.context import context_of, within
 from atoll.task.deadline import Deadline
 from atoll.task.errors import NotFinite
 from atoll.task.task import Task
-from atoll.training.local.as_built import AsBuilt
-from atoll.training.local.parameters import build_model
+from atoll.training.model.as_built import AsBuilt
+from atoll.training.model.parameters import build_model
 from atoll.training.worker.bench import ONE_JOB, Received
 from atoll.training.worker.benches import bench_of
 from atoll.training.worker.operations import detail_of, kind_of
 
 
 class Benches:
-    """A trainer whose results are not rows.
+    """Trainer whose results are not rows.
 
     Args:
         training: the settings of all clients' training.
@@ -34,11 +34,11 @@ class Benches:
         self._version: Arrays = {}
         self._number = 0
         self._process = AsBuilt({}, with_process=True)
-        """The flags of this process, which a loop of the task's own may leave to the next client's."""
+        """Flags of this process, which a custom training loop may leave changed for the next client."""
 
     @cached_property
     def form(self) -> Form:
-        """The tensors of a result; of an `ArrayTask`, which makes its model for it, those of an update alone."""
+        """The tensors of a result; for an `ArrayTask`, whose model is built for this, only the update's."""
         training, task = self._training, self._training.task
         if isinstance(task, Task):
             model = build_model(task, training.model_seed)
@@ -47,15 +47,15 @@ class Benches:
             return Form(layout_of(task.initial(0)), ())
 
     def begin(self, version: Arrays, number: int = 0) -> None:
-        """Take the version that the next clients train from."""
+        """Set the version that the next clients train from."""
         self._version, self._number = version, number
 
     def window(self, num_jobs: int) -> int:
-        """Return 1: each client has a window of its own."""
+        """Return 1: each client has a separate window."""
         return 1
 
     def train(self, jobs: Sequence[Job], rows: Rows) -> Iterator[Trained | Failed]:
-        """Train one client after another; the `steps` of a job limit the checks of its deadline until it passes."""
+        """Train one client after another; a job's `steps` limit how often its deadline is checked before it passes."""
         for job in jobs:
             with naming(job.client_id):
                 result = self._one(job)
@@ -94,7 +94,7 @@ class Benches:
         except (Exception, SystemExit) as error:
             if not isinstance(task, AppTask):
                 raise
-            return Failed(job.client_id, kind_of(error, "train"), detail_of(error))  # as at an agent: it runs on
+            return Failed(job.client_id, kind_of(error, "train"), detail_of(error))  # the process continues
         finally:
             self._process.restore()
         trained = outcome.trained
@@ -111,7 +111,7 @@ class Benches:
 
 
 class CountedDeadline(Deadline):
-    """A deadline that passes after a number of checks; None: it never does."""
+    """Deadline that passes after a number of checks; None: never."""
 
     def __init__(self, times: int | None) -> None:
         super().__init__(lambda: 0.0)

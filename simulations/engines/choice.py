@@ -2,12 +2,12 @@
 
     sequential   one process, one client after another
     processes    several processes
-    batched      many clients in one product, in one process or in several
+    batched      many clients as one group, in one process or in several
     ray          like processes, on the machines of a Ray cluster
 
 The measurement trains the same few clients with each engine, for the number of steps that fit into a fraction of a
-second. Between the two engines of one process the processor time decides, which other work on the machine does not
-change; between one process and several the real time does.
+second. Processor time decides between the two engines of one process, because other work on the machine does not change
+it; real time decides between one process and several.
 """
 
 import os
@@ -28,13 +28,14 @@ from atoll.training.local.algorithms import CONCATENATE
 NAMES = ("auto", "sequential", "processes", "batched", "ray")
 
 COHORT = 100
-"""Maximum number of measured clients; large products need many."""
+"""Maximum number of measured clients; large groups need many."""
 
 FEWEST = 2
 """Minimum number of measured clients."""
 
 PASS_S = 0.1
-"""Maximum duration of a pass of the sequential engine over the measured clients [s], unless they are the fewest."""
+"""Maximum duration of a pass of the sequential engine over the measured clients [s], except for the minimum number of
+clients."""
 
 STEPS = 3
 """Minimum number of steps of each measured client, over which its fixed costs are spread."""
@@ -43,17 +44,18 @@ LONG_S = 1.0
 """Maximum duration of a pass that is extended by `STEPS` [s]."""
 
 PASSES = 3
-"""Measured passes of each engine, after a first one; the fastest counts."""
+"""Measured passes of each engine after the first one; the fastest counts."""
 
 WORTH_S = 2.0
-"""Seconds of a run in one process from which several are started, and measured: they begin in half a second."""
+"""Expected duration of a run in one process [s] from which several are started, and measured: starting takes half a
+second."""
 
 SHARE_OF_PROCESSES = 0.75
 """Share of the measured speed of several processes that remains in a run, where the coordinator needs a processor,
 too."""
 
 MESSAGES_S = 80e-6
-"""Processor seconds of a client's messages, draw, fold and record in a round, which no engine makes faster: a tiny
+"""Processor seconds per client and round for messages, draw, fold and record, which no engine makes faster: a tiny
 model trains in less, and then more processes gain nothing."""
 
 
@@ -75,7 +77,7 @@ class Resources:
     """Address of a Ray cluster; None: one is started on this machine."""
 
     devices: tuple[int, ...] = ()
-    """GPUs by their numbers, on which the processes take turns; empty: all that torch finds."""
+    """GPUs by their numbers, which the processes use in turn; empty: all that torch finds."""
 
     @property
     def num_workers(self) -> int:
@@ -122,7 +124,7 @@ def choose(
     trainings: int | None = None,
     clocks: Clocks = (time.perf_counter, time.process_time),
 ) -> Choice:
-    """Return the engine of a name; in place of "batched", if that is impossible, another one with the reason.
+    """Return the engine of a name; if "batched" is impossible, return another one with the reason.
 
     Args:
         training: the settings of all clients' training.
@@ -131,14 +133,14 @@ def choose(
         name: one of `NAMES`.
         resources: the processors and machines to use.
         cohort: the number of clients of a round.
-        trainings: the number of trainings of the run, as far as is known; None: many.
+        trainings: the number of trainings of the run, if known; None: many.
         clocks: the real time, and the processor time of this process [s].
 
     Raises:
         ValueError: the name is not one of `NAMES`.
         RayMissing: "ray" is chosen, and Ray is not installed.
         ClientFailed: the task's code failed.
-        TaskBroken: the engine shares memory between processes, and the run's updates have rows of any number.
+        TaskBroken: the engine shares memory between processes, and the run's updates have a variable number of rows.
     """
     if name not in NAMES:
         raise ValueError(f"engine must be one of {', '.join(NAMES)}, got {name!r}")
@@ -146,7 +148,7 @@ def choose(
     if training.algorithm == CONCATENATE:
         return _for_rows(training, name, threads)
     if name == "auto":
-        is_alone = threads == 1 and training.device == "cpu"  # otherwise others than this thread compute, too
+        is_alone = threads == 1 and training.device == "cpu"  # otherwise other threads than this one compute, too
         clocks = clocks if is_alone else (clocks[0], clocks[0])
         return _measured(training, version, client_ids[: min(cohort, COHORT)], resources, trainings, clocks)
     if name == "ray":
@@ -163,16 +165,14 @@ def choose(
 
 def _for_rows(training: Training, name: str, threads: int) -> Choice:
     if name in ("processes", "ray"):
-        why = (
-            "it shares memory for tensors of fixed shapes, and an update under rule concatenate has rows of any number"
-        )
+        why = "it shares memory for tensors of fixed shapes, and rule concatenate has updates with any number of rows"
         raise TaskBroken(f"simulation.engine: got {name!r}: {why}; allowed: auto, sequential")
-    reasons = ("not batched: an update has rows of any number",) if name == "batched" else ()
+    reasons = ("not batched: an update has a variable number of rows",) if name == "batched" else ()
     return Choice(Sequential(training, threads=threads), reasons=reasons)
 
 
 def _over_ray(training: Training, resources: Resources) -> Choice:
-    """Return the engine of Ray, whose actors train many clients in one product where they share GPUs."""
+    """Return the engine of Ray, whose actors train many clients as one group if they share GPUs."""
     reasons: tuple[str, ...] = ()
     if training.device != "cpu":
         try:
@@ -205,8 +205,8 @@ def _measured(
 ) -> Choice:
     """Return the engine that will be fastest in a run, and close the others.
 
-    The engines take turns, so that a busy moment of the machine affects all of them. Those of several processes are
-    left out where one process ends the run within `WORTH_S`.
+    The engines take turns, so that a busy moment of the machine affects all of them. Engines of several processes are
+    not measured if one process finishes the run within `WORTH_S`.
     """
     workers, threads = resources.num_workers, resources.threads
     engines: list[Engine] = [_unbatched(training, 1, resources)]
@@ -245,7 +245,7 @@ def _best(passes: Iterable[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _speeds(best: Mapping[Engine, tuple[float, float]]) -> dict[Engine, float]:
-    """Return the speed of each engine in real time; those of one process differ as they do in processor time."""
+    """Return the speed of each engine in real time; engines of one process are compared by processor time."""
     alone = [speeds for engine, speeds in best.items() if not isinstance(engine, Processes)]
     real, processor = _best(alone)
     return {e: found[0] if isinstance(e, Processes) else real * found[1] / processor for e, found in best.items()}
@@ -261,7 +261,7 @@ def _first_pass(
     """Make a first pass of the new engines, which starts their workers; remove those that fail, and return why.
 
     Raises:
-        ClientFailed: the first of all engines fails, so the task's code does.
+        ClientFailed: the first engine fails, so the task's code is at fault.
     """
     reasons = []
     for engine in list(new):
@@ -284,14 +284,14 @@ def _close(engines: Sequence[Engine]) -> None:
 def _jobs(
     engine: Engine, version: Arrays, client_ids: Sequence[str], clock: Callable[[], float], *, together: int
 ) -> list[Job]:
-    """Return the jobs of a pass: the clients for which it has time, rounded up to a multiple of `together`.
+    """Return the jobs of a pass: as many clients as time allows, rounded up to a multiple of `together`.
 
-    `together` clients occupy all workers: with one product, or with three, two workers would seem slower than in a
+    `together` clients occupy all workers: with one group, or with three, two workers would seem slower than in a
     round. If even the fewest clients take too long, their jobs have fewer steps.
     """
     every = [Job(client_id, seed=number) for number, client_id in enumerate(client_ids)]
     one = replace(every[0], steps=1)
-    _seconds_of_a_step(engine, version, one, clock)  # excludes costs of the first use
+    _seconds_of_a_step(engine, version, one, clock)  # excludes one-time costs
     step_s, requested = _seconds_of_a_step(engine, version, one, clock)
     if step_s * requested <= PASS_S:  # spreads the fixed costs of a client over all of its steps
         step_s, _ = _seconds_of_a_step(engine, version, replace(one, steps=requested), clock)
@@ -312,7 +312,7 @@ def _seconds_of_a_step(engine: Engine, version: Arrays, job: Job, clock: Callabl
 
 
 def _speed(engine: Engine, version: Arrays, jobs: Sequence[Job], clocks: Clocks) -> tuple[float, float]:
-    """Measure an engine's speed in clients per second, as `Figure.clients_per_s`, by each of the clocks."""
+    """Measure an engine's speed in clients per second, like `Figure.clients_per_s`, by each of the clocks."""
     began, work = [clock() for clock in clocks], 0.0
     for result in engine.train(version, jobs):
         work += 1.0 if isinstance(result, Failed) else result.work

@@ -13,7 +13,7 @@ from atoll.task.context import context_of, within
 from atoll.task.errors import TaskBroken
 from atoll.task.metrics import Statistics
 from atoll.task.task import Task
-from atoll.training.local.parameters import initial_parameters
+from atoll.training.model.parameters import initial_parameters
 
 CLIENTS = 2
 """Number of clients that are trained twice."""
@@ -38,12 +38,12 @@ MEASURED_TWICE = (
 )
 BUILT_TWICE = (
     "{} made twice from the same seed differs in {}. The generators of Python, numpy and torch are seeded: draw from "
-    "them, or from a generator with a seed of its own"
+    "them, or from a generator that your code seeds"
 )
 
 
 class NotDeterministic(TaskBroken):
-    """A result that differs between two computations; the message says where, and what to look for."""
+    """Error: a result differs between two computations; the message says where, and what to look for."""
 
 
 def check_model(training: Training) -> None:
@@ -61,10 +61,10 @@ def check_model(training: Training) -> None:
 
 
 def check_deterministic(make: Callable[[], Engine], version: Arrays, client_ids: Sequence[str]) -> None:
-    """Train the first few clients twice, a few steps of each, and once more with their data read anew.
+    """Train the first few clients twice, a few steps of each, and once more with their data read again.
 
     Args:
-        make: makes an engine; best the sequential one, in which the second training follows the first in one process.
+        make: makes an engine; ideally sequential, so that the second training follows the first in one process.
         version: the version that the clients train from.
         client_ids: the clients of the run.
 
@@ -112,7 +112,7 @@ def _compare(name: str, before: Arrays, after: Arrays, message: str) -> None:
 def _difference(name: str, before: Arrays, after: Arrays) -> str:
     """Describe the difference of a tensor in words; empty: there is none."""
     if not (before and after):
-        return "whether it leaves the finite numbers"
+        return "whether it diverges to NaN or infinity"
     if name not in before or name not in after:
         return f"whether it has {name}"
     one, other = before[name], after[name]
@@ -124,8 +124,8 @@ def _difference(name: str, before: Arrays, after: Arrays) -> str:
 
 
 def _arrays(result: Trained | Failed) -> Arrays:
-    """Return the arrays that a client sends and its own state; none for a training that left the finite numbers."""
+    """Return the arrays that a client sends and its state; none if the training produced non-finite numbers."""
     if isinstance(result, Failed):
         return {}
-    own = {f"{name} (its own)": array for name, array in result.own.items()}
+    own = {f"{name} (local state)": array for name, array in result.own.items()}
     return {name: array.copy() for name, array in (result.update | own).items()}

@@ -20,7 +20,7 @@ from atoll.training.local.algorithms import check_algorithm, check_training
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The settings of training that all clients of a run have in common.
+    """Settings of training that all clients of a run share.
 
     Raises:
         TaskBroken: the task does not allow the algorithm.
@@ -30,7 +30,7 @@ class Training:
     task: Task | ArrayTask
 
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """The values of the run for the task: see `task.given`."""
+    """Settings of the run for the task: see `task.given`."""
 
     version: int = 0
     """Version of the model that the clients train from."""
@@ -65,14 +65,14 @@ class Training:
         return Given.read(self.overrides).local_of(self.task.local, self.version + 1)
 
     def at(self, version: int) -> "Training":
-        """Return the settings for the round after another version; the same object where no setting has a schedule."""
+        """Return the settings for the round after another version; the same object if no setting has a schedule."""
         is_same = version == self.version or not any(isinstance(value, Mapping) for value in self.overrides.values())
         return self if is_same else replace(self, version=version)
 
 
 @value
 class Job:
-    """The training of one client."""
+    """Training of one client."""
 
     client_id: str
     """Name of the client, a site of the task."""
@@ -81,10 +81,10 @@ class Job:
     """Seed of all randomness in this training: `training_seed` of (run, round, client)."""
 
     steps: int | None = None
-    """Maximum number of local steps (>= 1), as if a deadline followed; None: all that are requested."""
+    """Maximum number of local steps (>= 1), as if a deadline stopped the training; None: all requested steps."""
 
     own: Arrays | None = None
-    """State of the client after its last training; None: it has none yet."""
+    """State of the client after its last training; None: none yet."""
 
     round_id: int = 0
     """Number of the round, for an `ArrayTask` and the context of a task's functions."""
@@ -102,7 +102,7 @@ class Job:
 
 @value
 class Trained:
-    """The result of a client's training.
+    """Result of a client's training.
 
     The arrays may be views of memory that many clients share: copy them to keep them for long.
     """
@@ -128,8 +128,8 @@ class Trained:
     """Further values of the client's report: `steps`, and FedNova's `normalizer` and `effective_steps`."""
 
     row: np.ndarray[Any, Any] | None = None
-    """All float32 tensors of `update` side by side (F,), in the canonical order of a version, as the memory of their
-    views; None: the update is not contiguous."""
+    """All float32 tensors of `update` side by side (F,), in the canonical order of a version; the update's tensors are
+    views of it. None: the update is not contiguous."""
 
     magnitudes: np.ndarray[Any, Any] | None = None
     """The largest |element| of each tensor of `row` (T,), float32; None: not measured."""
@@ -137,27 +137,27 @@ class Trained:
 
 @value
 class Failed:
-    """A client without an update, because its training left the finite numbers, or its app failed."""
+    """Client without an update, because its training produced non-finite numbers, or its app failed."""
 
     client_id: str
 
     kind: str
-    """Failure reason of the protocol: not_finite; of an app any."""
+    """Failure reason of the protocol: not_finite, or for an app any."""
 
     detail: str
-    """Names of the tensors that are not finite, or what the app has raised."""
+    """Names of the tensors that are not finite, or the error of the app."""
 
 
 class ClientFailed(RuntimeError):
-    """A failure of the task's code while a client trains or evaluates; the message has the client and the traceback."""
+    """Error: the task's code failed while a client trained or evaluated; the message has client and traceback."""
 
 
 class naming:
-    """A context that adds the clients' names to failures of the task's code; a generator would take twice the time.
+    """Context that adds the clients' names to failures of the task's code; a generator would take twice the time.
 
     Args:
         clients: the names.
-        work: their work in a word.
+        work: a noun for their work.
 
     Raises:
         ClientFailed: the task's code failed; with the traceback.
@@ -172,22 +172,22 @@ class naming:
         """Enter the task's code."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) or kind is SystemExit:  # a subclass is the end of this process by a signal
+        if isinstance(error, Exception) or kind is SystemExit:  # a subclass means the end of this process by a signal
             detail = "".join(traceback.format_exception(error))
             raise ClientFailed(f"the {self._work} of client {self._clients} failed:\n{detail}") from error
 
 
 def last_line(error: Exception) -> str:
-    """Return the last line of an error's message, or without one its class."""
+    """Return the last line of an error's message, or, without a message, its class."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 class Engine(Protocol):
-    """A way to train and to evaluate clients."""
+    """Engine that trains and evaluates clients."""
 
     @property
     def name(self) -> str:
-        """The name of `--engine`, with processes and device."""
+        """The name that `--engine` takes, with processes and device."""
         ...
 
     def train(self, version: Arrays, jobs: Sequence[Job]) -> Iterator[Trained | Failed]:
@@ -197,24 +197,24 @@ class Engine(Protocol):
         time.
 
         Raises:
-            ClientFailed: the task's own code failed.
+            ClientFailed: the task's code failed.
             TaskMismatch: the version does not belong to the task's model.
         """
         ...
 
     def evaluate(self, version: Arrays, jobs: Sequence[Job]) -> list[Statistics | str]:
-        """Measure the version's tensors on the test data of each job's client, with the tensors that stay there.
+        """Measure the version's tensors on the test data of each job's client, combined with its local tensors.
 
         Args:
             version: the tensors.
             jobs: the clients, with the seed of the run's model; all of one version.
 
         Returns:
-            The sums of the loss and the metrics, or the reason that there are none, in the order of the jobs. No other
+            The sums of the loss and the metrics, or the reason why there are none, in the order of the jobs. No other
             call may be in progress.
 
         Raises:
-            ClientFailed: the task's own code failed.
+            ClientFailed: the task's code failed.
             TaskMismatch: the version does not belong to the task's model.
         """
         ...

@@ -12,16 +12,17 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from atoll.task.errors import TaskBroken
 from atoll.task.randomness import data_of
 from atoll.task.task import Task
-from atoll.training.local.batches import pair_of, to_device
-from atoll.training.local.draws import drawing
+from atoll.training.data.batches import pair_of, to_device
+from atoll.training.data.draws import drawing
 
 CACHED_BYTES_MAX = 2**30
-"""Maximum size of the cached examples of all clients; the least recently used ones are dropped, and read again."""
+"""Maximum size of the cached examples of all clients [bytes]; the least recently used ones are dropped, and read
+again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """A split of one client's data."""
+    """Split of one client's data."""
 
     count: int
     """Number of examples, n_k >= 1."""
@@ -30,10 +31,10 @@ class Examples:
     """Tensors from which the examples are taken, on the device; None: they are read one by one."""
 
     chosen: torch.Tensor | None
-    """Rows of `tensors` that are this client's, in its order; None: all."""
+    """Rows of `tensors` that belong to this client, in its order; None: all."""
 
     fetch: Callable[[int, int, torch.Tensor], Any]
-    """Function from the training's seed, the epoch and positions (B,) to the collated batch on the device, as of a
+    """Function from the training's seed, the epoch and positions (B,) to the collated batch on the device, as for a
     deployed client."""
 
     kind: tuple[tuple[torch.Size, torch.dtype], ...] | None = field(init=False, compare=False)
@@ -66,7 +67,7 @@ class ExamplesOf:
         self._bytes = 0
 
     def __call__(self, client_id: str) -> Examples:
-        """Return the examples of a client, from the cache or read anew.
+        """Return the examples of a client, from the cache or read again.
 
         Raises:
             TaskBroken: the client has no training data.
@@ -78,7 +79,7 @@ class ExamplesOf:
         return found
 
     def find(self, client_id: str) -> Examples | None:
-        """Return the examples of a client, from the cache or read anew; None: it has none."""
+        """Return the examples of a client, from the cache or read again; None: it has none."""
         if client_id in self._cached:
             self._cached.move_to_end(client_id)
             return self._cached[client_id][0]

@@ -1,7 +1,7 @@
-"""The exchange of tensors with the one model that all clients train: load a version before, take the update after.
+"""The exchange of tensors with the one model that all clients train: load a version first, read the update afterwards.
 
-The numbers are those of `load_parameters` and `update_of`; work that is the same for all clients is done once for each
-version.
+The numbers equal the results of `load_parameters` and `update_of`; work that is the same for all clients is done once
+for each version.
 """
 
 import math
@@ -17,16 +17,16 @@ from atoll.task.arrays import Arrays, check_finite, check_like
 from atoll.task.errors import TaskMismatch
 from atoll.task.task import Task
 from atoll.tensors.layout import BESIDE, CONTROL, STATE, Layout, in_order
-from atoll.training.local.frozen import Unchanged, frozen_tensors
-from atoll.training.local.parameters import initial_parameters, integer_difference, state_of, trained_by_name
-from atoll.training.local.passing_state import PassingState
 from atoll.training.local.scaffold import ControlVariates, split
+from atoll.training.model.frozen import Unchanged, frozen_tensors
+from atoll.training.model.parameters import initial_parameters, integer_difference, state_of, trained_by_name
+from atoll.training.model.passing_state import PassingState
 
 Array = np.ndarray[Any, Any]
 
 
 class Exchange:
-    """The loading and reading of one model's tensors.
+    """Loader and reader of one model's tensors.
 
     Args:
         training: the settings of all clients' training.
@@ -41,7 +41,7 @@ class Exchange:
         """The learning rate of the round, for the control variates."""
         self._own_layout = _of_model(self.form.own)
         self.is_stateless = not self.form.own
-        """Absence of tensors that stay at a client: none begins with local layers or a control variate."""
+        """Whether no tensors stay at a client: none begins with local layers or a control variate."""
         self._variates = in_order(t for t in self.form.update if t.name.startswith(CONTROL))
         self._names = [t.name for t in _of_model(self.form.update)]
         names = {id(parameter): name for name, parameter in trained_by_name(model).items()}
@@ -57,17 +57,17 @@ class Exchange:
 
     @property
     def layers(self) -> frozenset[str]:
-        """The names of the model's tensors that stay at the clients."""
+        """Names of the model's tensors that stay at the clients."""
         return frozenset(tensor.name for tensor in self._own_layout)
 
     def begin(self, version: Arrays) -> None:
-        """Take the version that the next clients train from.
+        """Set the version that the next clients train from.
 
         Raises:
             TaskMismatch: it does not belong to the task's model.
         """
         if travelled := sorted(version.keys() & {tensor.name for tensor in self._own_layout}):
-            raise TaskMismatch(f"local.keep lets {', '.join(travelled)} stay at clients, and the global model has them")
+            raise TaskMismatch(f"local.keep keeps {', '.join(travelled)} at clients, and the global model has them")
         check_like(version, self.form.update)
         self._version, self._control = split(version)
         self._start = []  # filled when a client trains alone
@@ -125,7 +125,7 @@ class Exchange:
 
         Raises:
             NotFinite: a tensor has NaN or infinite values.
-            TaskBroken: the training has changed a tensor that does not travel.
+            TaskBroken: the training has changed a tensor that is never sent.
         """
         self.check_frozen()
         self._find_new_buffers()
@@ -143,7 +143,7 @@ class Exchange:
         return update, own
 
     def check_frozen(self) -> None:
-        """Check that nothing has changed the tensors that do not travel; raise TaskBroken with their names."""
+        """Check that nothing has changed the tensors that are never sent; raise TaskBroken with their names."""
         self._unchanged.check()
 
     def finish(self, rows: Rows, index: int, update: Arrays, control: ControlVariates | None, num_steps: int) -> None:
@@ -169,7 +169,7 @@ class Exchange:
                 self._pair()
 
     def _pair(self) -> None:
-        """Pair the model's tensors with their start: those in float32 on the CPU as arrays, the others as tensors."""
+        """Pair the model's tensors with their start: float32 ones on the CPU as arrays, the others as tensors."""
         every = list(zip(self._names, self._state, self._start, strict=True))
         plain = {name for name, tensor, _ in every if (tensor.dtype, tensor.device.type) == (torch.float32, "cpu")}
         self._in_place = [(name, tensor.numpy(), start.numpy()) for name, tensor, start in every if name in plain]

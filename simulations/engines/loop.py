@@ -19,19 +19,19 @@ from atoll.task.context import Context, context_of, depends_on_context, within
 from atoll.task.errors import NotFinite
 from atoll.task.randomness import repeat_on, seed_everything
 from atoll.task.task import Task
-from atoll.training.local.batches import batch_sizes
+from atoll.training.data.batches import batch_sizes
+from atoll.training.data.units import units_of
 from atoll.training.local.fednova import Normalizer
-from atoll.training.local.lone_row import lone_row_refused
-from atoll.training.local.parameters import build_model
 from atoll.training.local.step import Descent, Step
-from atoll.training.local.units import units_of
+from atoll.training.model.parameters import build_model
+from atoll.training.trials.contract import lone_row_refused
 
 BLOCK_BYTES = 8 << 20
 """Maximum size of the results of a window, which are contiguous in memory."""
 
 
 class Loop:
-    """The built-in loop of a `Task`, whose model is built once.
+    """Built-in loop of a `Task`, whose model is built once.
 
     Args:
         training: the settings of all clients' training.
@@ -53,7 +53,7 @@ class Loop:
         self.form = self.exchange.form
 
     def _follow(self, training: Training) -> None:
-        """Train with the settings of a round."""
+        """Apply the settings of a round."""
         self._training, self._local = training, training.local
         self._has_context = depends_on_context(self._task) or self._local.has_custom_optimizer
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -61,7 +61,7 @@ class Loop:
         self.exchange.lr = self._local.lr
 
     def begin(self, version: Arrays, number: int = 0) -> None:
-        """Take the version that the next clients train from; raise TaskMismatch if it belongs to another model."""
+        """Set the version that the next clients train from; raise TaskMismatch if it belongs to another model."""
         if (training := self._training.at(number)) is not self._training:
             self._follow(training)
         self.exchange.begin(version)
@@ -117,7 +117,7 @@ class Loop:
             self._step([t[rows] for t in tensors] if tensors else examples.fetch(seed, epoch, rows), len(rows))
 
     def _order(self, examples: Examples, sizes: list[int]) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the epoch of each batch and its rows, or without tensors their positions, as a deployed client does."""
+        """Yield the epoch of each batch and its rows, or without tensors their positions, like a deployed client."""
         generator = self._generator if self._local.shuffle else None
         for epoch, order in enumerate(orders(examples.count, self._local.epochs, generator)):
             rows = order if examples.tensors is None else examples.rows(order)

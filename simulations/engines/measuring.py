@@ -1,7 +1,7 @@
-"""The evaluation of a version on the clients' own test data: one client after another, in one model.
+"""The evaluation of a version on the clients' test data: one client after another, in one model.
 
-A job asks for the evaluation of one client: its seed is that of the run's model, its `own` the tensors that stay at the
-client. The answer is the sums of the loss and the metrics, or the reason that there are none, with the bits of a
+A job requests the evaluation of one client: its seed is the run's model seed, its `own` the tensors that stay at the
+client. The result is the sums of the loss and the metrics, or the reason why there are none, with the bits of a
 deployed client.
 """
 
@@ -25,8 +25,8 @@ from atoll.task.context import context_of, depends_on_context, within
 from atoll.task.metrics import Statistics
 from atoll.task.randomness import generators_kept, repeat_on, seed_everything
 from atoll.task.task import Task
-from atoll.training.local.parameters import build_model
 from atoll.training.local.training import Evaluation
+from atoll.training.model.parameters import build_model
 from atoll.training.worker.bench import Bench, Received
 from atoll.training.worker.benches import bench_of
 from atoll.training.worker.model_bench import ModelBench
@@ -39,14 +39,14 @@ WINDOWS, WINDOW_MAX = 8, 512
 
 
 class Measurer(Protocol):
-    """The evaluation of clients, in any process."""
+    """Measurer of clients, in any process."""
 
     def begin(self, version: Arrays, number: int = 0) -> None:
-        """Take the version that is measured next, and its number."""
+        """Set the version that is measured next, and its number."""
         ...
 
     def measure(self, jobs: Sequence[Job]) -> list[Statistics | str]:
-        """Return the sums of each job's client, or the reason that there are none, for a window of jobs."""
+        """Return the sums of each job's client, or the reason why there are none, for a window of jobs."""
         ...
 
 
@@ -63,7 +63,7 @@ def measurer_of(training: Training) -> Measurer:
 
 
 class OneModel:
-    """The evaluation of a `Task` without an algorithm of its own.
+    """Measurer of a `Task` without a custom algorithm.
 
     Args:
         training: the settings of all clients' training.
@@ -83,7 +83,7 @@ class OneModel:
         self._number = 0
 
     def begin(self, version: Arrays, number: int = 0) -> None:
-        """Take the version that is measured next; raise TaskMismatch if it belongs to another model."""
+        """Set the version that is measured next; raise TaskMismatch if it belongs to another model."""
         self._number = number
         self._exchange.begin(version)
         self._state.begin_round()
@@ -99,7 +99,7 @@ class OneModel:
         return found
 
     def one(self, job: Job, examples: Examples) -> Statistics:
-        """Return the sums of one client on its examples; this leaves the generators where it ends."""
+        """Return the sums of one client on its examples; the random generators are not restored."""
         self.load(job)
         seed_everything(job.seed)
         with within(self._context(job)) if self._has_context else nullcontext():
@@ -115,7 +115,7 @@ class OneModel:
         self._exchange.load(job if own.keys() == (job.own or {}).keys() else replace(job, own=own or None))
 
     def check_frozen(self) -> None:
-        """Check that nothing has changed the tensors that do not travel; raise TaskBroken with their names."""
+        """Check that nothing has changed the tensors that are never sent; raise TaskBroken with their names."""
         self._exchange.check_frozen()
 
     def _context(self, job: Job) -> Any:
@@ -123,7 +123,7 @@ class OneModel:
 
 
 def _batch(examples: Examples, epoch: int, rows: torch.Tensor) -> Any:
-    """Return a batch of a client's examples; what they draw is the same in every evaluation."""
+    """Return a batch of a client's examples; random draws in it are the same in every evaluation."""
     if examples.tensors is None:
         return examples.fetch(0, epoch, rows)
     if examples.chosen is None and len(rows) == examples.count:  # all, in their order: a task may change its copy
@@ -133,7 +133,7 @@ def _batch(examples: Examples, epoch: int, rows: torch.Tensor) -> Any:
 
 
 class OfBenches:
-    """The evaluation by the bench of a deployed worker, for a task with an algorithm of its own, and an `ArrayTask`.
+    """Measurer that uses the bench of a deployed worker, for a task with a custom algorithm, and an `ArrayTask`.
 
     Args:
         training: the settings of all clients' training.
@@ -147,11 +147,11 @@ class OfBenches:
         self._said: set[str] = set()
 
     def begin(self, version: Arrays, number: int = 0) -> None:
-        """Take the version that is measured next."""
+        """Set the version that is measured next."""
         self._version, self._number = version, number
 
     def _say(self, line: str) -> None:
-        """Say once, on stderr, what an app has raised: its answer is in no metric."""
+        """Print once, on stderr, the error of an app, because it appears in no metric."""
         if line not in self._said:
             self._said.add(line)
             sys.stderr.write(f"{line}\n")
@@ -167,12 +167,12 @@ class OfBenches:
                 except (Exception, SystemExit) as error:
                     if not isinstance(self._training.task, AppTask):
                         raise
-                    found.append(f"{kind_of(error, 'evaluate')}: {detail_of(error)}")  # as at an agent: it runs on
+                    found.append(f"{kind_of(error, 'evaluate')}: {detail_of(error)}")  # the process continues
                     self._say(f"note: the evaluation of {job.client_id} failed: {conclusion(detail_of(error))}")
         return found
 
     def _bench_at(self, job: Job) -> Bench:
-        """Return the bench of a client: of a `Task` the one with the only model."""
+        """Return the bench of a client; clients of a `Task` share the one with the only model."""
         task = self._training.task
         if not isinstance(task, Task):
             return bench_of(task, self._request(job))

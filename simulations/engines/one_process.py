@@ -15,7 +15,7 @@ from atoll.task.metrics import Statistics
 
 
 class Trainer(Protocol):
-    """The training of clients into rows, in any process."""
+    """Trainer of clients into rows, in any process."""
 
     @property
     def form(self) -> Form:
@@ -27,7 +27,7 @@ class Trainer(Protocol):
         ...
 
     def begin(self, version: Arrays, number: int = 0) -> None:
-        """Take the version that the next clients train from, and its number."""
+        """Set the version that the next clients train from, and its number."""
         ...
 
     def train(self, jobs: Sequence[Job], rows: Rows) -> Iterator[Trained | Failed]:
@@ -36,13 +36,13 @@ class Trainer(Protocol):
 
 
 class OneProcess:
-    """An engine around a trainer.
+    """Engine around a trainer.
 
     Args:
         name: the name of the engine.
         trainer: the trainer of the clients.
-        threads: the threads of each operation; more than one may change bits. None: torch's present number.
-        measurer: makes the measurer of the clients, when the first of them evaluate.
+        threads: the threads of each operation; more than one may change bits. None: torch's current number.
+        measurer: makes the measurer of the clients, when the first one evaluates.
     """
 
     def __init__(self, name: str, trainer: Trainer, threads: int | None, measurer: Callable[[], Measurer]) -> None:
@@ -59,7 +59,7 @@ class OneProcess:
             window = jobs[first : first + at_once]
             _, rows, _ = self._blocks.take(len(window))
             results = self._trainer.train(window, rows)
-            del rows  # from here on, the results alone keep the memory
+            del rows  # from here on, only the results keep the memory
             for _ in window:
                 if self._threads in (None, torch.get_num_threads()):
                     yield next(results)

@@ -1,31 +1,31 @@
-"""The one state in which many clients find a model: as it was built, though the clients before have used it."""
+"""The state of the one model that many clients share: each finds it as it was built."""
 
 import logging
 
 import torch
 
-from atoll.training.local.as_built import AsBuilt
+from atoll.training.model.as_built import AsBuilt
 
 logger = logging.getLogger(__name__)
 
 CHANGED_LATE = (
-    "clients have changed it on the model, which the first client had not, so others may have begun with it; from now "
-    "on each begins with it as task.model() made it"
+    "clients have changed it on the model, which the first client had not, so others may have started with it; from "
+    "now on each starts with what task.model() made"
 )
 
 
 class OneState:
-    """The state of a model that clients share, which is restored before each client if the first one has changed it.
+    """State of a model that clients share, which is restored before each client if the first one has changed it.
 
-    Else it is only compared once a round, so that a plain model pays nothing.
+    Otherwise it is only compared once a round, so that a plain model costs nothing.
 
     Args:
-        model: the model as it was built, on its device.
+        model: the newly built model, on its device.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._as_built = AsBuilt({"": model}, model.state_dict(keep_vars=True).values())
-        self._changes: bool | None = None  # None: no client has ended
+        self._changes: bool | None = None  # None: no client has finished
 
     def begin_round(self) -> None:
         """Look for a change that the first client had not made."""
@@ -34,11 +34,11 @@ class OneState:
             logger.warning("%s: %s", ", ".join(late), CHANGED_LATE)
 
     def begin(self) -> None:
-        """Give back the state, if clients change it."""
+        """Restore the state, if clients change it."""
         if self._changes:
             self._as_built.restore()
 
     def end(self) -> None:
-        """Look at what the first client has changed."""
+        """Record what the first client has changed."""
         if self._changes is None:
             self._changes = bool(self._as_built.differences())

@@ -45,7 +45,7 @@ class _Pooled(torch.autograd.Function):
         )
         ctx.form = form
         ctx.save_for_backward(inputs, places.contiguous())
-        # not `contiguous`: for a single position it would leave strides that differ from torch's own
+        # not `contiguous`: for a single position it would leave strides that differ from torch's
         return pooled.clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
 
     @staticmethod

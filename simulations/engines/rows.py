@@ -22,7 +22,7 @@ from atoll.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.training.local.client import form_of_shared, form_of_state
 from atoll.training.local.kept_optimizer import layout_of_optimizer
 from atoll.training.local.local_layers import names_that_stay
-from atoll.training.local.parameters import difference_dtype, state_of, trained_by_name, travelling_dtype
+from atoll.training.model.parameters import difference_dtype, state_of, trained_by_name, travelling_dtype
 
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for dtype, name in ALLOWED.items()}  # type: ignore[call-overload]
 
@@ -32,7 +32,7 @@ ALIGNED = 64
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The tensors of a result."""
+    """Tensors of a result."""
 
     update: Layout
     own: Layout
@@ -43,9 +43,9 @@ class Form:
 
         Args:
             model: of the task.
-            local: the settings, of which `keep` and `keep_optimizer` count.
+            local: the settings, of which `keep` and `keep_optimizer` matter.
             algorithm: by its name; SCAFFOLD adds the control variates.
-            own: the algorithm of the task's own, with shared tensors and a client's state; None: there is none.
+            own: the custom algorithm, with shared tensors and a client's state; or None.
         """
         stays = names_that_stay(model, local.keep)
         model_tensors = [
@@ -72,7 +72,7 @@ class Form:
 
 
 class Columns:
-    """The columns of the float tensors of a layout in a row."""
+    """Columns of a layout's float tensors in a row."""
 
     def __init__(self, layout: Layout) -> None:
         self.places: list[tuple[str, slice, tuple[int, ...]]] = []
@@ -90,7 +90,7 @@ class Columns:
 
 
 class Rows:
-    """The results of some clients.
+    """Results of some clients.
 
     Args:
         form: the form of the results.
@@ -130,15 +130,15 @@ class Rows:
         return {name: view[index, ...] for name, view in self._views[1].items()}
 
     def updates_of(self, first: int, count: int) -> list[Arrays]:
-        """Return the updates of adjacent clients, as `update_of` does of one, in a third of the time."""
+        """Return the updates of adjacent clients, like `update_of`, in a third of the time."""
         names, views = list(self._views[0]), self._views[0].values()
-        if any(view.ndim == 1 for view in views):  # an item of these would be a number, and no view
+        if any(view.ndim == 1 for view in views):  # an item of these would be a number instead of a view
             return [self.update_of(index) for index in range(first, first + count)]
         each = zip(*(view[first : first + count] for view in views), strict=True)
         return [dict(zip(names, arrays, strict=True)) for arrays in each]
 
     def has_places_for(self, own: Arrays) -> bool:
-        """Return whether these are tensors of the form's client state; a Flower app's state has its own at any time."""
+        """Return whether rows have room for these tensors; a Flower app's state may take any form at any time."""
         return own.keys() <= self._views[1].keys()
 
     def write(self, index: int, update: Mapping[str, np.ndarray[Any, Any]], own: Arrays | None) -> None:

@@ -13,7 +13,7 @@ class Sequential(OneProcess):
 
     Args:
         training: the settings of all clients' training.
-        threads: the threads of each operation; more than one may change bits. None: torch's present number.
+        threads: the threads of each operation; more than one may change bits. None: torch's current number.
     """
 
     def __init__(self, training: Training, *, threads: int | None = 1) -> None:

@@ -1,7 +1,7 @@
 """Memory for results that several processes may share: an anonymous file that each of them maps.
 
 It is not in /dev/shm, whose size a container limits. A block is in use while any array of it is referenced; afterwards
-it is reused, so that a round needs no more memory than its results in use at one time.
+it is reused, so that a round needs only the memory of the results in use at one time.
 """
 
 import mmap

@@ -1,4 +1,4 @@
-"""Curves of several runs on one horizontal axis: their values at one place, and the band of mean and deviation.
+"""Curves of several runs on one horizontal axis: their values at one position, and the band of mean and deviation.
 
 A curve is a step function: between two measurements it has the value of the earlier one. It has none before the first
 and none after the last measurement, so nothing is extrapolated. Pure.
@@ -14,11 +14,11 @@ from atoll.simulations.experiments.report import Axis, RunReport
 
 @dataclass(frozen=True, slots=True)
 class By:
-    """A horizontal axis by which runs of different modes are compared."""
+    """Horizontal axis by which runs of different modes are compared."""
 
     axis: Axis
     to_target: str
-    """The column of the table with the place at which the target is reached."""
+    """Column of the table with the position at which the target is reached."""
     label: str
 
 
@@ -29,7 +29,7 @@ AXES = {
     "rounds": By("round", "rounds_to_target", "round"),
     "seconds": By("real_s", "real_s_to_target", "real time [s]"),
 }
-"""The axes by the values of --by."""
+"""Axes by the values of `--by`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Mean:
 
     @property
     def unless_all(self) -> "Mean":
-        """The mean if all runs have the value: one over the runs alone that reach a target is too small."""
+        """The mean if all runs have the value; the mean over only those runs that reach a target would be too small."""
         return self if self.n == self.of else Mean(None, None, self.n, self.of)
 
 
@@ -75,13 +75,13 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The measurements of a metric in one run: places that do not decrease, and the values there."""
+    """Measurements of a metric in one run: non-decreasing positions, and the values there."""
 
     xs: Sequence[float]
     ys: Sequence[float]
 
     def at(self, x: float) -> float | None:
-        """Return the last value at or before a place; None: it lies before the first or after the last measurement."""
+        """Return the last value at or before a position; None: it lies outside of the measurements."""
         if not self.xs or not self.xs[0] <= x <= self.xs[-1]:
             return None
         return self.ys[bisect_right(self.xs, x) - 1]
@@ -89,20 +89,20 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Mean and deviation of curves, at every place at which one of them was measured and all of them have a value."""
+    """Mean and deviation of curves, at every position where one of them was measured and all of them have a value."""
 
     xs: tuple[float, ...]
     means: tuple[float, ...]
     stds: tuple[float, ...] | None
-    """Sample standard deviations, with n - 1; None: there is one curve."""
+    """Sample standard deviations, with n - 1; None: there is only one curve."""
     n: int
     """Number of curves."""
     are_aligned: bool
-    """Flag of curves that were all measured at the same places."""
+    """Whether all curves were measured at the same positions."""
 
 
 def band_of(curves: Sequence[Curve]) -> Band:
-    """Compute the band of some curves; a curve without any measurement is left out."""
+    """Compute the band of some curves, ignoring curves without measurements."""
     present = [curve for curve in curves if curve.xs]
     if not present:
         return Band((), (), None, 0, True)
@@ -119,13 +119,13 @@ def band_of(curves: Sequence[Curve]) -> Band:
 
 
 def largest_common(curves: Iterable[Curve]) -> float | None:
-    """Return the last place at which every curve has a value; None: no curve has one."""
+    """Return the last position at which every curve has a value; None: no curve has one."""
     return min((curve.xs[-1] for curve in curves if curve.xs), default=None)
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """Runs that differ in the seed alone, or in other settings that are averaged over."""
+    """Runs that differ only in the seed, or in other settings that are averaged over."""
 
     name: str
     """Name in legends."""
@@ -138,5 +138,5 @@ class Repeats:
 
 
 def each(reports: Iterable[RunReport | Repeats]) -> list[Repeats]:
-    """Return single runs as repeats of one."""
+    """Wrap each run as a repeat of one."""
     return [one if isinstance(one, Repeats) else Repeats(one.name, (one,)) for one in reports]

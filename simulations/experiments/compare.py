@@ -1,7 +1,7 @@
 """The comparison of federated and centralized training of a task: metric, rounds or steps, passes, bytes, time.
 
 A pass is one pass over the pooled training data. A federated round makes about as many passes as a client of mean size
-makes over its own data, times counted clients / clients. Bytes are the data that must move: models and updates in a
+makes over its data, times counted clients / clients. Bytes are the data that must move: models and updates in a
 federation, the data itself, once and as the task reads it, in centralized training. Only a federation has virtual time.
 """
 
@@ -19,7 +19,7 @@ from atoll.task.local import Local
 from atoll.task.metrics import is_loss
 from atoll.task.randomness import data_of
 from atoll.task.task import Task
-from atoll.training.local.batches import row_at
+from atoll.training.data.batches import row_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,10 +44,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The measurements of one of the trainings."""
+    """Measurements of one of the trainings."""
 
     kind: str
-    """Its name, such as `federated` or `centralized`."""
+    """Name of the training, such as `federated` or `centralized`."""
     unit: Literal["rounds", "steps"]
     metric: str
     points: tuple[Point, ...]
@@ -59,7 +59,7 @@ class Side:
 
     @property
     def best(self) -> float | None:
-        """The best value: the smallest of a loss, the largest of others."""
+        """The best value: the smallest of a loss, the largest of any other metric."""
         values = [point.value for point in self.points]
         return (min if is_loss(self.metric) else max)(values) if values else None
 
@@ -71,12 +71,12 @@ class Side:
 
 
 def epochs_of(local: Local, num_examples: int, num_clients: int) -> float:
-    """Compute the passes over its own data that a client of mean size makes in a round.
+    """Compute the passes over its data that a client of mean size makes in a round.
 
     Args:
         local: the local settings of the run.
         num_examples: the number of examples of all sites.
-        num_clients: the number of clients among which they are dealt.
+        num_clients: the number of clients that share them.
     """
     if local.max_steps is None or local.batch_size is None:
         return min(local.epochs, local.max_steps or local.epochs)
@@ -91,7 +91,7 @@ def federated(
     Args:
         report: the report on the simulated run.
         metric: the name of the metric, WHO/METRIC.
-        epochs: `epochs_of` each round; None: unknown, as are the passes then.
+        epochs: `epochs_of` each round; None: unknown, and so are the passes.
         kind: the name of this side.
     """
     passes = None if epochs is None else 0.0
@@ -115,7 +115,7 @@ def federated(
 
 
 def centralized(log: Path, metric: str, *, data_bytes: int | None, kind: str = "centralized") -> Side:
-    """Return the measurements of the centralized training; the time of each is that of the last logged step before.
+    """Return the measurements of the centralized training; the time of each comes from the last logged step before it.
 
     Args:
         log: the `log.jsonl` of `atoll train`.
@@ -142,7 +142,7 @@ def passes_of(report: RunReport, *, epochs: Callable[[int], float]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """The size of the training data of all sites."""
+    """Size of the training data of all sites."""
 
     num_examples: int
     bytes: int

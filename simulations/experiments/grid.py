@@ -1,4 +1,4 @@
-"""The grid of a sweep: a run's settings, and in the table `[grid]` those that vary. Every combination is a cell.
+"""The grid of a sweep: a run's settings, and those that vary in the table `[grid]`. Every combination is a cell.
 
     task = "digits.py:task"
     rounds = 50
@@ -46,7 +46,7 @@ _ODD = re.compile(r"[^A-Za-z0-9._=+-]+")
 
 
 class SweepConfig(BaseModel):
-    """The table `[sweep]`: the contents of the sweep's table, and the number of parallel runs."""
+    """Table `[sweep]`: the contents of the sweep's table, and the number of parallel runs."""
 
     model_config = STRICT
 
@@ -73,12 +73,12 @@ class Cell:
     varied: Mapping[str, str]
     """Labels of the varied settings, by column."""
     settings: Settings
-    """All settings except the task, including those of the base."""
+    """All settings except the task, including the base's."""
     task: str
 
     @property
     def name(self) -> str:
-        """The varied settings in words, such as "deadline 30, seed 1"."""
+        """Varied settings in words, such as "deadline 30, seed 1"."""
         return ", ".join(f"{column.rpartition('.')[2]} {value}" for column, value in self.varied.items())
 
     @property
@@ -199,7 +199,7 @@ def _is_setting(value: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value is a text, a truth value or a number of limited size; dates are none of them."""
+    """Return whether a value is a string, a boolean or a number of limited size; dates are not."""
     return isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**64)
 
 
@@ -256,7 +256,7 @@ def _group(table: Mapping[str, Any], faults: list[str]) -> Choice:
     settings = dict(_flat({key: value for key, value in table.items() if key != "name"}, faults))
     name = table.get("name", " ".join(f"{key.rpartition('.')[2]}={_label(value)}" for key, value in settings.items()))
     if not _is_plain(name):
-        faults.append(f"grid: name: got {short(name)}; allowed: a text")
+        faults.append(f"grid: name: got {short(name)}; allowed: a string")
         name = ""
     return str(name), settings
 
@@ -297,7 +297,7 @@ def _faults_of_over(config: SweepConfig, columns: Collection[str]) -> Iterator[s
 
 
 class _SweepAlone(BaseModel):
-    """The table `[sweep]` of a TOML file, without the others."""
+    """Table `[sweep]` of a TOML file, without the other tables."""
 
     model_config = STRICT | ConfigDict(extra="ignore")
     sweep: SweepConfig = SweepConfig()

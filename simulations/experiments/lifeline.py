@@ -1,4 +1,4 @@
-"""The end of a sweep's cells with the sweep, even if it is killed.
+"""The pipe that ends a sweep's cells with the sweep, even if it is killed.
 
 Each cell's standard input is a pipe without data whose write end the sweep holds: end of file means that the sweep has
 ended. An environment variable tells the cell to watch it.

@@ -1,7 +1,7 @@
 """PNG plots of one run, or of several together. They need matplotlib (the extra `sim`), imported when they draw.
 
 Each plot is a function that draws on one pair of axes; `plots` writes a file of each, and one of all of them. Runs that
-differ in the seed alone are drawn as their mean, with a band of one standard deviation on each side (`bands`).
+differ only in the seed are drawn as their mean, with a band of one standard deviation on each side (`bands`).
 """
 
 import io
@@ -29,7 +29,7 @@ FATES = {
 """Fates of invited clients and their colours; released clients were stopped, because enough others had reported."""
 
 Drawn = Sequence[RunReport | Repeats]
-"""Runs to draw together: single ones, or the repeats of one."""
+"""Runs to draw together: single ones, or repeats."""
 
 SIZE = (6.4, 4.0)
 DPI = 120
@@ -37,7 +37,7 @@ DPI = 120
 
 
 class NoMatplotlib(RuntimeError):
-    """The extra `sim` is not installed."""
+    """Error: the extra `sim` is not installed."""
 
 
 def plots(reports: Drawn, folder: Path, *, metric: str | None = None) -> list[Path]:
@@ -80,7 +80,7 @@ def metrics_plot(reports: Drawn, path: Path) -> Path:
 
 
 def comparison_plot(reports: Drawn, metric: str, by: str, path: Path) -> Path:
-    """Draw the metric over the axis of a comparison, with a line at the last place at which every run has a value.
+    """Draw the metric over the axis of a comparison, with a line at the last position where every run has a value.
 
     Args:
         reports: the runs.
@@ -143,12 +143,12 @@ def metric_per_time(axes: "Axes", reports: Drawn, metric: str) -> None:
 
 
 def metric_per_byte(axes: "Axes", reports: Drawn, metric: str) -> None:
-    """Draw the metric over the bytes that clients and server have moved."""
+    """Draw the metric over the bytes transferred."""
     _curves(axes, reports, metric, "bytes", "byte moved", "moved, both ways [MB]", 1e6)
 
 
 def participation(axes: "Axes", reports: Drawn, metric: str) -> None:
-    """Draw the fates of invited clients: of one run for each round, of several runs on average."""
+    """Draw the fates of invited clients: for one run by round, for several runs on average."""
     repeats = each(reports)
     if len(repeats) == len(repeats[0].runs) == 1:
         _fates_by_round(axes, repeats[0].runs[0])
@@ -179,13 +179,13 @@ def _fates_by_round(axes: "Axes", report: RunReport) -> None:
 
 
 def _clients_in_a_round(one: Repeats, fate: str) -> float:
-    """Return the clients of a fate in a round, the mean over the rounds of a run and then over the runs."""
+    """Return the number of clients with a fate per round: the mean over a run's rounds, then over the runs."""
     means = [sum(run.participation(fate)) / max(1, len(run.rounds)) for run in one.runs]
     return sum(means) / len(means)
 
 
 def bytes_per_round(axes: "Axes", reports: Drawn, metric: str) -> None:
-    """Draw the bytes moved up and down so far, and the bytes of an upload without codec."""
+    """Draw the total bytes transferred up and down, and the bytes of an upload without codec."""
     repeats = each(reports)
     for one, style in zip(repeats, _styles(len(repeats)), strict=True):
         name = "" if len(repeats) == 1 else f"{one.name}, "
@@ -207,9 +207,9 @@ def _bytes(one: Repeats, name: str) -> Band:
 
 
 def fairness(axes: "Axes", reports: Drawn, metric: str) -> None:
-    """Draw the metric of each client on its own data, worst first, with the tenth percentile and the variance.
+    """Draw the metric of each client on its data, worst first, with the tenth percentile and the variance.
 
-    Of repeats it is the mean of the values of one rank, as far as all have as many clients.
+    For repeats, each point is the mean over the clients of equal rank, as long as every run has a client there.
     """
     name, repeats = metric.partition("/")[2], each(reports)
     for one, style in zip(repeats, _styles(len(repeats)), strict=True):
@@ -249,7 +249,7 @@ def _curves(axes: "Axes", reports: Drawn, metric: str, over: Axis, per: str, lab
 
 
 def _band(axes: "Axes", band: Band, label: str, style: dict[str, Any], scale: float = 1.0) -> None:
-    """Draw a mean and its deviation; steps where the curves were measured at different places."""
+    """Draw a mean and its deviation; as steps if the curves were measured at different positions."""
     if not band.xs:
         return
     xs = [x / scale for x in band.xs]
@@ -269,7 +269,7 @@ def _over_rounds(axes: "Axes") -> None:
 
 
 def _styles(count: int) -> list[dict[str, Any]]:
-    """Return a colour for each run, and from the eleventh on also another kind of line, so that all differ."""
+    """Return a colour for each run, and from the eleventh run on also another line style, so that all differ."""
     lines = ("-", "--", "-.", ":")
     return [{"color": f"C{k % 10}", "linestyle": lines[k // 10 % 4], "linewidth": 1.8} for k in range(count)]
 
@@ -295,7 +295,7 @@ def _saved(figure: Any, path: Path) -> Path:
 
 
 def figure_type() -> Any:
-    """Return matplotlib's `Figure`, which draws files and opens no window on any screen, and which a notebook shows.
+    """Return matplotlib's `Figure`, which draws files, opens no window, and can be shown by a notebook.
 
     Raises:
         NoMatplotlib: matplotlib is not installed.

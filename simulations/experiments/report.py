@@ -1,7 +1,7 @@
 """The report on a simulated run from the files of its folder: curves, targets, participation, fairness. Without torch.
 
 A metric's name is WHO/METRIC: `server/accuracy` on the server's test data, `clients/accuracy` on the clients',
-`train/loss` of the training. If the log has a round twice, because an interrupted run was resumed from an earlier
+`train/loss` of the training. If the log contains a round twice, because an interrupted run was resumed from an earlier
 round, the last line counts.
 """
 
@@ -17,26 +17,26 @@ from atoll.simulations.federation.seal import faults_of_seal
 from atoll.task.metrics import is_loss
 
 Axis = Literal["round", "updates", "virtual_s", "real_s", "bytes", "bytes_up"]
-"""Horizontal axis of a curve: rounds, updates counted so far, seconds of virtual or real time, bytes moved so far (both
-ways, or up)."""
+"""Horizontal axis of a curve: rounds, counted updates, seconds of virtual or real time, bytes transferred (both ways,
+or up)."""
 
 ROUNDS, RESULT, SETTINGS, POPULATION = "rounds.jsonl", "result.json", "run.toml", "population.json"
 GROUPS = ("server", "clients", "train", "honest_clients", "honest_train")
 
 
 class NoReport(ValueError):
-    """A folder without the files of a simulated run."""
+    """Error: a folder has no files of a simulated run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The round in which a target was first reached, with time and bytes until then."""
+    """Round in which a target was first reached, with time and bytes until then."""
 
     round: int
     virtual_s: float
     real_s: float
     bytes: int
-    """Bytes moved both ways."""
+    """Bytes transferred both ways."""
     bytes_up: int
     updates: int
     """Updates counted in versions."""
@@ -44,7 +44,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """The distribution of a metric over the clients, on their own data, for the last version that they measured."""
+    """Distribution of a metric over the clients, on their data, for the last version that they measured."""
 
     values: tuple[float, ...]
     """Values of the clients, smallest first."""
@@ -69,7 +69,7 @@ class Fairness:
 
 @dataclass(frozen=True)
 class RunReport:
-    """The report on one run."""
+    """Report on one run."""
 
     name: str
     """Name of the run in tables and legends."""
@@ -85,7 +85,7 @@ class RunReport:
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the run has finished, and was neither interrupted nor failed."""
+        """Return whether the run has finished, without interruption or failure."""
         return self.result.get("state") == "finished"
 
     @cached_property
@@ -105,7 +105,7 @@ class RunReport:
         return values[-1] if values else None
 
     def best(self, metric: str) -> float | None:
-        """Return the best value of a metric: the smallest of a loss, the largest of others."""
+        """Return the best value of a metric: the smallest of a loss, the largest of any other."""
         values = self.curve(metric)[1]
         return (min if is_loss(metric) else max)(values) if values else None
 
@@ -121,7 +121,7 @@ class RunReport:
 
         Args:
             fate: `invited`, `reported`, `stragglers`, `lost`, `failed`, `refused` or `released`; `counted`: clients
-                whose updates are in the model; `late`: those of them that are from earlier rounds.
+                whose updates are in the model; `late`: those from earlier rounds.
         """
         return [line.get(fate) or 0 for line in self.rounds]
 
@@ -131,7 +131,8 @@ class RunReport:
         None: the clients have measured nothing.
 
         Raises:
-            ValueError: it is of another group, or the clients have measured others alone; the message has these.
+            ValueError: it belongs to another group, or the clients have measured only other metrics; the message lists
+                these.
         """
         group, _, name = name.rpartition("/")
         if group not in ("", "clients"):
@@ -154,7 +155,7 @@ class RunReport:
 
     @property
     def bytes(self) -> int:
-        """The number of bytes moved since the beginning of the run, both ways."""
+        """The number of bytes transferred since the beginning of the run, both ways."""
         return int(self.rounds[-1]["bytes_up"] + self.rounds[-1]["bytes_down"]) if self.rounds else 0
 
     @property
@@ -164,7 +165,7 @@ class RunReport:
 
     @property
     def num_clients(self) -> int:
-        """The number of clients in the population; without one, in the largest round."""
+        """The number of clients in the population; without a population, in the largest round."""
         if self.population:
             return len(self.population["clients"])
         configured = self.settings.get("population", {}).get("clients")
@@ -185,7 +186,7 @@ def read_run(folder: Path, name: str | None = None) -> RunReport:
 
     Args:
         folder: the folder of `atoll simulate --out`.
-        name: the name in tables and legends; None: that of the folder.
+        name: the name in tables and legends; None: the folder's name.
 
     Raises:
         NoReport: there is no log of rounds, or a file is damaged; the message names the place.
@@ -206,7 +207,7 @@ def read_run(folder: Path, name: str | None = None) -> RunReport:
             rounds[line["round"]] = line
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines) and not text.endswith("\n"):
-                break  # the line is being written, or the process died while writing it
+                break  # the line is incomplete: it is being written, or the process died meanwhile
             raise NoReport(f"{path}, line {number}: is not a round: {error}") from error
     settings = folder / SETTINGS
     return RunReport(

@@ -1,7 +1,7 @@
-"""The check that the runs of a sweep measure the requested metric: by their task at the start, by their rounds later.
+"""The check that the runs of a sweep measure the requested metric: first by their task, later by their rounds.
 
-A `Task` names its metrics, and always has the loss. An `ArrayTask` names none: its metrics are known when the first
-round has ended.
+A `Task` names its metrics, and always has the loss. An `ArrayTask` names none: its metrics are known after the first
+round.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ EVERY = {"server": ("evaluation.server_every", 1), "clients": ("evaluation.clien
 
 @dataclass(frozen=True, slots=True)
 class RequestedMetric:
-    """A metric that a sweep requests."""
+    """Metric that a sweep requests."""
 
     metric: str
     """Name of the metric, GROUP/NAME."""
@@ -43,7 +43,7 @@ class RequestedMetric:
             cells: the cells, whose settings have the intervals between measurements.
 
         Raises:
-            ConfigError: no cell will; the message has the reason or the task's metrics.
+            ConfigError: no cell will measure it; the message has the reason or the task's metrics.
         """
         self.check_name()
         who, _, name = self.metric.partition("/")
@@ -75,7 +75,7 @@ class RequestedMetric:
 
 
 def _obstacles(who: str, task: Task | ArrayTask, cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield the reasons that a part of the federation measures nothing."""
+    """Yield the reasons why a part of the federation measures nothing."""
     if who in EVERY:
         key, default = EVERY[who]
         if not any(cell.settings.get(key, default) for cell in cells):
@@ -84,4 +84,4 @@ def _obstacles(who: str, task: Task | ArrayTask, cells: Sequence[Cell]) -> Itera
         if who == "server" and task.test_data is None:
             yield "the task has no test_data"
         if who == "train" and task.fit is not None:
-            yield "the task has a fit of its own"
+            yield "the task has a custom fit"

@@ -1,4 +1,4 @@
-"""The metrics of a simulated run's sites, in the form of those of a deployed one (`server.views.sites`)."""
+"""The metrics of a simulated run's sites, in the same form as for deployed runs (`server.views.sites`)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from atoll.server.views.sites import sites as of_measurements
 Document = dict[str, Any]
 
 EVALUATION, TRAINING = "client_values", "train_values"
-"""The keys of a round's line with the values of each client, by its evaluation and by its training."""
+"""Keys of a round's line with the values of each client, by its evaluation and by its training."""
 
 
 def sites(lines: Iterable[Mapping[str, Any]]) -> Document:

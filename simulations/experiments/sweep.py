@@ -1,9 +1,9 @@
-"""The execution of a sweep: the cells of a grid, several in parallel, each in a process and a folder of its own.
+"""The execution of a sweep: the cells of a grid, several in parallel, each in a separate process and folder.
 
     OUT/CELL/          the files of `atoll simulate --out`
     OUT/CELL/log.txt   the output of the process
 
-A cell whose result is "finished" is not run again. Every other one is started in its folder, where an interrupted run
+A cell whose result is "finished" is not run again. Every other cell is started in its folder, where an interrupted run
 resumes from its last saved round, so that the same command completes an interrupted sweep.
 """
 
@@ -38,7 +38,7 @@ END_S = 10.0
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of a sweep."""
+    """Progress of a sweep."""
 
     states: dict[str, State] = field(default_factory=dict)
     """States of the cells by their folders, in the order of the grid."""
@@ -79,7 +79,7 @@ def check_cells(cells: Iterable[Cell], check: Callable[[Cell], None] = check_set
         check: checks one cell; it raises ConfigError.
 
     Raises:
-        ConfigError: each fault once, with the first cell that has it and the number of further ones.
+        ConfigError: each fault once, with the first cell that has it and the number of other cells.
     """
     faults: dict[str, list[str]] = {}
     for cell in cells:
@@ -93,7 +93,7 @@ def check_cells(cells: Iterable[Cell], check: Callable[[Cell], None] = check_set
 
 
 def first_of(names: Sequence[str]) -> str:
-    """Return the first cell of several, with the number of the others."""
+    """Return the name of the first of several cells, with the number of the others."""
     others = len(names) - 1
     return names[0] if not others else f"{names[0]} and {others} more cell{'s' if others > 1 else ''}"
 
@@ -105,13 +105,13 @@ def run_cells(
 
     Args:
         grid: the grid of the cells.
-        out: the folder of their folders.
+        out: the parent of their folders.
         jobs: the number of parallel runs, which share the cores.
         command: returns the command of a cell, which runs in the grid's folder; None: `simulate`.
         watch: a callback for the progress, about ten times a second.
 
     Returns:
-        The cells that are finished, and those that failed: with another exit code than 0, or without a result.
+        The finished cells, and the failed ones: with an exit code other than 0, or without a result.
 
     Raises:
         KeyboardInterrupt: after every running cell has ended; the next call resumes.
@@ -143,7 +143,7 @@ def run_cells(
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether the run in a folder has finished, and its files are as they were then."""
+    """Return whether the run in a folder has finished, and its files are unchanged since."""
     try:
         result = json.loads((folder / RESULT).read_text("utf-8"))
     except (OSError, ValueError):
@@ -152,7 +152,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def last_words(folder: Path) -> str:
-    """Return the reason that a cell failed: its run's cause and its clients' failures, or the last line of its log."""
+    """Return the reason why a cell failed: its run's cause and its clients' failures, or the last line of its log."""
     try:
         result = json.loads((folder / RESULT).read_text("utf-8"))
         *_, last = (json.loads(line) for line in (folder / ROUNDS).read_text("utf-8").splitlines())
@@ -172,7 +172,7 @@ def _last_line(log: Path) -> str:
 
 
 def _start(command: Sequence[str], folder: Path, working: Path, jobs: int, life: int) -> "subprocess.Popen[bytes]":
-    """Start a cell in a session of its own, so that Ctrl-C reaches it through the sweep alone."""
+    """Start a cell in a separate session, so that Ctrl-C reaches it only through the sweep."""
     folder.mkdir(parents=True, exist_ok=True)
     unseal(folder)
     (folder / RESULT).unlink(missing_ok=True)  # an earlier result would hide a failure of this run

@@ -1,4 +1,4 @@
-"""The table of a sweep: a row for each cell, or the mean ± deviation of all cells that differ in the seed alone."""
+"""The table of a sweep: a row for each cell, or the mean ± deviation of all cells that differ only in the seed."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ from atoll.simulations.experiments.report import RunReport
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """The metric of a table and its target."""
+    """Metric of a table and its target."""
 
     metric: str
     """Name of the metric, WHO/METRIC."""
@@ -22,7 +22,7 @@ class Objective:
     by: str | None = None
     """Axis of a comparison, one of `bands.AXES`."""
     common: float | None = None
-    """Last place on this axis at which every run has a value."""
+    """Last position on this axis at which every run has a value."""
 
 
 Measure = Callable[[RunReport, Objective], float | None]
@@ -89,7 +89,7 @@ COLUMNS: Mapping[str, Measure] = {
 """Functions that compute a column's value of a run: clients per round on average; the last two on the clients' data."""
 
 OF_A_METRIC = ("final", "best", "worst_tenth", "variance")
-"""The columns that may be of another metric than the table's."""
+"""Columns that may refer to another metric than the table's."""
 
 PLAIN = ("final", "best", "rounds", "virtual_s", "bytes")
 WITH_TARGET = ("final", "best", "rounds_to_target", "virtual_s_to_target", "bytes_to_target")
@@ -97,21 +97,21 @@ WITH_TARGET = ("final", "best", "rounds_to_target", "virtual_s_to_target", "byte
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: the labels of the varied settings, and the values of the columns."""
+    """Row of the table: the labels of the varied settings, and the values of the columns."""
 
     varied: Mapping[str, str]
     values: Mapping[str, Mean]
     state: str
     """State of the first cell that is not finished, or "finished"."""
     over: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Labels of the varied settings that are averaged over, such as the seeds, of the runs that have a report."""
+    """Labels of the varied settings that are averaged over, such as the seeds, for the runs that have a report."""
 
 
 def chosen(columns: Sequence[str] | None, target: float | None, by: str | None = None) -> tuple[str, ...]:
     """Return the given columns, or the default ones.
 
     Args:
-        columns: names of `COLUMNS`, each perhaps with @GROUP/NAME, a metric of its own; None: the default ones.
+        columns: names of `COLUMNS`, each perhaps with @GROUP/NAME for another metric; None: the default ones.
         target: the target of the table's metric.
         by: the axis of a comparison, one of `bands.AXES`.
 
@@ -128,7 +128,7 @@ def chosen(columns: Sequence[str] | None, target: float | None, by: str | None =
 
 
 def _fault_of(column: str, target: float | None, by: str | None) -> str:
-    """Return what is wrong with a column; empty: nothing."""
+    """Return the fault of a column; empty: none."""
     name, at, metric = column.partition("@")
     if name not in COLUMNS:
         return f"column {name}: unknown (known: {', '.join(COLUMNS)})"
@@ -142,7 +142,7 @@ def _fault_of(column: str, target: float | None, by: str | None) -> str:
 
 
 def compared(objective: Objective, reports: Iterable[RunReport]) -> Objective:
-    """Return the objective with the last place of its axis at which every run has a value."""
+    """Return the objective with the last position of its axis at which every run has a value."""
     if objective.by is None:
         return objective
     axis = AXES[objective.by].axis
@@ -156,7 +156,7 @@ def rows(
     """Return the rows, in the order of the cells.
 
     Args:
-        runs: each cell with its report, if there is one, and its state.
+        runs: each cell with its report, if any, and its state.
         objective: the metric, the target and the axis.
         columns: names of `COLUMNS`, as of `chosen`.
         over: the varied settings to average over, such as the seed.
@@ -193,7 +193,7 @@ def _value(column: str, report: RunReport | None, objective: Objective) -> float
 
 
 def as_csv(lines: Sequence[Row]) -> str:
-    """Return rows as CSV: of each column the mean, the deviation, the number of runs that have it, and of all runs."""
+    """Return rows as CSV: for each column the mean, the deviation, the number of runs that have it, and of all runs."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     first = lines[0]

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from atoll.simulations.federation.federation import Federation
 
 APP, CONCLUDED = "app", "app.concluded"
-"""The current folder of `main()`, and the file with the digest of the last version that it has got."""
+"""Current folder of `main()`, and the file with the digest of the last version that it has received."""
 
 
 def with_folder(task: Task | ArrayTask, folder: Path) -> Task | ArrayTask:
-    """Return a task whose `main()` writes into the folder of its run; a task without one stays."""
+    """Return a task whose `main()` writes into the folder of its run; a task without `main()` is unchanged."""
     return task.in_folder(folder / APP) if isinstance(task, AppTask) else task
 
 
 def conclude(federation: "Federation", folder: Path) -> None:
-    """Let `main()` continue with the result of a finished run, once for each result; without one do nothing.
+    """Let `main()` continue with the result of a finished run, once for each result; without `main()` do nothing.
 
     Raises:
         Exception: any error that it raises.

@@ -4,7 +4,7 @@
     <client>.residual.<round>    residual of the codec for that round's update; current once the update is accepted
 
 The states are files, because the product of clients and model size exceeds memory. An interrupted run resumes from a
-snapshot, which has compared their digests, and repeats later trainings: later files must not exist.
+snapshot, which checks their digests, and repeats later trainings: later files must not exist.
 """
 
 import re
@@ -20,7 +20,7 @@ _NAME = re.compile(r"(\d+)\.(own|residual)\.(\d+)\.safetensors")
 
 
 class ClientStates:
-    """The files of one folder; their names have a client's number, because its name may not be valid in a file name.
+    """Files of the client states in one folder, named by a client's number: its name may not be a valid file name.
 
     Args:
         folder: the folder of the files.
@@ -32,7 +32,7 @@ class ClientStates:
         self._folder, self._numbers = folder, clients
         self._rounds: dict[tuple[int, str], list[RoundId]] = {}
         self._named = frozenset[str](), frozenset(named)
-        """The files of the last snapshot but one, and of the last."""
+        """Files of the last two snapshots."""
         self._written: set[str] = set()
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():
@@ -49,7 +49,7 @@ class ClientStates:
         rounds.sort()
 
     def named(self) -> list[str]:
-        """Return the files of the present state for a snapshot; they are kept until this is called twice again."""
+        """Return the files of the current state for a snapshot; they are kept until this is called twice more."""
         names = frozenset(
             _name(number, kind, round_id) for (number, kind), rounds in self._rounds.items() for round_id in rounds
         )
@@ -74,7 +74,7 @@ class ClientStates:
         return safetensors_file.read(self._path(client, "own", counted_round)) if is_stored else None
 
     def store(self, client: ClientId, round_id: RoundId, counted_round: RoundId, state: Arrays) -> None:
-        """Store the state after a training, and drop the states of rounds before the one that counted."""
+        """Store the state after a training, and drop the states of rounds before the last counted one."""
         path = self._path(client, "own", round_id)
         safetensors_file.write(path, state, durable=False)
         self._written.add(path.name)
@@ -92,7 +92,7 @@ class ClientStates:
         return self._path(client, "residual", round_id).with_suffix(".staged")
 
     def settle_residual(self, client: ClientId, round_id: RoundId, *, accepted: bool) -> None:
-        """Make the residual of an accepted update the only current one; delete that of a refused update."""
+        """Make the residual of an accepted update the only current one; delete a refused update's residual."""
         staged = self.staged_residual(client, round_id)
         if not (accepted and staged.exists()):
             staged.unlink(missing_ok=True)

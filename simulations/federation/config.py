@@ -1,4 +1,4 @@
-"""The settings of a simulated run: those of a deployed run, and those of its clients."""
+"""The settings of a simulated run: the settings of a deployed run, and additional ones for its clients."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
@@ -12,13 +12,13 @@ from atoll.simulations.devices.config import DeviceConfig
 from atoll.simulations.populations.config import PopulationConfig
 
 OF_A_COORDINATOR = ("coordinator.lease",)
-"""The settings of the coordinator's table that a simulation uses, too."""
+"""Settings of the coordinator's table that a simulation uses, too."""
 
 EngineName = Literal["auto", "sequential", "processes", "batched", "ray"]
 
 
 class SimulationConfig(BaseModel):
-    """The computation of the clients' training on this machine: engines decide alike, and round differently."""
+    """Computation of the clients' training on this machine: engines decide alike, with different rounding."""
 
     model_config = STRICT
 
@@ -38,9 +38,9 @@ class SimulationConfig(BaseModel):
     """Device on which the models compute."""
 
     devices: list[Annotated[int, Field(ge=0, le=1023)]] = []
-    """GPUs on which the processes take turns with `device = "cuda"`, by the numbers that torch gives them; more
-    processes than GPUs share them. Empty: all that are visible. On a Ray cluster each process has a share of a GPU,
-    all GPUs over all processes."""
+    """GPUs that the processes use in turn with `device = "cuda"`, by the numbers that torch gives them; more processes
+    than GPUs share them. Empty: all that are visible. On a Ray cluster each process has a share of a GPU, all GPUs over
+    all processes."""
 
     ray_address: str | None = None
     """Address of the cluster for "ray"; absent: a local one is started."""
@@ -49,13 +49,13 @@ class SimulationConfig(BaseModel):
     def _check_address(self) -> Self:
         if self.ray_address is not None and self.engine != "ray":
             raise ValueError(
-                f'ray_address is of engine "ray", and engine is "{self.engine}"; set engine = "ray", or leave it out'
+                f'ray_address belongs to engine "ray", and engine is "{self.engine}"; set engine = "ray" or omit it'
             )
         return self
 
 
 class SimulationFile(RunFile):
-    """The TOML file of a simulated run: the tables of a deployed run, and those of its clients."""
+    """TOML file of a simulated run: the tables of a deployed run, and additional ones for its clients."""
 
     population: PopulationConfig = PopulationConfig()
     """Clients and their data."""

@@ -30,12 +30,12 @@ M = TypeVar("M", RunMachine, ExchangeMachine)
 
 
 class Coordinator(ABC, Generic[M]):
-    """The coordinator of one run, as its sites see it; a kind of run carries out the effects of its machine.
+    """Coordinator of one run; a kind of run carries out the effects of its machine.
 
     Args:
         timeline: virtual time.
         config: the settings of the run.
-        machine: its machine.
+        machine: the state machine of its run.
         lease: the time after which a disconnected client is lost [virtual s].
     """
 
@@ -64,7 +64,7 @@ class Coordinator(ABC, Generic[M]):
 
     @abstractmethod
     def _act(self, effect: Any) -> None:
-        """Execute an effect; Accept and Reject are for the caller of `post`, who answers the client."""
+        """Execute an effect; Accept and Reject are left to the caller of `post`, who answers the client."""
 
     def _send(self, client_id: ClientId, event: client.Event) -> None:
         if (site := self._connected.get(client_id)) is not None:
@@ -105,7 +105,7 @@ class Coordinator(ABC, Generic[M]):
 
     @abstractmethod
     def bytes_of(self, digest: Digest) -> int:
-        """Return the size of what a site downloads [bytes]."""
+        """Return the size of a site's download [bytes]."""
 
     def upload_begun(self, update: Update) -> client.Answered | None:
         """Judge an upload by its manifest, as `hosting.judge` does; None: the bytes are wanted."""
@@ -123,16 +123,16 @@ class Coordinator(ABC, Generic[M]):
         return None
 
     def _is_hopeless(self, update: Update) -> bool:
-        """Return whether the claims of an update lead to its refusal."""
+        """Return whether an update would be refused because of its claims."""
         return False
 
     @abstractmethod
     def _fault_of(self, update: Update) -> str:
-        """Return why an update is not one of this run, by its size; empty: it may be."""
+        """Return why an update's size does not fit this run; empty: it does."""
 
     @abstractmethod
     def _is_first_upload(self, update: Update) -> bool:
-        """Return whether the beginning of an upload changes anything."""
+        """Return whether the beginning of an upload changes the state."""
 
     def update_arrived(self, update: Update) -> client.Answered:
         """Receive the bytes of an update, and return the verdict."""

@@ -1,6 +1,6 @@
-"""The data of a run's clients in short: their numbers of rows, and a checksum of some clients' rows.
+"""The summary of a run's data: the numbers of rows, and a checksum of some clients' rows.
 
-A resumed run whose task has other data by now would be none of one data set: it is refused before anything is trained.
+A resumed run whose task has different data now would mix two data sets: it is refused before anything is trained.
 """
 
 from collections.abc import Mapping
@@ -17,25 +17,25 @@ from atoll.task.randomness import data_of, generators_kept
 from atoll.task.task import Task
 
 COMPARED = 4
-"""Clients whose rows are compared, in equal distances."""
+"""Number of clients whose rows are compared, evenly spaced."""
 
 Read = Mapping[str, Any]
-"""The data in short, in plain JSON values."""
+"""Summary of the data, in plain JSON values."""
 
 
 def data_read(
     task: Task | ArrayTask, train: Mapping[ClientId, int], test: Mapping[ClientId, int] | None, seed: int
 ) -> Read:
-    """Return the data of a run in short.
+    """Return the summary of a run's data.
 
     Args:
-        task: of the run; an `ArrayTask` reads its own data, of which the numbers alone are known.
+        task: of the run; an `ArrayTask` reads its data itself, so only the numbers are known.
         train: the number of training examples of each client.
         test: the number of test examples of each; None: not known.
-        seed: of the run, for rows that draw random numbers.
+        seed: of the run, for rows with random numbers.
 
     Raises:
-        Exception: any error of the task's own code.
+        Exception: any error of the task's code.
     """
     numbers = sha256()
     for name, number in train.items():
@@ -52,11 +52,11 @@ def data_read(
 
 
 def other_data(before: Read, now: Read) -> str:
-    """Return how a run's data differ from those of now, as the end of a sentence; empty: they do not."""
+    """Return how a run's data differs from the current data, as the end of a sentence; empty: it does not."""
     counts = [f"{count_of(each['rows'], 'row')} of {count_of(each['clients'], 'client')}" for each in (before, now)]
     if counts[0] != counts[1]:
         return f"{counts[0]}, and the task has {counts[1]} now"
     if before["numbers"] != now["numbers"]:
-        return f"{counts[0]}, which are divided otherwise now, or have other test examples"
+        return f"{counts[0]}, which are divided differently now, or have other test examples"
     changed = [name for name, rows in before["of_some"].items() if rows != now["of_some"].get(name)]
-    return f"other rows of client {changed[0]} than the task has now" if changed else ""
+    return f"rows of client {changed[0]} that differ from the task's now" if changed else ""

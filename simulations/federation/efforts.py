@@ -10,19 +10,19 @@ from atoll.simulations.federation.trainings import Effort
 from atoll.task.array_task import ArrayTask
 from atoll.task.given import Given
 from atoll.task.task import Task
-from atoll.training.local.batches import batch_sizes
-from atoll.training.local.parameters import build_model
+from atoll.training.data.batches import batch_sizes
+from atoll.training.model.parameters import build_model
 
 LENGTHS = frozenset({"epochs", "batch_size", "max_steps"})
-"""The local settings on which the length of a training depends."""
+"""Local settings on which the length of a training depends."""
 
 
 class Efforts:
-    """The efforts of all clients, each the same in every round, unless the length of a training has a schedule.
+    """Efforts of all clients, the same in every round, unless the length of a training has a schedule.
 
     Args:
         task: the task of the run.
-        overrides: the values of the run for the task (`task.given`).
+        overrides: the settings of the run for the task (`task.given`).
         num_examples: the number of training examples of each client.
     """
 

@@ -21,17 +21,17 @@ from atoll.training.worker.model_bench import ModelBench
 
 
 class Evaluations:
-    """The evaluations of coordinator and clients, as their workers would make them.
+    """Evaluations of coordinator and clients, with the results that their workers would give.
 
-    Those on the server's data run in this process; clients that were asked at once are evaluated in one call of the
-    engine.
+    Evaluations on the server's data run in this process; clients that were asked at the same time are evaluated in one
+    call of the engine.
 
     Args:
         task: the task of the run.
         request: the settings of a worker's request.
         versions: the versions of the model.
         states: the states of the clients.
-        sizes: the number of test examples of each client; None: of a task that reads its own data.
+        sizes: the number of test examples of each client; None: the task reads its data itself.
     """
 
     def __init__(
@@ -70,22 +70,22 @@ class Evaluations:
             raise ConfigError([f"evaluation.server_every: {what}"])
 
     def of_server(self, version: VersionFile) -> Statistics | str:
-        """Measure a version on the server's test data; return the sums, or the reason that there are none."""
+        """Measure a version on the server's test data; return the sums, or the reason why there are none."""
         received = Received(self._versions.arrays(version.digest))
         asked = self._request | {"split": "server", "version": version.version}
         return self._sound(self._server.evaluate(received, asked))
 
     def ask(self, client_id: ClientId, request: EvaluationRequest) -> None:
-        """Note that a client will evaluate a version; those of earlier versions are dropped."""
+        """Record that a client will evaluate a version, and drop its earlier requests."""
         if request.version != self._version:
             self._version, self._asked, self._found = request.version, {}, {}
         self._asked[client_id] = request
 
     def of_client(self, engine: Engine, client_id: ClientId, request: EvaluationRequest) -> Statistics | str:
-        """Return the sums of a version on a client's test data, or the reason that there are none.
+        """Return the sums of a version on a client's test data, or the reason why there are none.
 
-        The engine measures all clients that were asked when the first answer is wanted. The answers do not depend on
-        when that is: a client's state is that after the last round that counted.
+        The engine measures all requested clients when the first result is needed. The results do not depend on this
+        time, because a client uses its state after the last counted round.
         """
         self.ask(client_id, request)
         if client_id not in self._found:

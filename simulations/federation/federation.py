@@ -3,12 +3,14 @@
     with Federation(setting, folder) as federation:
         result = federation.run()
 
-Decisions and outcome depend on the settings alone, not on real durations or the number of workers. An interruption is
-a crash of all processes at the end of a round: clients that were at work begin anew.
+Decisions and outcome depend on the settings alone, not on real durations or the number of workers. An interruption is a
+crash of all processes at the end of a round: clients that were working start again.
 """
 
+import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -39,7 +41,6 @@ from atoll.simulations.federation.config import SimulationConfig
 from atoll.simulations.federation.data_read import data_read, other_data
 from atoll.simulations.federation.efforts import Efforts
 from atoll.simulations.federation.evaluations import Evaluations
-from atoll.simulations.federation.garbage import few_collections
 from atoll.simulations.federation.invitation_tally import InvitationTally
 from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.report import Json, Measured, RunFolder, best_of, line_of
@@ -62,7 +63,7 @@ from atoll.training.worker.process import RunTerms
 
 @dataclass(frozen=True)
 class Setting:
-    """The parts of which a federation is built."""
+    """Parts of which a federation is built."""
 
     config: RunConfig
     task: Task | ArrayTask
@@ -76,17 +77,17 @@ class Setting:
     adversary: Adversary | None = None
     lease: float = 30.0
     num_test_examples: Mapping[ClientId, int] | None = None
-    """The number of test examples of each client; None: the task reads its own data."""
+    """The number of test examples of each client; None: the task reads its data itself."""
     are_sizes_kept: bool = False
-    """Origin of the numbers of examples: True if an earlier process has counted them."""
+    """Whether an earlier process has counted the numbers of examples."""
     population_report: Callable[[], Json] | None = None
     """The report on the population; None: the task's data was not dealt."""
     notes: tuple[str, ...] = ()
-    """The differences between the clients and the task's own sites, a sentence each."""
+    """The differences between the clients and the task's sites, a sentence each."""
 
 
 class Federation:
-    """A simulated run, as the module describes.
+    """Simulated run, as the module describes.
 
     Args:
         setting: its parts.
@@ -154,7 +155,7 @@ class Federation:
             self._restore_sites(saved)
 
     def _check_data(self, saved: Snapshot, folder: Path) -> None:
-        """Check that the clients of a resumed run are there, with the data on which it began."""
+        """Check that a resumed run's clients exist, with the data on which it began."""
         if missing := sorted(saved.sites.keys() - self.setting.num_examples.keys()):
             what = f"the run there has clients that the task lacks: {', '.join(missing[:5])}"
             raise ConfigError([f"{folder}: {what}; choose another --out"])
@@ -163,7 +164,7 @@ class Federation:
             raise ConfigError([f"{folder}: the run there has trained on {found}; {way_out}"])
 
     def _engine(self, before: str | None) -> Engine:
-        """Return the engine; `before` is the kind of a resumed run's."""
+        """Return the engine; `before` is the kind with which a resumed run began."""
         setting, config, done = self.setting, self.setting.config, self.machine.ledger.version
         first, clients = self.versions.arrays(self.versions.version(done).digest), list(setting.num_examples)
         if config.evaluation.clients_every and before is None:
@@ -180,7 +181,7 @@ class Federation:
         )
 
     def _client_work(self, statistics: Mapping[str, Statistics]) -> ClientWork:
-        """Return the clients' work, with the sums that the trainings of an interrupted run have measured."""
+        """Return the clients' work, with the sums measured by the trainings of an interrupted run."""
         setting = self.setting
         return ClientWork(
             efforts=Efforts(setting.task, setting.config.given, setting.num_examples),
@@ -215,7 +216,7 @@ class Federation:
     def interrupt(self) -> None:
         """Let `run` return as soon as the last ended round is saved, so that the folder can be resumed.
 
-        That is now, or at the end of the next round if the last one was not saved.
+        This happens now, or at the end of the next round if the last one was not saved.
         """
         self._is_interrupted = True
         self._has_stopped = self._is_saved
@@ -233,7 +234,7 @@ class Federation:
             if self.setting.fleet.is_awake(name, now):
                 site.wake()
             elif name in ledger.training:
-                self.service.start_lease(site)  # otherwise its place would be taken until its deadline
+                self.service.start_lease(site)  # otherwise its slot would be occupied until its deadline
             site.follow(self.setting.fleet)
 
     # ------------------------------------------------------------ training
@@ -262,14 +263,14 @@ class Federation:
         return self.versions.fold(effect, self.updates)
 
     def evaluate(self, version: Version) -> Statistics | str:
-        """Measure a version on the server's test data; return the sums, or the reason that there are none."""
+        """Measure a version on the server's test data; return the sums, or the reason why there are none."""
         sums = self.evaluations.of_server(self.versions.version(version))
         if not isinstance(sums, str):
             self._measured.setdefault(version, Measured()).server = sums
         return sums
 
     def evaluation_asked(self, client_id: ClientId, request: EvaluationRequest) -> None:
-        """Note that a client will evaluate a version, so that the engine measures it with the others."""
+        """Record that a client will evaluate a version, so that the engine measures it with the others."""
         self.evaluations.ask(client_id, request)
 
     def _forge(self, effect: Aggregate) -> None:
@@ -321,7 +322,7 @@ class Federation:
 
     @property
     def _malicious(self) -> frozenset[str]:
-        """The malicious clients of an attack; empty: there is none."""
+        """The malicious clients of an attack; empty: none."""
         adversary = self.setting.adversary
         return frozenset() if adversary is None or adversary.config.kind == "none" else adversary.malicious
 
@@ -374,7 +375,7 @@ class Federation:
         }
 
     def _invitations(self) -> Json:
-        """Return the account of an asynchronous run's invitations so far, with the number of those that still train."""
+        """Return the totals of an asynchronous run's invitations so far, with the number of clients still training."""
         if not self.setting.config.round.is_asynchronous:
             return {}
         return {"invitations": {**self._tally.so_far, "training": len(self.machine.invitations)}}
@@ -386,7 +387,7 @@ class Federation:
         return {
             "state": "interrupted" if self._is_interrupted and not self._is_over else str(ledger.state),
             "cause": ledger.cause,
-            "rounds": int(ledger.next_round) - 1 - (self.machine.round is not None),  # those that have ended
+            "rounds": int(ledger.next_round) - 1 - (self.machine.round is not None),  # the ended ones
             "version": int(ledger.version),
             "model_digest": str(ledger.model_digest),
             **best_of(self.setting.config.model.metric, ledger.best),
@@ -440,3 +441,25 @@ class Federation:
     ) -> None:
         self.engine.close()
         self._report.close()
+
+
+COLLECT_EVERY = 100_000
+"""Allocations minus deallocations between two collections of the youngest generation; Python's default is 700."""
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Freeze all existing objects and collect new ones rarely; restore the settings at the end.
+
+    A simulation makes hundreds of thousands of small values a second, and no cycles: the collector would only traverse
+    the sites, the records and all libraries repeatedly.
+    """
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_EVERY, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

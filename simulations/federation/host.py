@@ -11,7 +11,7 @@ from atoll.task.metrics import Metrics, Statistics
 
 
 class Host(Protocol):
-    """The federation that a service coordinates: it folds and measures models, and records the rounds."""
+    """Federation that a service coordinates: it folds and measures models, and records the rounds."""
 
     @property
     def metrics(self) -> Metrics:
@@ -26,10 +26,10 @@ class Host(Protocol):
         """
 
     def evaluate(self, version: Version) -> Statistics | str:
-        """Measure a version on the server's test data; return the sums, or the reason that there are none."""
+        """Measure a version on the server's test data; return the sums, or the reason why there are none."""
 
     def evaluation_asked(self, client_id: ClientId, request: client.EvaluationRequest) -> None:
-        """Note that a client was asked to evaluate a version."""
+        """Record that a client was asked to evaluate a version."""
 
     def next_round(self) -> None:
         """Finish the record of the last round: the next one is about to begin."""
@@ -45,7 +45,7 @@ class Host(Protocol):
 
 
 class Client(Protocol):
-    """A client's site: its identity, its control stream, and its profile."""
+    """Client's site: its identity, its control stream, and its profile."""
 
     client_id: ClientId
     is_awake: bool
@@ -64,24 +64,24 @@ class Client(Protocol):
 
 
 class Work(Protocol):
-    """The local work of the sites: it takes virtual time by their devices, and is computed when it is wanted."""
+    """Local work of the sites: it takes virtual time by their devices, and is computed when its result is needed."""
 
     def begin(
         self, client_id: ClientId, device: Device, invitation: client.Invitation, now: float, budget: float
     ) -> Training:
-        """Begin what an invitation asks for, which must end within its budget [s]."""
+        """Begin the work of an invitation, which must end within its budget [s]."""
 
     def forget(self, training: Training) -> None:
-        """Drop work whose outcome is not wanted any more."""
+        """Drop work whose outcome is no longer needed."""
 
     def update_of(self, training: Training, download_seconds: float) -> Update | client.JobFailed | None:
         """Return the update of work that has ended, or its failure."""
 
     def settle(self, update: Update, *, accepted: bool) -> None:
-        """Keep or drop what a site has stored beside an update, which is answered."""
+        """Keep or drop the files that a site has stored with an answered update."""
 
     def num_evaluated(self, client_id: ClientId) -> int:
         """Return the number of examples of a client's evaluation."""
 
     def evaluate(self, client_id: ClientId, request: client.EvaluationRequest) -> Statistics | str:
-        """Return the sums of a client's evaluation, or the reason that there are none."""
+        """Return the sums of a client's evaluation, or the reason why there are none."""

@@ -1,9 +1,9 @@
-"""The account of an asynchronous run's invitations: each one ends once, in the version in which that is decided.
+"""The count of an asynchronous run's invitations: each ends once, in the version that decides its fate.
 
-An invitation may outlive its round by many versions. The record of its round is amended then, but the round's line is
-written: so a line states the invitations that ended since the line before, whichever rounds they are of.
+An invitation may outlive its round by many versions. Its round's record is amended then, but the round's line is
+already written: so a line states the invitations that ended since the previous line, from any round.
 
-    sum over all lines of `invited` = sum over all lines of the fates + those that still train after the last line
+    sum over all lines of `invited` = sum over all lines of the fates + invitations still open after the last line
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ SO_FAR = "so_far"
 
 
 class InvitationTally:
-    """The fates that are counted so far.
+    """Fates counted so far.
 
     Args:
         saved: the `saved` of a run that is resumed; empty: the run begins.
@@ -29,21 +29,21 @@ class InvitationTally:
             for name, counts in rounds.items()
         }
         self.so_far: Counter[str] = Counter(saved.get(SO_FAR, {}))
-        """The invitations since the beginning of the run: `invited`, `too_old`, and the number of each fate."""
+        """Totals since the beginning of the run: `invited`, `too_old`, and the number of each fate."""
 
     @property
     def saved(self) -> dict[str, dict[str, int]]:
-        """The whole state, in JSON's own types."""
+        """Whole state, in JSON types."""
         rounds = {str(number): {str(fate): n for fate, n in fates.items()} for number, fates in self._known.items()}
         return {**rounds, SO_FAR: dict(self.so_far)}
 
     def ended(self, records: Iterable[RoundRecord]) -> Counter[Fate]:
         """Count the invitations of all rounds that have ended since the last call; return the number of each fate.
 
-        A lost client that has taken up its work again is taken off: a number may be negative.
+        A lost client that has resumed its work is subtracted, so a number may be negative.
 
         Args:
-            records: those of all rounds that still have invitations, the newest first.
+            records: of all rounds that still have invitations, the newest first.
         """
         ended: Counter[Fate] = Counter()
         kept: dict[RoundId, Counter[Fate]] = {}

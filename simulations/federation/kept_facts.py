@@ -1,9 +1,9 @@
 """The facts of a task's sites in a file, for the other cells of a sweep and for a resumed run.
 
-They are taken from the file only while all that they depend on is the same: sites, options and settings of the task,
-the sources of its modules, the environment, the versions of the libraries, and each file and folder that Python opened
-until they were read, by its size and times. Some sites are read again all the same, and must be as they were; and a
-training on another number of examples ends the run.
+They are reused only while everything that they depend on is unchanged: sites, options and settings of the task, the
+sources of its modules, the environment, the versions of the libraries, and each file and folder that Python opened
+before they were read, by its size and times. Still, some sites are read again as a check, and must be unchanged; and a
+training on a different number of examples ends the run.
 """
 
 import hashlib
@@ -27,23 +27,23 @@ from atoll.task.task import Task
 FORMAT = 2
 
 NAME = "sites-{}.npz"
-"""The name of the file, with the beginning of the key."""
+"""Name of the file, with the beginning of the key."""
 
 FILES_MAX = 500_000
-"""Maximum number of files of which facts that are kept may depend."""
+"""Maximum number of files that kept facts may depend on."""
 
 NEUTRAL = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "COLUMNS", "LINES", "OMP_NUM_THREADS"})
 """Variables on which no data depends."""
 
 COUNTED, TEXT, LATER = range(3)
-"""The kinds of knowledge of a site's labels: their numbers, why there are none, nothing yet."""
+"""Kinds of knowledge of a site's labels: their numbers, why there are none, nothing yet."""
 
 
 class KeptFacts:
-    """The facts of sites in a file.
+    """Facts of sites in a file.
 
     Args:
-        folder: the folder of the run; a sweep's variable `SHARED` takes its place.
+        folder: the folder of the run; a sweep's variable `SHARED` replaces it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class KeptFacts:
         self._to_save: tuple[str, Facts] | None = None
 
     def read(self, task: Task) -> Facts:
-        """Return the facts of a task's sites: those that are kept if they still hold, else read anew."""
+        """Return the facts of a task's sites: kept ones if they are still valid, else read again."""
         if not OPENED.is_on:
             return facts_of_sites(task)
         key = key_of(task)
@@ -62,7 +62,7 @@ class KeptFacts:
         return facts
 
     def save(self) -> None:
-        """Write facts that were read anew, once the folder is known to be the run's."""
+        """Write newly read facts, once the folder is known to belong to the run."""
         if self._to_save is None:
             return
         key, facts = self._to_save
@@ -79,14 +79,14 @@ class KeptFacts:
     def _load(self, key: str, num_sites: int) -> Facts | None:
         try:
             found, facts, marks = _unpacked(self._path(key))
-        except Exception:  # nothing narrower: a file that cannot be read is as good as none
+        except Exception:  # any error: a file that cannot be read counts as missing
             return None
         is_same = found == key and len(facts.train) == num_sites
         return facts if is_same and all(mark_of(path) == mark for path, mark in marks) else None
 
 
 def key_of(task: Task) -> str:
-    """Return the digest of what the facts of a task's sites depend on, beside files."""
+    """Return the digest of everything that the facts of a task's sites depend on, except files."""
     data: Any = getattr(task.data, "function", task.data)
     environment = {name: value for name, value in os.environ.items() if name not in NEUTRAL}
     parts = [
@@ -103,7 +103,7 @@ def key_of(task: Task) -> str:
 
 
 def _hold(kept: Facts, task: Task) -> bool:
-    """Return whether some of the sites are as they were."""
+    """Return whether a few sites, read again, are unchanged."""
     places = range(0, len(task.sites), max(1, len(task.sites) // READ_TWICE))
     known = [SiteFacts(int(kept.train[k]), int(kept.test[k]), kept.labels[k], kept.rows[k]) for k in places]
     return read_sites(task, [task.sites[k] for k in places]) == known

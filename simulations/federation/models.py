@@ -41,7 +41,7 @@ from atoll.training.worker.model_files import write_initial
 from atoll.training.worker.warm_start import Start, StartRefused
 
 KEEP_VERSIONS = 5
-"""Minimum number of newest versions whose files stay, of those that have files."""
+"""Minimum number of the newest versions with files whose files are kept."""
 
 CACHED_MAX = 3
 """Maximum number of newest versions in memory."""
@@ -54,7 +54,7 @@ MISSING_MAX = 5
 
 
 class _Unwritten(NamedTuple):
-    """A version without a file."""
+    """Version without a file."""
 
     described: VersionFile
     arrays: Arrays
@@ -62,7 +62,7 @@ class _Unwritten(NamedTuple):
 
 
 class Models(Versions):
-    """The versions of one run, as the module describes.
+    """Versions of one run, as the module describes.
 
     Args:
         folder: the folder of the files.
@@ -90,13 +90,13 @@ class Models(Versions):
         self._keep_versions = config.model.keep_versions or 1
         self._saved = self._needed(keep) if keep else frozenset[Version]()  # the versions of the last snapshot
         self._collected_at, self.note = 0.0, ""
-        self.store.drop_versions_after(keep.version if keep else Version(-1))  # of a process killed after the snapshot
+        self.store.drop_versions_after(keep.version if keep else Version(-1))  # killed after the snapshot
         if keep is None:
             pieces, self.note = self._first(bench)
             self.store.write_manifest(Version(0), _manifest(pieces, config).encode())
 
     def _first(self, bench: Bench) -> tuple[tuple[Piece, ...], str]:
-        """Write version 0; return its pieces, and a note on tensors that have not started from the given file."""
+        """Write version 0; return its pieces, and a note on tensors that were not initialized from the given file."""
         model = self._config.model
         assert run_and_version(model.start) is None, "a command exports the version of a run first"
         start = Start(Path(model.start), model.is_strict) if model.start else None
@@ -125,7 +125,7 @@ class Models(Versions):
         return frozenset(tensor.name for tensor in self.version(Version(0)).manifest.layout)
 
     def omission(self, update: Collection[str]) -> str:
-        """Return the reason that an update with these tensors cannot count, as on a coordinator; "": it can."""
+        """Return the reason why an update with these tensors cannot count, as on a coordinator; "": it can."""
         if len(update) == len(self._names) or self._config.aggregation.grows:
             return ""
         if self._config.aggregation.partial:
@@ -234,7 +234,7 @@ class Models(Versions):
     # ------------------------------------------------------------ files
 
     def write(self, keep: Keep) -> None:
-        """Write all versions to files for a snapshot, which stay until this is called again.
+        """Write all versions to files for a snapshot; the files stay until the next call.
 
         Raises:
             OSError: a file cannot be written.
@@ -264,9 +264,9 @@ class Models(Versions):
         del self._unwritten[version]
 
     def _needed(self, keep: Keep) -> frozenset[Version]:
-        """Return the versions that the user keeps, and those that a resumed run needs.
+        """Return the versions that the user keeps, and the ones that a resumed run needs.
 
-        The last but one is among them, for the step of free riders.
+        The second newest is among them, for the step of free riders.
         """
         first = max(0, keep.version - max(self._keep_versions, 2) + 1)
         return keep.versions | {Version(number) for number in range(first, keep.version + 1)}
@@ -292,10 +292,10 @@ class Models(Versions):
 
 
 def _manifest(pieces: Iterable[Piece], config: RunConfig) -> VersionManifest:
-    """Return the manifest of version 0, which a deployed run of the task could have.
+    """Return the manifest of version 0, which would be valid for a deployed run of the task.
 
     Raises:
-        ConfigError: it could not: the model, or an update of it, does not fit into a manifest.
+        ConfigError: it would not: the model, or an update of it, does not fit into a manifest.
     """
     manifest = VersionManifest.of(pieces)
     try:

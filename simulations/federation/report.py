@@ -40,7 +40,7 @@ REASON_MAX = 200
 """Maximum number of characters of a client's reason."""
 
 REASONS = {"failures": Fate.FAILED, "refusals": Fate.REFUSED, "losses": Fate.LOST}
-"""The keys of a line under which it has the reasons of clients with these fates, by client."""
+"""Keys of a line with the reasons of the clients with these fates, by client."""
 
 ROUNDS, RESULT = "rounds.jsonl", "result.json"
 SETTINGS, POPULATION = "run.toml", "population.json"
@@ -50,17 +50,17 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class Measured:
-    """The measurements of one version."""
+    """Measurements of one version."""
 
     server: Statistics | None = None
     clients: Mapping[str, Statistics] = field(default_factory=dict)
     max_share: float = 1.0
-    """The largest share of a client in a metric of the clients."""
+    """The largest share that one client may have in a metric of the clients."""
 
     def values(self, metrics: Metrics, *, with_clients: bool, malicious: Container[str] = ()) -> Json:
-        """Return the part of a round's line about its version, with the values of each client if asked.
+        """Return the part of a round's line about its version, with the values of each client if requested.
 
-        If some clients are malicious, the values of the honest ones together are there, too.
+        If some clients are malicious, it includes the values over all honest clients.
         """
         line: Json = {}
         if self.server is not None:
@@ -79,12 +79,12 @@ class Measured:
         return merged(named, max_share=self.max_share)
 
     def capped(self) -> dict[str, str]:
-        """Return the clients of which a metric counts with less than its weight, with the reason."""
+        """Return the clients whose weight in a metric is capped, with the reason."""
         capped = self._together(self.clients).capped if self.max_share < 1 else {}
         return {str(name): why for name, why in sorted(capped.items())}
 
     def refusals(self) -> dict[str, str]:
-        """Return the measurements that are left out, by `server` or `clients` and the metric, each with the reason."""
+        """Return the measurements that are omitted, by `server` or `clients` and the metric, each with the reason."""
         found: dict[str, str] = {}
         if merge_alike(self.clients.values()) is None:
             found |= refusals_of("clients", sorted(self.clients.items()))
@@ -96,7 +96,7 @@ def refusals_of(where: str, statistics: Iterable[tuple[str, Statistics]]) -> dic
     """Return the metrics whose sums were refused, as `where.metric`, each with the owners of the sums."""
     owners: dict[str, list[str]] = {}
     for owner, sums in statistics:
-        if all(map(len, sums.values())):  # nearly always
+        if all(map(len, sums.values())):  # almost always
             continue
         for name in names_refused(sums):
             owners.setdefault(f"{where}.{name}", []).append(owner)
@@ -123,17 +123,17 @@ def line_of(
     Args:
         record: the run machine's record of the round.
         metrics: the metrics of the task.
-        train: the clients, each with the sums that it measured during training.
+        train: the sums that each client measured during training.
         totals: seconds and bytes since the beginning of the run, which are added to the line.
         ended: in an asynchronous run, the number of invitations of any round that have ended since the last line, by
-            fate (`invitation_tally`); None: the fates are those of this round's invitations.
-        is_uniform: updates weigh alike (`aggregation.weighting`), whatever their examples.
-        malicious: the clients of the attack; then the line has those of its invitations, and `honest_train`.
+            fate (`invitation_tally`); None: the fates count this round's invitations.
+        is_uniform: whether all updates weigh the same (`aggregation.weighting`), whatever their examples.
+        malicious: the clients of the attack; if any, the line lists those it invited, and has `honest_train`.
 
     Returns:
         The line, with `fates` and `train_values` by client for at most `FATES_MAX` invitations, with the reasons of
-        `REASONS` by client if there are any, and with `not_finite` if sums were refused: the metrics that leave clients
-        out, each with these clients.
+        `REASONS` by client if there are any, and with `not_finite` if sums were refused: the metrics that exclude
+        clients, each with these clients.
     """
     fates = Counter(client.fate for client in record.clients.values()) if ended is None else Counter(ended)
     in_model = fates[Fate.REPORTED] if record.mode == "sync" else len(record.buffer)
@@ -172,7 +172,7 @@ def line_of(
         of_all = sorted(record.clients.items())
         line["fates"] = {name: str(client.fate) for name, client in of_all}
         line["steps"] = {name: client.steps for name, client in of_all if client.steps}
-        of_clients = sorted(train, key=itemgetter(0))  # a client may be twice in a buffer: its last training counts
+        of_clients = sorted(train, key=itemgetter(0))  # a client may be in a buffer twice: its last training counts
         line["train_values"] = {name: values(metrics, sums) for name, sums in of_clients}
     if record.capped:
         line["capped"] = {"weight": record.weight_cap, "clients": dict(sorted(record.capped.items())[:FATES_MAX])}
@@ -188,7 +188,7 @@ def line_of(
 def history_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Json]:
     """Return the metrics by kind ("train", "clients", "server") and version, for the `main()` of a Flower app.
 
-    Each version has a training. As in Flower, a metric is NaN where that of one client is not finite.
+    Each version has a training. As in Flower, a metric is NaN if one client's is not finite.
     """
     history: dict[str, Json] = {"train": {}, "clients": {}, "server": {}}
     for line in lines:
@@ -210,7 +210,7 @@ def best_of(metric: WatchedMetric | None, best: MeasuredVersion | None) -> Json:
 
 
 def _of_buffer(record: RoundRecord) -> Json:
-    """Return the updates that the version counts, and the invitations whose work has become too old since the last."""
+    """Return the updates that the version counts, and the invitations that became too old since the last one."""
     return {
         "buffer": [_stale(row, record, is_uniform=True) for row in record.buffer[:FATES_MAX]],
         "too_old": [
@@ -234,13 +234,13 @@ def _stale(row: CarriedRecord, record: RoundRecord, *, is_uniform: bool) -> Json
 def _reason_of(client: ClientRecord) -> str:
     """Return the reason of a failure, a refusal or a loss with its detail."""
     detail = client.detail
-    if any(line.startswith(" ") for line in detail.splitlines()):  # a traceback: its end says what it was
+    if any(line.startswith(" ") for line in detail.splitlines()):  # a traceback: its end says what happened
         detail = conclusion(detail)
     return f"{client.reason}: {detail}"[:REASON_MAX] if detail else client.reason
 
 
 class Tally:
-    """The steps of the accepted updates, and the counted reasons of failed, refused and lost clients.
+    """Steps of the accepted updates, and the counted reasons of failed, refused and lost clients.
 
     Reasons are counted by the words before the colon.
     """
@@ -251,7 +251,7 @@ class Tally:
         self._num_steps = 0
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Count the reasons and the steps in the line of a round."""
+        """Add the reasons and the steps in the line of a round."""
         self._num_steps += line.get("num_steps", 0)
         for key, counts in self._counts.items():
             for client, reason in line.get(key, {}).items():
@@ -270,11 +270,11 @@ class Tally:
 
 
 class RunFolder:
-    """The files of one run's report.
+    """Files of one run's report.
 
     Args:
         folder: the folder of the run.
-        num_rounds: the number of rounds whose lines are valid; later lines are of rounds that are repeated.
+        num_rounds: the number of rounds whose lines are valid; later lines belong to rounds that are repeated.
         digest: the SHA-256 of these lines; None: the run begins.
 
     Raises:
@@ -291,7 +291,7 @@ class RunFolder:
         if len(valid) < num_rounds:
             raise StoreCorrupted(f"{path}: has the lines of {len(valid)} of {count_of(num_rounds, 'round')} that ended")
         if digest is not None and self.digest != digest:
-            raise StoreCorrupted(f"{path}: the lines of rounds that ended are others than were written; {WAY_OUT}")
+            raise StoreCorrupted(f"{path}: the lines of ended rounds were changed; {WAY_OUT}")
         if valid != lines:
             write_atomically(path, b"".join(valid))
         self._rounds, self._tally = path.open("ab"), Tally()
@@ -327,4 +327,4 @@ def _is_round_up_to(line: bytes, num_rounds: int) -> bool:
     try:
         return int(json.loads(line)["round"]) <= num_rounds
     except (ValueError, KeyError, TypeError):
-        return False  # cut off by an interruption
+        return False  # truncated by an interruption

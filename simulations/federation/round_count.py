@@ -2,7 +2,7 @@
 
 The change is allowed if the outcome equals that of a run with the new number from the beginning. It is not if the
 planned end has already had an effect: the last version is measured regardless of `evaluation`; an update that is late
-for the last round is refused; near its end an asynchronous run refuses updates that no commit would follow; work in
+for the last round is refused; near its end an asynchronous run refuses updates that no commit would include; work in
 progress at the end of the run is lost; a schedule ends with the run, so earlier rounds had other values.
 """
 
@@ -22,7 +22,7 @@ Differences = Mapping[str, tuple[str | None, str | None]]
 
 
 def faults_of_rounds(ledger: Ledger, before: int, config: RunConfig, ends: Differences) -> Iterator[str]:
-    """Yield the reasons that a run cannot end after `config.rounds` rounds.
+    """Yield the reasons why a run cannot end after `config.rounds` rounds.
 
     Args:
         ledger: the ledger of the run.
@@ -44,7 +44,7 @@ def faults_of_rounds(ledger: Ledger, before: int, config: RunConfig, ends: Diffe
         schedule = getattr(config.schedule, table)[name]
         if ledger.version > schedule.same_until:
             yield (
-                f"schedule.{table}.{name} reached its end in round {there} of it, and would do so in round "
+                f"schedule.{table}.{name} reached its end in round {there}, and would now do so in round "
                 f"{schedule.rounds or config.rounds}, so rounds {schedule.same_until + 1} to {ledger.version} had "
                 f"other values; --set {key}={there} keeps them"
             )
@@ -63,6 +63,6 @@ def _faults_of_finished_run(ledger: Ledger, before: int, config: RunConfig) -> I
 
 
 def reopen(ledger: Ledger, rounds: int) -> None:
-    """Reopen a finished run if its number of rounds has grown; leave any other run, also after an early stop."""
+    """Reopen a finished run if its number of rounds has grown; leave all others unchanged, also after an early stop."""
     if ledger.state is RunState.FINISHED and ledger.version < rounds and not ledger.early_stop:
         ledger.state, ledger.cause, ledger.is_round_due = RunState.RUNNING, "", True

@@ -1,6 +1,6 @@
-"""The trial of a simulated run's task on a batch of the clients' rows and of the server's, before the first round.
+"""The trial of a simulated run's task on a batch of rows of clients and server, before the first round.
 
-One client of each kind of rows is tried, not each of 100,000: sites may have rows of other dtypes or shapes.
+Only one client for each kind of rows is tried: sites may have rows of different dtypes or shapes.
 """
 
 from collections.abc import Iterator
@@ -13,20 +13,21 @@ from atoll.task.context import context_of
 from atoll.task.given import Given
 from atoll.task.randomness import data_of, server_data_of
 from atoll.task.task import Task
-from atoll.training.local.row_forms import kind_of
-from atoll.training.local.trial import Rows, first_of_kinds, try_batches
+from atoll.training.data.row_forms import kind_of
+from atoll.training.trials.first_batch import Batches, Rows, first_batch, first_of_kinds
+from atoll.training.trials.trial import refuse
 
 
 def try_rows(population: Population, config: RunConfig, device: str) -> None:
     """Try the model, the loss and the metrics of a task on rows of its clients and of the server.
 
     Args:
-        population: with the task.
+        population: the clients, and the task.
         config: of the run.
         device: of the trainings.
 
     Raises:
-        TaskBroken: they cannot take them.
+        TaskBroken: they cannot process them.
     """
     task, evaluation = population.task, config.evaluation
     local = Given.read(config.given).local_of(task.local, 1)
@@ -38,7 +39,7 @@ def try_rows(population: Population, config: RunConfig, device: str) -> None:
         every.append(Rows(data=own, where="task.test_data()", context=like.context))
     if every:
         unmeasured = () if are_measured else _of_splits(task, like, clients, ["test"])
-        try_batches(task, every, seed=config.seed, device=device, unmeasured=unmeasured)
+        refuse([first_batch], Batches(task=task, every=every, seed=config.seed, device=device, unmeasured=unmeasured))
 
 
 def _of_clients(population: Population, like: Rows, clients: list[str], are_measured: bool) -> Iterator[Rows]:
@@ -50,7 +51,7 @@ def _of_clients(population: Population, like: Rows, clients: list[str], are_meas
         return
     pool = population.train.pool
     kinds = {kind_of(data, reads=False): place for place, data in enumerate(pool.datasets) if len(data)}
-    if len(kinds) > 1 and task.fit is None:  # the sites whose rows were dealt have different ones
+    if len(kinds) > 1 and task.fit is None:  # sites whose rows were dealt have different ones
         for place in kinds.values():
             yield replace(like, data=pool.datasets[place], where=f"the {pool.names[place]}", is_trained=True)
 
@@ -65,7 +66,7 @@ def _of_splits(task: Task, like: Rows, clients: list[str], splits: list[str]) ->
 
 
 def _clients(population: Population) -> list[str]:
-    """Return the first client of each kind of rows; of dealt ones the first."""
+    """Return the first client of each kind of rows; if rows were dealt, only the first."""
     sites, facts = population.task.sites, population.train.facts if isinstance(population.train, OwnSites) else None
     sizes = dict(zip(sites, population.train.sizes.tolist(), strict=True))
     if facts is None:

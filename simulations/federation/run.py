@@ -51,7 +51,7 @@ def opened(
         task: the task that they name.
         folder: the folder of the run.
         on_round: a callback for each round's line.
-        is_fresh: refuse a folder that has a run.
+        is_fresh: whether to refuse a folder that has a run.
         tell: a callback for other notes to the operator.
 
     Raises:
@@ -59,7 +59,7 @@ def opened(
         StoreCorrupted: the files of an earlier process are damaged.
         Exception: any error that the rest of `main()` raises.
     """
-    check_folder(file, folder, is_fresh=is_fresh)  # its faults name the folder as it was given
+    check_folder(file, folder, is_fresh=is_fresh)  # its faults name the folder as given
     folder = folder.absolute()  # the task's code may change the current folder
     facts = KeptFacts(folder)
     setting = setting_of(file, with_folder(task, folder), facts.read)
@@ -70,7 +70,7 @@ def opened(
     try:
         is_reported = (folder / STATE).exists() and (folder / POPULATION).exists()
         with chdir(os.curdir), Federation(setting, folder, on_round=on_round, tell=tell) as federation:
-            unseal(folder)  # a run that was refused has changed nothing
+            unseal(folder)  # a refused run must not change anything
             write_atomically(folder / SETTINGS, effective(file).encode())
             facts.save()
             if setting.population_report is not None and not is_reported:
@@ -86,7 +86,7 @@ def check_folder(file: SimulationFile, folder: Path, *, is_fresh: bool) -> None:
 
     Raises:
         ConfigError: the folder has another run, or one with unreadable settings.
-        StoreCorrupted: the state of the run, or a file of one that has ended, is damaged.
+        StoreCorrupted: the state of the run, or a file of a finished run, is damaged.
     """
     check_place(folder)
     if not (folder / STATE).exists():
@@ -105,7 +105,7 @@ def check_folder(file: SimulationFile, folder: Path, *, is_fresh: bool) -> None:
 
 
 def differing(file: SimulationFile, folder: Path) -> Differences:
-    """Return the settings on which decisions depend that the run in a folder has otherwise: its value, and this one.
+    """Return the decisive settings that differ from the run in a folder: its value, and this one.
 
     Raises:
         ConfigError: its settings are damaged.
@@ -116,10 +116,10 @@ def differing(file: SimulationFile, folder: Path) -> Differences:
 
 
 def check_place(folder: Path) -> None:
-    """Check that the folder has nothing of another kind, and no run's TOML that a person has written.
+    """Check that the folder has no files of another kind, and no run's TOML written by a person.
 
     Raises:
-        ConfigError: with all that it has.
+        ConfigError: lists all such files.
     """
     is_a_persons = (folder / SETTINGS).exists() and not (folder / STATE).exists() and not _is_effective(folder)
     if faults := faults_of_place(folder, SIMULATION, [SETTINGS] if is_a_persons else []):
@@ -127,7 +127,7 @@ def check_place(folder: Path) -> None:
 
 
 def _is_effective(folder: Path) -> bool:
-    """Return whether the TOML in a folder is the print of a simulation's settings, to the byte."""
+    """Return whether the TOML in a folder is exactly the printed settings of a simulation."""
     try:
         text = (folder / SETTINGS).read_text(encoding="utf-8")
         return effective(load_text(SimulationFile, text, name=SETTINGS)) == text
@@ -145,7 +145,7 @@ def _check_rounds(file: SimulationFile, folder: Path, before: int, ends: Differe
 def _settings_of(folder: Path) -> Json:
     """Return the decisive settings of the run in a folder.
 
-    A setting that is newer than the run has its default. One that is no longer there is compared as it was written.
+    A setting that is newer than the run has its default. A removed setting is compared as written.
     """
     try:
         text = (folder / SETTINGS).read_text(encoding="utf-8")
@@ -157,7 +157,7 @@ def _settings_of(folder: Path) -> Json:
 
 
 def _decisive(text: str) -> Json:
-    """Return the settings on which decisions depend, by their full names; schedules have the round of their end."""
+    """Return the settings on which decisions depend, by their full names; schedules with the round of their end."""
     decisive = {name: value for name, value in tomllib.loads(text).items() if name not in MAY_DIFFER}
     for schedule in [each for schedules in decisive.get("schedule", {}).values() for each in schedules.values()]:
         if schedule["kind"] in BOUNDED:

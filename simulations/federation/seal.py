@@ -1,6 +1,6 @@
-"""The seal of a run that has ended: `SHA256SUMS`, the digests of the files of its folder that others read.
+"""The seal of a finished run: `SHA256SUMS`, the digests of the files of its folder that others read.
 
-`sha256sum -c SHA256SUMS` checks them, too. A folder without it is of a run that continues, or of an earlier program.
+`sha256sum -c SHA256SUMS` checks them, too. A folder without it belongs to an unfinished run, or to an earlier program.
 """
 
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from atoll.ground.file_digest import SUMS, faults_of_files, read_sums, sha256_of
 
 
 def seal(folder: Path, names: Collection[str]) -> None:
-    """Write the digests of those of the files that exist."""
+    """Write the digests of the files that exist."""
     digests = {name: sha256_of_file(folder / name) for name in names if (folder / name).exists()}
     write_atomically(folder / SUMS, sums_text(digests).encode())
 
@@ -22,7 +22,7 @@ def unseal(folder: Path) -> None:
 
 
 def faults_of_seal(folder: Path) -> list[str]:
-    """Return the faults of the files in a folder, by their names; empty: they are as they were sealed, or unsealed."""
+    """Return the faults of the files in a folder, by their names; empty: unchanged since the seal, or unsealed."""
     try:
         digests = read_sums(folder)
     except FileNotFoundError:

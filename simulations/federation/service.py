@@ -1,6 +1,6 @@
 """The coordinator of a simulated federation: the run machine of a real one, and the execution of its effects.
 
-There is no journal: `snapshots` saves the state at the end of a round. The coordinator's own work (a draw, a fold, an
+There is no journal: `snapshots` saves the state at the end of a round. Work of the coordinator (a draw, a fold, an
 evaluation) takes no virtual time, because policies are compared by the time that clients need.
 """
 
@@ -51,7 +51,7 @@ from atoll.task.randomness import training_seed
 
 
 class Service(Coordinator[RunMachine]):
-    """The coordinator of one run, as the module describes.
+    """Coordinator of one run, as the module describes.
 
     Args:
         host: the federation, which folds, measures and records.
@@ -104,13 +104,13 @@ class Service(Coordinator[RunMachine]):
                 self._host.round_ended(effect)
             case CloseEvaluation():
                 self._host.clients_evaluated(effect)
-            case EndRun() | PauseRun():  # in a simulation nobody resumes the run
+            case EndRun() | PauseRun():  # in a simulation no operator resumes the run
                 self._host.run_ended()
             case _:
                 self._begin_duty(effect)
 
     def _begin_duty(self, effect: Effect) -> None:
-        """Plan the coordinator's own work, to be done after the other effects of the same event."""
+        """Plan the coordinator's work for after the other effects of the same event."""
         match effect:
             case DrawCohort():
                 self._timeline.after(0.0, self._draw, effect)
@@ -226,7 +226,7 @@ class Service(Coordinator[RunMachine]):
     # ------------------------------------------------------------ models and updates
 
     def bytes_of(self, digest: Digest) -> int:
-        """Return the size of a version [bytes]; the last answer is cached for the rest of the cohort."""
+        """Return the size of a version [bytes]; the last result is cached for the rest of the cohort."""
         if digest != self._fetched[0]:
             version = self._versions.by_digest(digest)
             assert version is not None

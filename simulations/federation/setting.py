@@ -32,12 +32,12 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask, read: ReadFacts | N
     Args:
         file: the settings.
         task: the task that they name.
-        read: (task) -> the facts of its own sites, if those are the clients; None: their data is read.
+        read: (task) -> the facts of its sites, if they are the clients; None: their data is read.
 
     Raises:
         ConfigError: all faults, such as an impossible population, an incomplete trace, an attack with more malicious
             clients than there are, a rule or a sampler that does not load; or a run of messages.
-        TaskBroken: the model, the loss or a metric cannot take the rows of a client, or of the server.
+        TaskBroken: the model, the loss or a metric cannot process the rows of a client, or of the server.
     """
     if file.run.is_of_messages:
         what = f"program.main: got {file.program.main!r}, and a run of messages has no rounds"
@@ -57,7 +57,7 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask, read: ReadFacts | N
     fleet = or_faults(lambda: file.devices.of(names, seed=file.seed), faults)
     faults += _cohort_faults(file, len(names))
     if faults or sampler is None or training is None or attacked is None or fleet is None:
-        raise ConfigError(list(dict.fromkeys(faults)))  # two parts may have met the same fault
+        raise ConfigError(list(dict.fromkeys(faults)))  # two parts may have found the same fault
     adversary, poisoned = attacked
     if population is not None:
         try_rows(population, file.run, file.simulation.device)
@@ -79,7 +79,7 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask, read: ReadFacts | N
 
 
 def as_given(file: SimulationFile, task: Task | ArrayTask) -> Task | ArrayTask:
-    """Return the task with the run's options and the sites' settings, after a check of its settings in every round.
+    """Return the task with the run's options and the sites' settings, after checking its settings in every round.
 
     Raises:
         ConfigError: the task does not allow them.
@@ -100,7 +100,7 @@ def as_given(file: SimulationFile, task: Task | ArrayTask) -> Task | ArrayTask:
 
 
 def _read(read: Callable[[], Read]) -> Read:
-    """Return what `read` makes of settings for a task; raise ConfigError if the task refuses them."""
+    """Return the result of `read` for a task's settings; raise ConfigError if the task refuses them."""
     try:
         return read()
     except ValueError as error:
@@ -112,7 +112,7 @@ def populated(
 ) -> tuple[Task | ArrayTask, Mapping[ClientId, int], Population | None, tuple[str, ...]]:
     """Return the task with the clients as its sites, the number of examples of each, their population, and its notes.
 
-    An `ArrayTask` reads its own data, and has no population.
+    An `ArrayTask` reads its data itself, and has no population.
     """
     if isinstance(task, Task):
         population = populate(file.population, task, file.seed, read)
@@ -120,7 +120,9 @@ def populated(
         num_examples = dict(zip(map(ClientId, population.task.sites), sizes, strict=True))
         return population.task, num_examples, population, population.notes
     if file.population.kind != "natural":
-        raise ConfigError([f"population: kind {file.population.kind!r} deals a Task's data; an ArrayTask has its own"])
+        raise ConfigError(
+            [f"population: kind {file.population.kind!r} deals a Task's data; an ArrayTask reads its data itself"]
+        )
     count = getattr(task, "num_examples", None)
     sites = tuple(getattr(task, "sites", ()))
     if not sites:
@@ -136,7 +138,7 @@ def populated(
 
 
 def _test_sizes(population: Population | None) -> Mapping[ClientId, int] | None:
-    """Return the number of test examples of each client; None: the task reads its own data."""
+    """Return the number of test examples of each client; None: the task reads its data itself."""
     if population is None:
         return None
     sizes = [0] * population.train.num_clients if population.test is None else population.test.sizes.tolist()

@@ -1,8 +1,8 @@
 """A simulated site: the session of a real agent, and the execution of its effects in virtual time.
 
 Each effect takes the time that the client's device needs: a download and an upload by their bytes, a training by its
-examples, a message the latency. When a device falls asleep, its agent stops as in a crash: updates in the spool stay,
-work in progress is lost.
+examples, a message the latency. When a device falls asleep, its agent stops as in a crash: updates in the spool
+survive, work in progress is lost.
 """
 
 import random
@@ -54,17 +54,17 @@ EARLY_S = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """The parts of a federation that all its sites share."""
+    """Parts of a federation that all its sites share."""
 
     timeline: Timeline
     service: Coordinator[Any]
-    """The coordinator that the sites connect to."""
+    """Coordinator that the sites connect to."""
     work: Work
     session_rules: SessionRules
     num_examples: Mapping[ClientId, int]
     """The number of each client's training examples."""
     may_sleep: bool
-    """Sleep of devices: True if some of the fleet sleep at times."""
+    """Whether some devices of the fleet sleep at times."""
 
 
 class Site:
@@ -97,7 +97,7 @@ class Site:
         self.is_awake = False
         self.session: Session | None = None
         self.model_digest: Digest | None = None
-        """The version that was downloaded last; None: none was."""
+        """The last downloaded version; None: none."""
         self.spool: dict[Key, Update] = {}
         """Finished updates until the coordinator's answer."""
         self.upload_seconds: float | None = None
@@ -268,7 +268,7 @@ class Site:
     def _evaluate(self, request: EvaluationRequest, budget: float) -> None:
         seconds = self.env.work.num_evaluated(self.client_id) / self.device.examples_per_s  # one pass
         if seconds > budget:
-            self._after(budget, self._evaluated, request, "out_of_time: not done by the deadline")
+            self._after(budget, self._evaluated, request, "out_of_time: not finished by the deadline")
         else:
             self._after(seconds, self._evaluated, request, "")
 
@@ -278,10 +278,10 @@ class Site:
         self._receive(Evaluated(request.key, sums, detail))
 
     def _evaluate_alone(self, event: Asked) -> None:
-        """Evaluate a version beside the session, if that is idle and the evaluation ends in time.
+        """Evaluate a version beside the session, if it is idle and the evaluation ends in time.
 
-        The next round opens after the end of an evaluation, so nothing else comes meanwhile, and the session would be
-        the same after it: of thousands of clients that evaluate each version, few train.
+        The next round opens after the evaluation, so no other event arrives meanwhile, and the session's state does not
+        change. This saves time, because thousands of clients may evaluate each version while few train.
         """
         request, session, now = event.request, self.session, self.env.timeline.now
         assert isinstance(request, EvaluationRequest)
@@ -333,7 +333,7 @@ class Site:
         self._plan_end()
 
     def _ended(self, training: Training, ends: float) -> None:
-        """End a training, unless it was planned anew meanwhile."""
+        """End a training, unless it was planned again meanwhile."""
         if training is not self._training or ends != training.ends:
             return
         self._training, invitation = None, training.invitation
@@ -409,7 +409,7 @@ def _is_inline(update: Update) -> bool:
 
 
 class Population(Protocol):
-    """The part of a setting that describes the sites."""
+    """Part of a setting that describes the sites."""
 
     @property
     def config(self) -> RunConfig:

@@ -22,15 +22,15 @@ from atoll.task.metrics import Statistics, as_statistics
 
 STATE = "state.json"
 
-WAY_OUT = "restore it from a backup, or let the run begin anew in another --out"
+WAY_OUT = "restore it from a backup, or start the run again in another --out"
 
 SHARE = 0.01
-"""Maximum share of the real time spent on saving; a round that was not saved is repeated with the same outcome."""
+"""Maximum share of the real time spent on saving; an unsaved round is repeated with the same outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state of a run, beside its models and the files of client states; it excludes work in progress."""
+    """State of a run, without its models, the files of client states, and work in progress."""
 
     ledger: Ledger
     totals: Mapping[str, Any]
@@ -52,11 +52,11 @@ class Snapshot:
     rounds: str = ""
     """The SHA-256 of the lines of the rounds."""
     data: Read = field(default_factory=dict)
-    """The data of the clients in short."""
+    """Summary of the clients' data."""
 
 
 class SnapshotFile:
-    """The file of a run's last snapshot.
+    """File of a run's last snapshot.
 
     Args:
         folder: the folder of the run.
@@ -93,7 +93,7 @@ class SnapshotFile:
             raise StoreCorrupted(f"{self._path}: not the state of a simulated run: {error}; {WAY_OUT}") from error
 
     def load_whole(self) -> Snapshot | None:
-        """Return what `load` does, after a comparison of all files that a resumed run reads with their digests.
+        """Load the snapshot like `load`, after checking the digests of all files that a resumed run reads.
 
         Raises:
             StoreCorrupted: some of them are damaged or missing.

@@ -1,7 +1,7 @@
-"""The statistics of the clients' data on this machine, as `atoll run statistics` has them of deployed sites.
+"""The statistics of the clients' data on this machine, equal to those that `atoll run statistics` collects from sites.
 
-The same functions make, merge and show them, and the sums are exact: on the same data every number is the same, bit for
-bit. No policy withholds anything here.
+The same functions make, merge and show them, and the sums are exact: on the same data all numbers agree bit for bit. No
+policy withholds anything here.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ def statistics_of(file: SimulationFile, task: Task | ArrayTask) -> dict[str, Any
     """Return the statistics of all clients together and of each one, in the form of a collection's result.
 
     Args:
-        file: the settings; of a population other than "natural" the data are dealt first.
+        file: the settings; of a population other than "natural" the data is dealt first.
         task: the user's task.
 
     Raises:
@@ -39,7 +39,7 @@ def statistics_of(file: SimulationFile, task: Task | ArrayTask) -> dict[str, Any
     if file.population.kind != "natural":
         if not isinstance(task, Task):
             kind = file.population.kind
-            raise ConfigError([f"population: kind {kind!r} deals a Task's data; an ArrayTask has its own"])
+            raise ConfigError([f"population: kind {kind!r} deals a Task's data; an ArrayTask reads its data itself"])
         task = populate(file.population, task, file.seed).task
     sites = [str(site) for site in getattr(task, "sites", ())]
     if not sites:

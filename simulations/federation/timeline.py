@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 EPOCH = 1_740_700_800.0
-"""The instant of virtual time 0, for apps [s since the epoch]: the earliest that Flower takes for a message's."""
+"""The instant of virtual time 0, for apps [s since the epoch]: the earliest that Flower accepts for a message."""
 
 Action = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 class Timeline:
-    """A queue of actions by their time [virtual s]; those of the same time run in the order of planning.
+    """Queue of actions by their time [virtual s]; actions at the same time run in the order of planning.
 
-    Most actions share their time with many others, so the heap has the times alone.
+    Most actions share their time with many others, so the heap holds only the times.
     """
 
     def __init__(self, now: float = 0.0) -> None:
@@ -23,7 +23,7 @@ class Timeline:
         self._planned: dict[float, deque[Action]] = {}
 
     def at(self, when: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Plan an action for a time; one in the past runs now."""
+        """Plan an action for a time; an action in the past runs now."""
         planned = self._planned.get(when)
         if planned is None:
             planned = self._planned[when] = deque()
@@ -57,12 +57,12 @@ class Timeline:
 
 
 class DeadlineTimer:
-    """A lazy timer at a moving deadline: it stays when the deadline moves later, and is armed again when it fires.
+    """Lazy timer for a moving deadline: it stays when the deadline moves later, and is armed again when it fires.
 
     Args:
         timeline: virtual time.
-        deadline: returns the present deadline [virtual s]; None: there is none.
-        passed: called when it is here.
+        deadline: returns the present deadline [virtual s]; None: no deadline.
+        passed: called at the deadline.
     """
 
     def __init__(self, timeline: Timeline, deadline: Callable[[], float | None], passed: Callable[[], object]) -> None:
@@ -70,7 +70,7 @@ class DeadlineTimer:
         self._due: float | None = None
 
     def arm(self) -> None:
-        """Fire at the deadline, if that is earlier than what is planned."""
+        """Fire at the deadline, if that is earlier than the planned time."""
         deadline = self._deadline()
         if deadline is not None and (self._due is None or deadline < self._due):
             self._due = deadline

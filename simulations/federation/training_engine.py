@@ -59,8 +59,8 @@ def engine_of(
     """Return an engine that is ready to train, after a check that the task is deterministic.
 
     Two models of one seed, and two trainings of one client, must be equal. A Flower app is neither checked nor
-    measured: a training may have effects of its own, so its clients train as often as in Flower, in the sequential
-    engine unless another one is named.
+    measured: a training may have side effects, so its clients train as often as in Flower, in the sequential engine
+    unless another one is named.
 
     Args:
         simulation: the settings that name the engine.
@@ -74,14 +74,14 @@ def engine_of(
         tell: a callback for the measurements of "auto".
 
     Raises:
-        ConfigError: the task is not deterministic, its model is not that of the version, or the engine is missing.
+        ConfigError: the task is not deterministic, its model does not match the version, or the engine is missing.
     """
     is_app = isinstance(training.task, AppTask)
     name: str = simulation.engine
     if name == "auto":
         name = before or ("sequential" if is_app else name)
     if simulation.devices:
-        torch.cuda.set_device(simulation.devices[0])  # for what computes in this process
+        torch.cuda.set_device(simulation.devices[0])  # for computations in this process
     try:
         if not is_app:
             check_model(training)
@@ -98,7 +98,7 @@ def engine_of(
             trainings=trainings,
         )
     except TaskMismatch as error:
-        raise ConfigError([f"the task's model differs from that of the run: {error}; choose another --out"]) from error
+        raise ConfigError([f"the task's model differs from the run's: {error}; choose another --out"]) from error
     except (TaskBroken, RayMissing) as error:
         raise ConfigError([str(error)]) from error
     if choice.figures or choice.reasons:
@@ -109,7 +109,7 @@ def engine_of(
 def check_evaluations(
     simulation: SimulationConfig, training: Training, version: Arrays, clients: Sequence[str]
 ) -> None:
-    """Check that two evaluations of one client are equal, as all clients share a model; not of a Flower app.
+    """Check that two evaluations of one client are equal, as all clients share a model; skip a Flower app.
 
     Raises:
         ConfigError: they differ.

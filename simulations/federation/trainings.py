@@ -1,9 +1,9 @@
-"""The clients' trainings: each has its own duration in virtual time, and many are computed together in real time.
+"""The clients' trainings: each has a separate duration in virtual time, and many are computed together in real time.
 
-The duration of a training follows from device and data alone, not from its outcome, so nothing is computed at its
-beginning. When the outcome of the first finished training is requested, the engine computes it together with the
-trainings that end next, in the order in which their outcomes will be requested; the first outcome is used while the
-others are still being computed. A training that is stopped before its outcome is requested is never computed.
+The duration of a training depends only on device and data, not on its outcome, so nothing is computed at its beginning.
+When the outcome of the first finished training is requested, the engine computes it together with the trainings that
+end next, in the order in which their outcomes will be requested; the first outcome is used while the others are still
+being computed. A training that is stopped before its outcome is requested is never computed.
 """
 
 import math
@@ -24,7 +24,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """The work of one client in a round."""
+    """Work of one client in a round."""
 
     num_examples: int
     steps: int | None
@@ -35,7 +35,7 @@ class Effort:
 
 @dataclass(slots=True, eq=False)
 class Training:
-    """One training, in progress or finished."""
+    """Training, in progress or finished."""
 
     client_id: ClientId
     invitation: Invitation
@@ -61,11 +61,11 @@ class Training:
 
     @property
     def fault(self) -> str:
-        """The reason that a training without a step has no update."""
+        """The reason why a training without a step has no update."""
         return f"no time for the first of the steps ({self.effort.steps})"
 
     def stop(self, now: float) -> None:
-        """Stop after the present step."""
+        """Stop after the current step."""
         if self.effort.steps is None or not self.effort.seconds:
             self.ends = min(self.ends, now)
             return
@@ -75,7 +75,7 @@ class Training:
 
 
 class Trainings:
-    """The trainings of all clients.
+    """Trainings of all clients.
 
     Args:
         engine: the engine that computes them.
@@ -107,7 +107,7 @@ class Trainings:
     def outcome(self, training: Training) -> Trained | Failed:
         """Return the outcome of a training that has ended, and compute it if necessary."""
         self._take_until(training)
-        if training.outcome is None:  # the engine has finished the trainings before: it trains one cohort at a time
+        if training.outcome is None:  # the engine has finished the earlier trainings: it trains one cohort at a time
             self._coming = self._computed(self._next_with(training))
             self._take_until(training)
         assert training.outcome is not None
@@ -115,17 +115,17 @@ class Trainings:
         return training.outcome
 
     def forget(self, training: Training) -> None:
-        """Drop a training whose outcome is not wanted any more."""
+        """Drop a training whose outcome is no longer needed."""
         self._open.pop(training, None)
 
     def idle_engine(self) -> Engine:
-        """Return the engine, after the outcomes that it still computes."""
+        """Return the engine, once it has computed its pending outcomes."""
         for _ in self._coming:
             pass
         return self._engine
 
     def _take_until(self, training: Training) -> None:
-        """Take outcomes from the engine up to that of a training; all of them if it is not being computed."""
+        """Take outcomes from the engine up to a training's outcome; all of them if it is not being computed."""
         while training.outcome is None and next(self._coming, None) is not None:
             pass
 
@@ -141,7 +141,7 @@ class Trainings:
         return [training, *others[: max(0, min(AT_ONCE_MAX, self._num_wanted()) - 1)]]
 
     def _computed(self, trainings: Sequence[Training]) -> Iterator[Training]:
-        """Yield each training with its outcome as the engine returns it, unless it was planned anew meanwhile."""
+        """Yield each training with its outcome as the engine returns it, unless it was planned again meanwhile."""
         version = self._version_of(trainings[0].invitation.model_digest)
         asked = [t.steps for t in trainings]
         jobs = [

@@ -34,7 +34,7 @@ Report = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SavedUpdate:
-    """The entry of an update in a snapshot; its bytes are in the file of its digest's name."""
+    """Entry of an update in a snapshot; its bytes are in a file named by its digest."""
 
     digest: Digest
     steps: tuple[float, float]
@@ -48,7 +48,7 @@ class SavedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """The metadata of an update for the plan of a fold; it implements `Known`."""
+    """Metadata of an update for the plan of a fold; it implements `Known`."""
 
     magnitudes: Mapping[str, float | int]
     squared_norms: Mapping[str, float]
@@ -59,14 +59,14 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An update of pieces, in memory or in a file, with its metadata."""
+    """Update of pieces, in memory or in a file, with its metadata."""
 
     stored: StoredUpdate
     meta: Meta
 
 
 class Row(NamedTuple):
-    """An update of float tensors, side by side; a tuple, because there are many."""
+    """Update of float tensors, side by side; a tuple, because there are many."""
 
     values: NDArray[np.float32]
     """All values (F,)."""
@@ -76,15 +76,15 @@ class Row(NamedTuple):
 
 
 class Updates:
-    """The updates that a fold may still need.
+    """Updates that a fold may still need.
 
     Args:
         folder: the folder for updates that do not fit into memory.
         layout: the layout of the model, in canonical order; None: no updates are stored as rows.
-        saved: the updates of a snapshot, whose files are whole.
+        saved: the updates of a snapshot, whose files are complete.
 
     Raises:
-        StoreCorrupted: one of these cannot be decoded.
+        StoreCorrupted: one of the saved updates cannot be decoded.
     """
 
     def __init__(self, folder: Path, layout: Layout | None, saved: Sequence[SavedUpdate] = ()) -> None:
@@ -96,7 +96,7 @@ class Updates:
         for update in saved:
             self._restore(update)
         self._written = frozenset[Digest](), frozenset(update.digest for update in saved)
-        """Updates that are files for a snapshot: of the last snapshot but one, and of the last."""
+        """Updates that were written to files for the last two snapshots."""
         for path in folder.iterdir():
             if path.name not in self._written[1]:
                 path.unlink()
@@ -105,7 +105,7 @@ class Updates:
     def digest_of(client_id: ClientId, round_id: RoundId, steps: int | None) -> Digest:
         """Return a digest of the arguments, which determine the update.
 
-        It stands in for the digest of the manifest, which costs a pass over all bytes and is not verified here.
+        It replaces the digest of the manifest, which would cost a pass over all bytes and is not verified here.
         """
         return Digest(hashlib.sha256(f"{client_id} {round_id} {steps}".encode()).hexdigest())
 
@@ -125,7 +125,7 @@ class Updates:
             digest: its digest.
             update: its tensors.
             report: the client's report.
-            row: all its values, side by side, which do not change any more.
+            row: all its values, side by side, which no longer change.
             magnitudes: the magnitudes of the row, as in `Trained`.
         """
         if self._layout is not None:
@@ -169,7 +169,7 @@ class Updates:
     # ------------------------------------------------------------ interruptions
 
     def write(self, digests: Collection[Digest]) -> tuple[SavedUpdate, ...]:
-        """Write these updates to files for a snapshot, which stay until this is called twice again."""
+        """Write these updates to files for a snapshot; the files stay until two further calls."""
         saved = tuple(self._saved(digest) for digest in digests)
         for digest in self._written[0] - self._written[1] - frozenset(digests):
             if digest not in self._entries or self._entries[digest].stored.data is not None:
@@ -188,7 +188,7 @@ class Updates:
         return SavedUpdate(digest, meta.steps, stored.pieces, meta.magnitudes, meta.squared_norms)
 
     def _write_once(self, digest: Digest, data: bytes | memoryview) -> None:
-        """Write a file, but never over one of an earlier snapshot, because this process may end during the write."""
+        """Write a file, but never overwrite one of an earlier snapshot, as this process may end during the write."""
         if digest not in self._written[0] | self._written[1]:
             (self.folder / digest).write_bytes(data)
 
@@ -248,7 +248,7 @@ class Updates:
         return views
 
     def replace(self, digest: Digest, update: Arrays) -> None:
-        """Replace the values of an update by plain ones."""
+        """Replace the values of an update by unencoded ones."""
         steps = self._rows[digest].steps if digest in self._rows else self._entries[digest].meta.steps
         self._drop(digest)
         self.add(digest, update, dict(zip(("normalizer", "effective_steps"), steps, strict=True)))

@@ -24,7 +24,7 @@ from atoll.training.worker.model_files import write_update
 
 @dataclass(slots=True, kw_only=True)
 class ClientWork:
-    """The local work of all clients and the stores of its results."""
+    """Local work of all clients and the stores of its results."""
 
     efforts: Efforts
     trainings: Trainings
@@ -35,7 +35,7 @@ class ClientWork:
     states: ClientStates
     """States of the clients between rounds."""
     has_codec: bool
-    """Use of a codec, so that clients have residuals."""
+    """Whether a codec is used, so that clients have residuals."""
     kept_sizes: Mapping[ClientId, int] = field(default_factory=dict)
     """Numbers of examples that an earlier process has read, which each training confirms."""
     statistics: dict[Digest, Statistics]
@@ -47,7 +47,7 @@ class ClientWork:
         return self.trainings.begin(client_id, invitation, effort, now, budget)
 
     def forget(self, training: Training) -> None:
-        """Drop a training whose outcome is not wanted any more."""
+        """Drop a training whose outcome is no longer needed."""
         self.trainings.forget(training)
 
     def num_evaluated(self, client_id: ClientId) -> int:
@@ -55,7 +55,7 @@ class ClientWork:
         return self.evaluations.num_examples(client_id)
 
     def evaluate(self, client_id: ClientId, request: EvaluationRequest) -> Statistics | str:
-        """Return the sums of a client's evaluation, or the reason that there are none."""
+        """Return the sums of a client's evaluation, or the reason why there are none."""
         return self.evaluations.of_client(self.trainings.idle_engine(), client_id, request)
 
     def update_of(self, training: Training, download_seconds: float) -> Update | JobFailed:
@@ -99,10 +99,10 @@ class ClientWork:
         )
 
     def _confirm(self, name: ClientId, outcome: Trained) -> None:
-        """Check that a client has trained on as many examples as an earlier process has counted.
+        """Check that a client has trained on the number of examples that an earlier process counted.
 
         Raises:
-            ConfigError: it has others by now.
+            ConfigError: the number has changed.
         """
         units = getattr(self.efforts.task, "units", None)
         if not callable(units) and outcome.num_examples != self.kept_sizes[name]:
@@ -127,7 +127,7 @@ class ClientWork:
         return self.updates.add_encoded(digest, file, pieces, outcome.report)
 
     def settle(self, update: Update, *, accepted: bool) -> None:
-        """Make the residual of an accepted update current; drop that of a refused one."""
+        """Make the residual of an accepted update current; drop a refused update's residual."""
         if self.has_codec:
             self.states.settle_residual(update.client_id, update.round_id, accepted=accepted)
 

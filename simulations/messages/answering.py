@@ -36,7 +36,7 @@ WHOLE = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A message to a client, ready to be answered."""
+    """Message to a client, ready to be answered."""
 
     client_id: ClientId
     kind: str
@@ -46,7 +46,7 @@ class Question:
     seed: int
     content: Path
     own: Arrays | None
-    """The client's state after its newest message whose reply counted; None: there is none."""
+    """The client's state after its newest message whose reply counted; None: none."""
     out: Path
     """The file of the reply's bytes, one tensor after the other."""
     run_number: int = 0
@@ -56,23 +56,23 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The reply of a client, whose bytes are in its file."""
+    """Reply of a client, whose bytes are in its file."""
 
     pieces: tuple[Piece, ...]
     own: Arrays | None
     seconds: float = 0.0
-    """Real time of its computation: a message that asks for less has no reply."""
+    """Real time of its computation [s]: a message that allows less time gets no reply."""
 
 
 Outcome = Answer | Failed
 
 
 class Benches:
-    """The clients' apps, loaded one after the other.
+    """Loaded apps of the clients.
 
     Args:
         task: the task, whose sites are the clients.
-        given: the values of the run for the task.
+        given: the settings of the run for the task.
         threads: the threads of each operation of torch.
     """
 
@@ -81,12 +81,12 @@ class Benches:
         self._loaded: dict[ClientId, Bench] = {}
 
     def answer(self, question: Question) -> Outcome:
-        """Let a client answer a message; what its code raises is the reason that there is no reply."""
+        """Let a client answer a message; an error of its code becomes the reason why there is no reply."""
         try:
             with threads_of_torch(self._threads):
                 return self._answer(question)
         except (Exception, SystemExit) as error:
-            traceback.print_exc()  # the full one, as in a worker's log
+            traceback.print_exc()  # the full traceback, as in a worker's log
             return Failed(question.client_id, kind_of(error, "message"), detail_of(error))
 
     def _answer(self, question: Question) -> Answer:
@@ -101,7 +101,7 @@ class Benches:
             "asked_at": question.asked_at,
         }
         bench = self._bench(question.client_id, request)
-        assert isinstance(bench, MessageBench)  # the setting of a run is checked
+        assert isinstance(bench, MessageBench)  # the setting of a run has been checked
         content = from_tensors(safetensors_file.mapped(question.content))
         began = time.monotonic()
         answer = bench.message(content, question.own, request)
@@ -111,7 +111,7 @@ class Benches:
         pieces: list[Piece] = []
         with question.out.open("wb") as file:
             for tensor in layout:
-                copied = {tensor.name: tensors.pop(tensor.name).copy()}  # a thread of the app may still change its own
+                copied = {tensor.name: tensors.pop(tensor.name).copy()}  # a thread of the app may still change its copy
                 pieces += safetensors_file.pieces_of((tensor,), copied, WHOLE)
                 file.write(copied[tensor.name].data)
         return Answer(tuple(pieces), answer.own, seconds)
@@ -125,12 +125,12 @@ class Benches:
 
 
 class Engine(Protocol):
-    """An engine of answers."""
+    """Engine that computes answers."""
 
     name: str
 
     def begin(self, question: Question) -> Callable[[], Outcome]:
-        """Take a message, and return the function that waits for its answer."""
+        """Start a message, and return the function that waits for its answer."""
         ...
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Engine(Protocol):
 
 
 class Sequential:
-    """The engine of this process: an answer is computed when it is asked for."""
+    """Engine of this process: an answer is computed when it is requested."""
 
     name = "sequential"
 
@@ -147,7 +147,7 @@ class Sequential:
         self._benches = benches
 
     def begin(self, question: Question) -> Callable[[], Outcome]:
-        """Take a message."""
+        """Start a message."""
         return partial(self._benches.answer, question)
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ _benches: Benches | None = None
 
 
 class Pool:
-    """The engine of several processes, which are forked at once: they compute an answer as soon as it can be computed.
+    """Engine of several processes, forked at its start, which compute each answer as soon as possible.
 
     Args:
         benches: the clients' apps.
@@ -182,7 +182,7 @@ class Pool:
             _benches = None
 
     def begin(self, question: Question) -> Callable[[], Outcome]:
-        """Take a message, and begin with its answer."""
+        """Start a message, and begin computing its answer."""
         return partial(_result, self._executor.submit(_answered, question))
 
     def close(self) -> None:

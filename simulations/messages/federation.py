@@ -3,9 +3,9 @@
     with MessageFederation(setting, folder) as federation:
         result = federation.run()
 
-Virtual time continues only while the program waits for replies: its own work takes none. Its calls are answered as by a
-coordinator; a pull waits until one of its replies is in, and looks at the nodes in a row take virtual time where
-devices sleep, so that a program that polls waits for the clients and not for the clock.
+Virtual time advances only while the program waits for replies: its work takes none. Its calls are answered as by a
+coordinator; a pull waits until one of its replies has arrived. If devices sleep, repeated queries of the nodes take
+virtual time, so that a polling program waits for the clients instead of looping for ever.
 """
 
 import json
@@ -58,34 +58,34 @@ TEMPORARY = ("contents", "clients", "updates", "incoming", "versions")
 """Folders that a process needs until its end."""
 
 REPLIES = "replies"
-"""The folder of the answers, which stays until the run has ended: the next process repeats them."""
+"""Folder of the answers, which stays until the run has ended, so that the next process can repeat them."""
 
 THREADS_S = 0.05
-"""Real time in which further threads of a program make their calls, before virtual time continues [s]."""
+"""Real time in which further threads of a program may make calls before virtual time advances [s]."""
 
 LOOK_S, LOOK_MAX_S = 1.0, 600.0
-"""Virtual time of a second look at the nodes in a row, which doubles with each further one, and its maximum [s]."""
+"""Virtual time of a second successive query of the nodes, which doubles with each further one, and its maximum [s]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MessageSetting:
-    """The parts of which a simulated run of messages is built."""
+    """Parts of which a simulated run of messages is built."""
 
     config: RunConfig
     task: ArrayTask
     num_examples: Mapping[ClientId, int]
-    """The number of each client's examples, in the order of the clients; 1 where the task does not say."""
+    """The number of each client's examples, in the order of the clients; 1 if the task does not say."""
     fleet: Fleet
     simulation: SimulationConfig
     lease: float = 30.0
 
 
 class MessageFederation:
-    """A simulated run of messages, as the module describes.
+    """Simulated run of messages, as the module describes.
 
     Args:
         setting: its parts.
-        folder: the folder of the run, without files of an earlier one.
+        folder: the folder of the run, without files of an earlier run.
         on_exchange: a callback for the line of each exchange that has closed.
         tell: a callback for notes to the operator.
         clock: the real time [s].
@@ -107,7 +107,7 @@ class MessageFederation:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config, simulation = setting.config, setting.simulation
-        folder = folder.absolute()  # the program has a current folder of its own
+        folder = folder.absolute()  # the program has a different current folder
         self.setting, self._folder, self._on_exchange, self._clock = setting, folder, on_exchange, clock
         self._began, self._tell = clock(), tell
         benches = Benches(setting.task, config.given, simulation.threads)
@@ -121,8 +121,8 @@ class MessageFederation:
         self.sites = sites_of(self.setting, self.timeline, self.service, self.work)
         self._lines: Lines = queue.SimpleQueue()
         self._program: Program | None = None
-        self._waiting: dict[int, bool] = {}  # calls that have no answer, and whether other threads may call meanwhile
-        self._closed: dict[int, Exchange] = {}  # a program that dies is answered from them
+        self._waiting: dict[int, bool] = {}  # unanswered calls, and whether other threads may still call
+        self._closed: dict[int, Exchange] = {}  # for a program that crashes and repeats its calls
         self._pulls: dict[int, tuple[RoundId, ...]] = {}
         self._first_looks: list[int] = []
         self._looks_in_a_row, self._is_quiet = 0, False
@@ -146,12 +146,12 @@ class MessageFederation:
         return result
 
     def interrupt(self) -> None:
-        """Let `run` return as soon as possible; the same run in the folder continues."""
+        """Let `run` return as soon as possible; the same run in the folder resumes."""
         self._is_interrupted = True
         self._lines.put(None)
 
     def _step(self) -> None:
-        """Take the next call of the program, or let virtual time continue while it waits."""
+        """Handle the next call of the program, or advance virtual time while it waits."""
         heard = None
         with suppress(queue.Empty):
             heard = self._lines.get(timeout=self._patience())
@@ -164,7 +164,7 @@ class MessageFederation:
             self._pass_time()
 
     def _patience(self) -> float | None:
-        """Return the time to wait for a call before virtual time continues [s]; None: the program works."""
+        """Return the time to wait for a call before virtual time advances [s]; None: the program is computing."""
         if not self._waiting:
             return None
         return THREADS_S if all(self._waiting.values()) and not self._is_quiet else 0.0
@@ -181,7 +181,7 @@ class MessageFederation:
     # ------------------------------------------------------------ the program
 
     def start_program(self) -> None:
-        """Start a process of the program, after the end of an older one."""
+        """Start a process of the program, after stopping the previous one."""
         self._stop_program()
         order = order_of(self.setting.config, self.service.run_number)
         self._program = self.program_type(order, self._folder / "program", self._folder / "program.log", self._lines)
@@ -204,7 +204,7 @@ class MessageFederation:
             self._called(line["call"], line)
 
     def _called(self, number: int, call: Json) -> None:
-        """Take a call, as `hosting.message_driver` does."""
+        """Handle a call, like `hosting.message_driver`."""
         match call["op"]:
             case "nodes":
                 self._look(number)
@@ -221,7 +221,7 @@ class MessageFederation:
                 self._tell(NOT_PRIVATE)
 
     def _pull(self, call: int, numbers: tuple[RoundId, ...]) -> None:
-        """Let a pull return once a reply is in; at once, if none is to come."""
+        """Let a pull return once a reply has arrived; at once, if none will come."""
         machine, found = self.service.machine, [self.service.machine.ledger.sent(number) for number in numbers]
         if machine.has_pull_for(numbers):
             self._pulls.pop(call, None)
@@ -243,7 +243,7 @@ class MessageFederation:
         self._look_first()
 
     def _look_first(self) -> None:
-        """Tell the nodes to the calls that ask for them; the first look of a run waits for `round.min_available`."""
+        """Return the nodes to the calls that ask for them; the first query of a run waits for `round.min_available`."""
         ledger = self.service.machine.ledger
         if ledger.looks or len(ledger.membership.present) >= self.setting.config.round.min_available:
             looking, self._first_looks = self._first_looks, []
@@ -257,11 +257,11 @@ class MessageFederation:
     # ------------------------------------------------------------ the coordinator's effects
 
     def answer_nodes(self, effect: AnswerNodes) -> None:
-        """Let a call return with nodes."""
+        """Answer a call with nodes."""
         self._answer(effect.call, nodes=effect.nodes)
 
     def answer_messages(self, effect: AnswerMessages) -> None:
-        """Let a call return with replies, or with the numbers of pushed messages."""
+        """Answer a call with replies, or with the numbers of pushed messages."""
         if effect.is_pushed:
             self._answer(effect.call, numbers=effect.numbers)
             return
@@ -269,7 +269,7 @@ class MessageFederation:
         self._answer(effect.call, replies=[self._reply(sent) for sent in found if sent is not None])
 
     def _sent(self, number: RoundId) -> Sent | None:
-        """Return a message, of an exchange that is open or has closed; None: there is none."""
+        """Return a message of an open or closed exchange, or None."""
         ledger = self.service.machine.ledger
         closed = self._closed.get(ledger.exchange_of(number))
         return ledger.sent(number) if closed is None else closed.sent[ledger.place(number)]
@@ -287,7 +287,7 @@ class MessageFederation:
             self._program.answer(call, **fields)
 
     def exchange_changed(self, number: int) -> None:
-        """Write the line of an exchange that has closed."""
+        """Write the line of a closed exchange."""
         exchange = self.service.machine.exchange(number)
         if exchange is not None and not exchange.is_open:
             self._closed[number] = exchange

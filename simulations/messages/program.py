@@ -1,4 +1,4 @@
-"""The process of a server program, as a coordinator starts it; the simulator waits for its calls, and answers them."""
+"""The process of a server program, started as by a coordinator; the simulator waits for its calls, and answers them."""
 
 import json
 import os
@@ -15,17 +15,17 @@ from atoll.server.programs.process import COMMAND, environment
 
 Json = dict[str, Any]
 Lines = queue.SimpleQueue["tuple[Program, Json | None] | None"]
-"""The lines of all processes of a run's program; None for a line: its socket has closed. None: a wake-up."""
+"""Lines of all processes of a run's program; None for a line: its socket has closed. None: a wake-up."""
 
 
 class Program:
-    """One process of the server program.
+    """Process of the server program.
 
     Args:
-        order: the first line that it gets.
+        order: the first line sent to it.
         folder: its current folder, for the files that it writes.
         log: the file to which its prints are appended.
-        lines: takes each of its lines, from a thread.
+        lines: receives each of its lines, from a thread.
     """
 
     def __init__(self, order: Json, folder: Path, log: Path, lines: Lines) -> None:
@@ -46,12 +46,12 @@ class Program:
         threading.Thread(target=self._read, args=(lines,), name="program", daemon=True).start()
 
     def answer(self, call: int, **fields: Any) -> None:
-        """Let a call return."""
-        with suppress(OSError):  # it has died: the end of its lines says so
+        """Answer a call."""
+        with suppress(OSError):  # it has died: the end of its lines reports this
             self._connection.sendall(json.dumps({"call": call, **fields}).encode() + b"\n")
 
     def stop(self) -> None:
-        """Kill the process with all that it started, and wait for its end."""
+        """Kill the process and its children, and wait for its end."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

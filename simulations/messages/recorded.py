@@ -1,12 +1,12 @@
-"""The record of a run's answers: a run that was interrupted repeats its program, and computes none of them again.
+"""The record of a run's answers: an interrupted run repeats its program without computing these answers again.
 
     replies/<number>.bin                the bytes of the reply to a message
     replies/<number>.own.safetensors    the client's state after it
-    replies/<number>.json               what was asked, and the reply's pieces or the reason for none; written last
+    replies/<number>.json               the question, and the reply's pieces or the reason for none; written last
 
-An answer follows from the question alone: the client, the message, its number and seed, the digest of its content, the
-client's state. So an answer of before serves the same question, and another question is answered anew, as in a run that
-was not interrupted. Files whose digests differ are those of a process that died, and are not used.
+An answer depends only on the question: the client, the message, its number and seed, the digest of its content, the
+client's state. So a recorded answer is reused for the same question, and any other question is computed, as in an
+uninterrupted run. Files whose digests differ were left by a killed process, and are not used.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from atoll.tensors.layout import Piece
 
 
 class Recorded:
-    """An engine that answers from the record where it can.
+    """Engine that uses the record if possible.
 
     Args:
         engine: computes all other answers.
@@ -36,7 +36,7 @@ class Recorded:
         self.num_repeated = 0
 
     def begin(self, question: Question) -> Callable[[], Outcome]:
-        """Take a message, and return the function that waits for its answer."""
+        """Start a message, and return the function that waits for its answer."""
         asked = _digest_of(question)
         if (found := _read(question, asked)) is not None:
             self.num_repeated += 1
@@ -65,7 +65,7 @@ def _path_of_own(question: Question) -> Path:
 
 
 def _digest_of(question: Question) -> str:
-    """Return the SHA-256 of all that an answer follows from."""
+    """Return the SHA-256 of everything that an answer depends on."""
     asked = (question.client_id, question.kind, question.group, question.number, question.seed, question.content.name)
     digest = hashlib.sha256(json.dumps(asked).encode())
     for name, array in sorted((question.own or {}).items()):
@@ -93,7 +93,7 @@ def _written(path: Path, own: Arrays) -> str:
 
 
 def _read(question: Question, asked: str) -> Outcome | None:
-    """Return the answer of before to the same question; None: there is none, or its files are not whole."""
+    """Return the recorded answer to the same question; None: there is none, or its files are incomplete."""
     try:
         row = json.loads(_path(question).read_bytes())
         if row["asked"] != asked:
@@ -115,12 +115,12 @@ def _own_of(path: Path, digest: str | None) -> Arrays | None:
     if not digest:
         return None if digest is None else {}
     if _digest_of_file(path) != digest:
-        raise ValueError(f"{path} has other bytes than were written")
+        raise ValueError(f"{path} has changed since it was written")
     return safetensors_file.read(path)
 
 
 def _are_whole(path: Path, pieces: tuple[Piece, ...]) -> bool:
-    """Return whether a reply's file has the bytes of its pieces, one after the other, and no more."""
+    """Return whether a reply's file consists exactly of the bytes of its pieces, one after the other."""
     if path.stat().st_size != sum(piece.num_bytes for piece in pieces):
         return False
     with path.open("rb") as file:

@@ -21,7 +21,7 @@ from atoll.task.array_task import ArrayTask
 from atoll.task.task import Task
 
 OF_THE_PROGRAM = "program"
-"""The folder of the program's files, beside its log."""
+"""Folder of the program's files, beside its log."""
 
 
 @contextmanager
@@ -36,22 +36,22 @@ def opened(
 ) -> Iterator[MessageFederation]:
     """Open a federation that is ready to run.
 
-    A run that was interrupted in the same folder continues, if its settings are the same: its program runs again from
-    its first line, and is answered from the record. With other settings it begins anew.
+    An interrupted run in the same folder resumes if its settings are the same: its program runs again from its first
+    line, and is answered from the record. With other settings it starts again.
 
     Args:
         file: the settings.
         task: the task that they name.
         folder: the folder of the run.
         on_exchange: a callback for each exchange's line.
-        is_fresh: refuse a folder that has an interrupted run, too.
+        is_fresh: whether to refuse a folder with an interrupted run, too.
         tell: a callback for notes to the operator.
 
     Raises:
         ConfigError: all faults of the settings, the task or the folder.
         WorkerDied: a process of the engine could not start.
     """
-    _check_folder(folder, is_fresh=is_fresh)  # its faults name the folder as it was given
+    _check_folder(folder, is_fresh=is_fresh)  # its faults name the folder as given
     folder = folder.absolute()  # the task's code may change the current folder
     setting = setting_of(file, task)
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,11 +69,11 @@ def opened(
 
 
 def _answers_of_another(file: SimulationFile, folder: Path, tell: Callable[[str], None]) -> list[str]:
-    """Return the folder of the answers if they are those of a run with other settings, and tell which run continues."""
+    """Return the folder of the answers if they belong to a run with other settings, and report which run resumes."""
     if not (folder / EXCHANGES).exists():
         return [REPLIES]
     if changed := differing(file, folder):
-        tell(f"the run in {folder} was interrupted and had other settings ({', '.join(changed)}): it begins anew")
+        tell(f"the run in {folder} was interrupted and had other settings ({', '.join(changed)}): it starts again")
         return [REPLIES]
     tell(f"the run in {folder} was interrupted: its program runs again, and gets the answers that it had")
     return []
@@ -121,10 +121,10 @@ def _faults_of(file: SimulationFile, task: Task | ArrayTask) -> Iterator[str]:
 
 
 def _check_folder(folder: Path, *, is_fresh: bool) -> None:
-    """Check that a folder has no run, or one of messages that was interrupted.
+    """Check that a folder has no run, or only an interrupted run of messages.
 
     Raises:
-        ConfigError: it has another one.
+        ConfigError: it has another run.
     """
     another = "choose another --out, or delete it"
     check_place(folder)

@@ -33,16 +33,16 @@ from atoll.task.randomness import training_seed
 
 
 class ProgramHost(Protocol):
-    """The federation around a coordinator: it runs the server program and records the exchanges."""
+    """Federation around a coordinator: it runs the server program and records the exchanges."""
 
     def start_program(self) -> None:
-        """Start a process of the program; an older one is killed first."""
+        """Start a process of the program, after killing the previous one."""
 
     def answer_nodes(self, effect: AnswerNodes) -> None:
-        """Let a call return with nodes."""
+        """Answer a call with nodes."""
 
     def answer_messages(self, effect: AnswerMessages) -> None:
-        """Let a call return with replies."""
+        """Answer a call with replies."""
 
     def exchange_changed(self, number: int) -> None:
         """Record an exchange that has opened or closed."""
@@ -52,7 +52,7 @@ class ProgramHost(Protocol):
 
 
 class MessageService(Coordinator[ExchangeMachine]):
-    """The coordinator of one run of messages.
+    """Coordinator of one run of messages.
 
     Args:
         host: the federation.
@@ -120,7 +120,7 @@ class MessageService(Coordinator[ExchangeMachine]):
     # ------------------------------------------------------------ contents and replies
 
     def bytes_of(self, digest: Digest) -> int:
-        """Return the size of a content [bytes]."""
+        """Return the size of a message's content [bytes]."""
         return self._contents.keep(digest).manifest.num_bytes
 
     def _fault_of(self, update: Update) -> str:

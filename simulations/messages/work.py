@@ -19,7 +19,7 @@ from atoll.task.metrics import Statistics
 
 @dataclass(frozen=True, slots=True)
 class StoredReply:
-    """The bytes of a reply, one tensor after the other."""
+    """Bytes of a reply, one tensor after the other."""
 
     path: Path
     tensors: tuple[tuple[str, int], ...]
@@ -27,13 +27,13 @@ class StoredReply:
 
 
 class Answering(Training):
-    """The work for one message: all of it, or none."""
+    """Work for one message: all of it, or none."""
 
     seconds: float = 0.0
     """Real time of its computation [s], once it is known."""
 
     def plan(self, budget_ends: float) -> None:
-        """Plan the end: that of the work, or of the budget if the work does not fit, on the device or in real time."""
+        """Plan the end: of the work, or of the budget if the work exceeds it, on the device or in real time."""
         super().plan(budget_ends)
         if self.seconds > budget_ends - self.began:
             self.steps = 0
@@ -43,15 +43,15 @@ class Answering(Training):
 
     @property
     def fault(self) -> str:
-        """The reason that there is no reply."""
+        """The reason why there is no reply."""
         return "the answer was not ready in time"
 
 
 class MessageWork:
-    """The local work of all clients of a run of messages; see `federation.host.Work`.
+    """Local work of all clients of a run of messages; see `federation.host.Work`.
 
-    An answer takes the time of one pass over the client's examples; where its computation takes longer than the message
-    may, it is not ready in time, as it would not be at an agent.
+    An answer takes the time of one pass over the client's examples; if its computation takes longer than the message
+    allows, it is late, as it would be at an agent.
 
     Args:
         engine: computes the answers.
@@ -100,7 +100,7 @@ class MessageWork:
         )
 
     def forget(self, training: Training) -> None:
-        """Drop a message whose answer is not wanted any more."""
+        """Drop a message whose answer is no longer needed."""
         self._open.pop(training, None)
 
     def update_of(self, training: Training, download_seconds: float) -> Update | JobFailed | None:
@@ -138,12 +138,12 @@ class MessageWork:
         )
 
     def settle(self, update: Update, *, accepted: bool) -> None:
-        """Do nothing: the coordinator may have a reply whose answer was lost, and files stay until the run ends."""
+        """Do nothing: the coordinator may have a reply whose confirmation was lost; files stay until the run ends."""
 
     def num_evaluated(self, client_id: ClientId) -> int:
-        """Raise NotImplementedError: a run of messages has no evaluations of its own."""
+        """Raise NotImplementedError: message runs have no evaluation rounds."""
         raise NotImplementedError
 
     def evaluate(self, client_id: ClientId, request: EvaluationRequest) -> Statistics | str:
-        """Raise NotImplementedError: a run of messages has no evaluations of its own."""
+        """Raise NotImplementedError: message runs have no evaluation rounds."""
         raise NotImplementedError

@@ -11,23 +11,23 @@ Positive = Annotated[float, Field(gt=0, le=1e9)]
 
 
 class PopulationConfig(BaseModel):
-    """A population: its clients and the rule by which examples are dealt to them."""
+    """Population: its clients and the rule by which examples are dealt to them."""
 
     model_config = STRICT
 
     kind: Annotated[str, AfterValidator(CUSTOM_POPULATION.check)] = "natural"
-    """Partition of the data among the clients. "natural": the task's own sites, each with its own data. All others pool
-    the sites' data and deal it anew: "iid": shuffled, in equal parts. "dirichlet": label skew, each label's shares
-    drawn from a Dirichlet distribution. "shards": sorted by label and cut into shards (McMahan et al. 2017).
+    """Partition of the data among the clients. "natural": the task's sites, each with its data. All other kinds pool
+    the sites' data and deal it to the clients: "iid": shuffled, in equal parts. "dirichlet": label skew, each label's
+    shares drawn from a Dirichlet distribution. "shards": sorted by label and cut into shards (McMahan et al. 2017).
     "quantity": shuffled, in unequal parts. "feature": as "iid", with a different change of the inputs at each
-    client. Or your own function of (examples, clients, rng): by the name that an installed package declares (see
-    `atoll plugins`), or as `module:function` or `path/to/file.py:function`."""
+    client. Or a custom function of (examples, clients, rng): by the name that an installed package declares (see `atoll
+    plugins`), or as `module:function` or `path/to/file.py:function`."""
 
     clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Number of clients, named c0000, c0001, ...; required by all kinds but "natural", which does not have it."""
 
     options: dict[str, Plain] = {}
-    """Values for your own `kind`, which takes them by name: `options.spread = 0.5`."""
+    """Values for a custom `kind`, passed by name: `options.spread = 0.5`."""
 
     alpha: Positive | None = None
     """Concentration of the Dirichlet distribution from which "dirichlet" draws each label's shares, and "quantity" the
@@ -58,8 +58,8 @@ class PopulationConfig(BaseModel):
     """Minimum number of training examples of every client; a split with fewer is refused."""
 
     drop_empty: bool = False
-    """Leave out clients without any training example: sites of the task for "natural", clients of a "dirichlet" split
-    or of your own. The others keep their names and their draws. False: such a client is refused."""
+    """Leave out clients without any training example: sites of the task for "natural", clients of a "dirichlet" or
+    custom split. The others keep their names and their draws. False: such a client is refused."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of the partition; absent: the run's seed."""

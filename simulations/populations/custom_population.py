@@ -16,7 +16,7 @@ from atoll.simulations.populations.pool import NoLabels, Pool
 
 @dataclass(frozen=True)
 class Examples:
-    """The pooled training examples, in the order of the task's sites, as a user's function sees them."""
+    """Pooled training examples, in the order of the task's sites, as a custom function sees them."""
 
     pool: Pool
     sites: tuple[str, ...]
@@ -27,7 +27,7 @@ class Examples:
 
     @property
     def site(self) -> Ints:
-        """The number of the site that has each example (N,), in the order of `sites`."""
+        """The number of the site of each example (N,), in the order of `sites`."""
         return np.repeat(np.arange(len(self.sites)), self.pool.sizes)
 
     @property
@@ -45,7 +45,7 @@ def dealt(config: PopulationConfig, examples: Examples, rng: np.random.Generator
 
     Raises:
         ConfigError: there is no such function.
-        Impossible: it raised, or its answer is no client for each example.
+        Impossible: it raised, or its result is not a client for each example.
     """
     clients = config.clients
     assert clients is not None
@@ -71,7 +71,7 @@ def dealt(config: PopulationConfig, examples: Examples, rng: np.random.Generator
 
 
 def labels_if_any(pools: tuple[Pool, Pool]) -> tuple[list[Ints], int]:
-    """Return the labels of both pools as numbers 0..L-1, and L; zeros and 1 where the targets are no labels.
+    """Return the labels of both pools as numbers 0..L-1, and L; zeros and 1 if the targets are not labels.
 
     Without test examples, which follow the labels of the training examples, nothing is read.
     """

@@ -1,4 +1,4 @@
-"""Sites without training examples, and clients with too few: the refusal, and the note on those that are left out."""
+"""Sites without training examples, and clients with too few: the refusal, and the note on omitted clients."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -6,13 +6,13 @@ from atoll.ground.printable import count_of
 from atoll.simulations.populations.config import PopulationConfig
 
 SHOWN_MAX = 5
-"""Most sites that a refusal or a note names."""
+"""Maximum number of sites that a refusal or a note names."""
 
 WAY_OUT = "--drop-empty (population.drop_empty = true) leaves them out"
 
 
 def faults_of_sizes(config: PopulationConfig, sizes: Mapping[str, int]) -> Iterator[str]:
-    """Yield the reasons that the task's own sites cannot be the clients, one for all sites of a kind.
+    """Yield the reasons why the task's sites cannot be the clients, one for all sites of a kind.
 
     Args:
         config: the settings, with `min_examples` and `drop_empty`.
@@ -31,7 +31,7 @@ def faults_of_sizes(config: PopulationConfig, sizes: Mapping[str, int]) -> Itera
 
 
 def dropping(dropped: Sequence[str], num_all: int) -> str:
-    """Return the note on the clients that are left out, of `num_all`."""
+    """Return the note on the omitted clients, of `num_all`."""
     what = "has no training examples and is" if len(dropped) == 1 else "have no training examples and are"
     return f"{len(dropped)} of {count_of(num_all, 'client')} {what} left out, of evaluations too: {_listed(dropped)}"
 

@@ -30,40 +30,40 @@ from atoll.simulations.populations.pool import NoLabels, labels_of, reading
 from atoll.task.collated import form_fault
 from atoll.task.randomness import generators_kept, seeded_data_of
 from atoll.task.task import Task
-from atoll.training.local.row_forms import kind_of
-from atoll.training.local.trial import SITES_READ
+from atoll.training.data.row_forms import kind_of
+from atoll.training.trials.first_batch import SITES_READ
 
 FIRST = 64
-"""Sites that are read before it is known how long all take."""
+"""Number of sites that are read before the duration of all is estimated."""
 
 WORTH_S = 1.0
 """Expected duration of the rest from which several processes read it [s]."""
 
 BLOCK = 256
-"""Sites that a process reads before it answers."""
+"""Number of sites that a process reads before it answers."""
 
 READ_TWICE = 16
-"""Sites that are read here again after other processes have read them."""
+"""Number of sites that are read here again after other processes have read them."""
 
 LabelCounts = list[tuple[Ints, Ints]]
 """The labels of each client, ascending, and the number of its examples of each."""
 
 
 class SiteFacts(NamedTuple):
-    """The facts of one site."""
+    """Facts of one site."""
 
     train: int
     test: int
     labels: tuple[list[int], list[int]] | str | None
-    """The labels of the training data with their numbers; a text: why it has none; None: they are not counted yet,
-    because each example would have to be read."""
+    """The labels of the training data with their numbers; a string: why there are none; None: not counted yet, because
+    each example would have to be read."""
     rows: str = ""
-    """The kinds of the rows of both splits (`row_forms.kind_of`), as far as they are known."""
+    """Kinds of the rows of both splits (`row_forms.kind_of`), as far as they are known."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of K sites."""
+    """Facts of K sites."""
 
     train: Ints
     """The number of training examples of each (K,)."""
@@ -74,16 +74,16 @@ class Facts:
     rows: tuple[str, ...]
     """The kinds of the rows of each, as in `SiteFacts`."""
     are_kept: bool = False
-    """Origin of the facts: True if an earlier process has read them."""
+    """Whether an earlier process has read them."""
 
     @classmethod
     def of_all(cls, facts: Sequence[SiteFacts]) -> "Facts":
-        """Return those of all sites together."""
+        """Combine the facts of all sites."""
         sizes = np.array([each[:2] for each in facts], np.int64).reshape(-1, 2)
         return cls(sizes[:, 0], sizes[:, 1], tuple(each.labels for each in facts), tuple(each.rows for each in facts))
 
     def of(self, chosen: np.ndarray[Any, Any]) -> "Facts":
-        """Return those of some sites, by a mask (K,)."""
+        """Return the facts of some sites, by a mask (K,)."""
         return Facts(
             self.train[chosen],
             self.test[chosen],
@@ -99,11 +99,11 @@ ReadFacts = Callable[[Task], Facts]
 
 @dataclass(frozen=True)
 class OwnSites:
-    """One split of the task's own sites, each with its own data; see `population.Partition`."""
+    """One split of the task's sites, each with its data; see `population.Partition`."""
 
     sizes: Ints
     facts: Facts | None
-    """The facts with the labels; None: of the test split, which has none."""
+    """Facts with the labels; None for the test split, which has no labels."""
     task: Task
 
     @property
@@ -112,7 +112,7 @@ class OwnSites:
         return len(self.sizes)
 
     def label_counts(self) -> tuple[list[int], LabelCounts | None, str]:
-        """Return all labels, those of each client with their numbers, and the reason that there are none."""
+        """Return all labels, the label counts of each client, and the reason why there are none."""
         assert self.facts is not None
         found: LabelCounts = []
         with generators_kept():
@@ -131,10 +131,10 @@ def name_of(site: str, split: str) -> str:
 
 
 def checked(dataset: Any, site: str, split: str) -> Any:
-    """Return a data set that has rows by their numbers, also of a task with a `fit` of its own.
+    """Return a data set with indexed rows, also of a task with a custom `fit`.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: it has no indexed rows.
     """
     if fault := form_fault(dataset):
         raise ConfigError([f"population: task.data({site!r}, {split!r}) gave {fault}"])
@@ -146,7 +146,7 @@ def facts_of_sites(task: Task) -> Facts:
 
     Raises:
         ConfigError: the data of a site has no rows.
-        Exception: any error of the task's own code, with a note that names the site.
+        Exception: any error of the task's code, with a note that names the site.
     """
     sites = list(task.sites)
     began = time.monotonic()
@@ -163,7 +163,7 @@ def facts_of_sites(task: Task) -> Facts:
 
 
 def _processes() -> int:
-    """Return the number of processes that may read; 1: this one alone, which cannot be forked safely."""
+    """Return the number of processes that may read; 1: only this one, which cannot be forked safely."""
     is_safe = sys.platform == "linux" and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     may_fork = is_safe and not multiprocessing.current_process().daemon
     return len(os.sched_getaffinity(0)) if may_fork else 1
@@ -206,7 +206,7 @@ def _counted(dataset: Any, site: str) -> tuple[list[int], list[int]] | str:
 
 
 def _shows_labels(dataset: Any) -> bool:
-    """Return whether the labels can be had without reading each example."""
+    """Return whether the labels can be read without reading each example."""
     if type(dataset) is Subset:
         return _shows_labels(dataset.dataset)
     if type(dataset) is ConcatDataset:
@@ -255,13 +255,13 @@ def _answers(connections: dict[Connection, None]) -> Iterator[tuple[int, list[Si
 
 
 def _serve(connection: Connection, task: Task, blocks: Sequence[tuple[int, Sequence[str]]]) -> None:
-    """Read blocks of sites in a child process; at a failure end, since this process's parent then reads the site."""
+    """Read blocks of sites in a child process; end at a failure, because the parent then reads the site."""
     for one in ENDING:  # the parent handles them, and ends this process
         signal.signal(one, signal.SIG_IGN)
     end_with_the_parent()
     reopen_files()
-    OPENED.news()  # what the parent has opened, it knows
-    torch.set_num_threads(1)  # the parent's OpenMP threads are not here
+    OPENED.news()  # the parent knows the files that it has opened
+    torch.set_num_threads(1)  # the parent's OpenMP threads do not exist here
     with suppress(Exception):
         for number, sites in blocks:
             connection.send((number, read_sites(task, sites), OPENED.news()))

@@ -1,4 +1,4 @@
-"""Feature skew: each client changes its inputs in a way of its own, the same for its training and its test data."""
+"""Feature skew: each client changes its inputs in a fixed way, the same for its training and its test data."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,19 +8,19 @@ import torch
 from torch.utils.data import TensorDataset
 
 from atoll.simulations.populations.partitions import stream
-from atoll.training.local.draws import drawing
+from atoll.training.data.draws import drawing
 
 STRENGTH = 0.1
 """Default strength of a change, in units of the inputs."""
 
 
 class NotChangeable(ValueError):
-    """Inputs of a kind to which the change does not apply."""
+    """Error: the change does not apply to inputs of this kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureSkew:
-    """The change that each of `num_clients` clients applies to the inputs x of its examples.
+    """Change that each of `num_clients` clients applies to the inputs x of its examples.
 
         noise:     x + s (k + 1) / K z,       z ~ N(0, 1) for each element, drawn once
         shift:     exp(s a_k) x + s b_k,      a_k, b_k ~ N(0, 1)
@@ -42,7 +42,7 @@ class FeatureSkew:
 
         Args:
             client: the number of the client, from 0.
-            split: "train" or "test", each with noise of its own.
+            split: "train" or "test", each with separate noise.
             dataset: the client's unchanged examples.
 
         Raises:

@@ -10,7 +10,7 @@ from atoll.protocol.variants import Choice, Variant
 
 
 class Natural(Variant):
-    """The task's own sites."""
+    """The task's sites."""
 
     kind: Literal["natural"]
 
@@ -55,7 +55,7 @@ class Quantity(Variant):
 
 
 class Feature(Variant):
-    """Equal parts, with inputs that each client sees in its own way."""
+    """Equal parts, with inputs that are changed differently for each client."""
 
     kind: Literal["feature"]
     clients: int
@@ -65,7 +65,7 @@ class Feature(Variant):
     @model_validator(mode="after")
     def _a_rotation_has_no_strength(self) -> "Feature":
         if self.change == "rotation" and self.strength is not None:
-            raise ValueError("strength is no option of the change rotation")
+            raise ValueError("strength is not an option of the change rotation")
         return self
 
 
@@ -81,4 +81,4 @@ CUSTOM_POPULATION = Kind(
     built_in=tuple(POPULATIONS.variants),
 )
 NEED_LABELS = ("dirichlet", "shards")
-"""Kinds for which each target must be a class number."""
+"""Kinds that need a class number as each target."""

@@ -1,6 +1,6 @@
-"""The watch on the files that Python opens, from which facts about a task's data are known to depend on them.
+"""The watch on the files that Python opens, on which facts about a task's data may depend.
 
-It sees `open`, the listing of folders and SQLite, by Python's audit events, and no file that a library of C opens by
+Through Python's audit events it sees `open`, the listing of folders and SQLite, but not files that a C library opens
 itself. An audit hook cannot be removed, so it is set once, and costs a comparison while the watch is off.
 """
 
@@ -12,14 +12,14 @@ from typing import Any
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 SHARED = "ATOLL_SITES"
-"""The variable that names the folder in which the cells of a sweep share what they have read of the sites."""
+"""Environment variable that names the folder in which the cells of a sweep share the facts of the sites."""
 
 Mark = tuple[int, int, int] | None
-"""Size [bytes], time of the last change of the content and of the file [ns]; None: there is none."""
+"""Size [bytes], and times of the last change of content and metadata [ns]; None: the file does not exist."""
 
 
 class OpenedFiles:
-    """The files and folders that this process has opened to read since the watch began."""
+    """Files and folders that this process has opened for reading since the watch began."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -44,7 +44,7 @@ class OpenedFiles:
         return paths
 
     def add(self, paths: list[str]) -> None:
-        """Add what another process has opened."""
+        """Add files that another process has opened."""
         self._paths |= dict.fromkeys(paths)
 
     def _see(self, event: str, arguments: tuple[Any, ...]) -> None:

@@ -20,7 +20,7 @@ DRAWS = 100
 
 
 class Impossible(ValueError):
-    """A split that these examples do not allow; the message has the numbers."""
+    """Error: these examples do not allow a split; the message has the numbers."""
 
 
 def stream(seed: int, *purpose: object) -> np.random.Generator:
@@ -61,7 +61,7 @@ def even(num_examples: int, num_clients: int) -> Ints:
 
 
 def apportion(sizes: Ints, shares: Floats, rng: np.random.Generator) -> Ints:
-    """Draw counts (L, K) with the row sums `sizes`, proportional to `shares`: each is its share rounded up or down.
+    """Draw counts (L, K) with row sums `sizes`, proportional to `shares`: each share is rounded up or down.
 
     The shares of a row are laid end to end on a line of length n; their ends are moved by one u ~ U[0, 1) and rounded
     down. The probability of rounding up is therefore exactly the remainder, so that small shares are not always lost.
@@ -96,7 +96,7 @@ def dirichlet(
     label.
 
     Raises:
-        Impossible: in each draw some client has fewer than `min_examples`, and is not an empty one that may be so.
+        Impossible: in each draw some client has fewer than `min_examples`, and is not an allowed empty one.
 
     Source:
         Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019, section 4; Li et
@@ -125,7 +125,7 @@ def balanced_dirichlet(sizes: Ints, num_clients: int, alpha: float, rng: np.rand
 
         q_k ~ Dir_L(α p),    p_y = n_y / N,    client k draws N / K labels from q_k
 
-    When a label runs out, the client's mix of the remaining labels is drawn anew, from Dir(α p) restricted to them.
+    When a label runs out, the client's mix of the remaining labels is drawn again, from Dir(α p) restricted to them.
     Here α counts for all labels together: α = 1 with ten labels is a tenth for each. Small α: one label for each
     client, until the label runs out; α to infinity: IID.
 

@@ -20,7 +20,7 @@ NAMES_MAX = 30
 
 
 class NoPlots(RuntimeError):
-    """The drawing library is missing; the message says what to install."""
+    """Error: the drawing library is missing; the message says what to install."""
 
 
 def plot(report: Report, path: Path) -> None:
@@ -64,7 +64,7 @@ def _draw(axes: "Axes", report: Report) -> None:
     from matplotlib.colors import ListedColormap, Normalize
 
     mappable = ScalarMappable(Normalize(0, len(labels)), ListedColormap(colours))
-    axes.figure.colorbar(mappable, ax=axes, label="label, by its place")
+    axes.figure.colorbar(mappable, ax=axes, label="label, by its index")
 
 
 def counts(report: Report) -> Ints:

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from atoll.simulations.populations.partitions import Ints
-from atoll.training.local.batches import row_at
+from atoll.training.data.batches import row_at
 
 
 class NoLabels(ValueError):
-    """Targets that are not class labels; the message says what they are."""
+    """Error: targets are not class labels; the message says what they are."""
 
 
 class Pool:
-    """The examples of several data sets, one after the other.
+    """Examples of several data sets, one after the other.
 
     Args:
         datasets: the data sets of the sites that have this split.
@@ -70,7 +70,7 @@ class Pool:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Add the name of the data to an error of reading it: the data of many sites pass the same line of the task."""
+    """Add the name of the data to a read error: the data of many sites pass the same line of the task."""
     try:
         yield
     except Exception as error:
@@ -121,7 +121,7 @@ def _targets_of_row(dataset: "ConcatDataset[Any]", indices: Ints) -> NDArray[Any
 
 
 def _shows_targets(dataset: Any) -> bool:
-    """Check that `.targets` are the targets of the items, as in torchvision, and not those before a transformation."""
+    """Check that `.targets` are the targets of the items, as in torchvision, and not untransformed ones."""
     shown = getattr(dataset, "targets", None)
     if shown is None or not hasattr(shown, "__len__") or len(shown) != len(dataset) or not len(dataset):
         return False

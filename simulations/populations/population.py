@@ -26,12 +26,12 @@ from atoll.task.task import Task
 NO_SITES = "the task has no sites, and so no data to deal; name them in Task(sites=[...])"
 
 OWN = "own"
-"""The purpose of the draws of a custom kind, by whatever name or path it is known."""
+"""Purpose of the draws of a custom kind, whatever its name or path."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """The examples of one split and their owners."""
+    """Examples of one split and their owners."""
 
     pool: Pool
     owner: Ints
@@ -44,7 +44,7 @@ class Partition:
         return np.bincount(self.owner, minlength=self.num_clients)
 
     def label_counts(self) -> tuple[list[int], LabelCounts | None, str]:
-        """Return all labels, those of each client with their numbers, and the reason that there are none."""
+        """Return all labels, the label counts of each client, and the reason why there are none."""
         try:
             labels, codes = np.unique(self.pool.labels, return_inverse=True)
         except NoLabels as error:
@@ -75,7 +75,7 @@ class Holdings:
         """Return the examples of one client, as `Task.data` does."""
         if site not in self.number:
             raise ValueError(
-                f"there is no client {site!r}; there are {len(self.number)}, from {next(iter(self.number))}"
+                f"there is no client {site!r}; there are {len(self.number)}, the first is {next(iter(self.number))}"
             )
         partition, client = self.splits.get(split), self.number[site]
         if partition is None or not partition.sizes[client]:
@@ -86,7 +86,7 @@ class Holdings:
 
 @dataclass(frozen=True)
 class Population:
-    """The clients of a simulated run and the data of each."""
+    """Clients of a simulated run and the data of each."""
 
     config: PopulationConfig
     seed: int
@@ -97,23 +97,23 @@ class Population:
     """The clients' test data; None: the task has no such data."""
     skew: FeatureSkew | None = None
     num_owners: int = 1
-    """The number of the task's own sites that have training data."""
+    """The number of the task's sites that have training data."""
     dropped: tuple[str, ...] = ()
-    """The clients that `drop_empty` left out, as they have no training examples."""
+    """The clients that `drop_empty` omitted, because they have no training examples."""
 
     @property
     def are_kept(self) -> bool:
-        """The answer whether an earlier process has read the sizes."""
+        """Whether an earlier process has read the sizes."""
         facts = self.train.facts if isinstance(self.train, OwnSites) else None
         return facts is not None and facts.are_kept
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The differences between these clients and the task's own sites, a sentence each; empty: there are none."""
+        """The differences between these clients and the task's sites, a sentence each; empty: none."""
         told = []
         if self.config.kind != "natural" and self.num_owners > 1:
             told.append(
-                f"the data of {count_of(self.num_owners, 'site')} are pooled and dealt anew to "
+                f"the data of {count_of(self.num_owners, 'site')} are pooled and dealt to "
                 f"{count_of(self.train.num_clients, 'client')} "
                 f'(population.kind = "{self.config.kind}"): the task\'s own sites are not simulated'
             )
@@ -128,8 +128,8 @@ def populate(config: PopulationConfig, task: Task, seed: int, read: ReadFacts | 
     Args:
         config: the kind of the population, and its options.
         task: the task whose sites' data is pooled; the data is loaded here, once.
-        seed: the seed of the run; `config.seed`, if set, takes its place.
-        read: (task) -> the facts of its own sites, if those are the clients; None: `facts_of_sites`.
+        seed: the seed of the run; `config.seed`, if set, replaces it.
+        read: (task) -> the facts of its sites, if they are the clients; None: `facts_of_sites`.
 
     Raises:
         ConfigError: the data do not allow this split; the message has the numbers.
@@ -160,7 +160,7 @@ def populate(config: PopulationConfig, task: Task, seed: int, read: ReadFacts | 
 
 
 def _natural(config: PopulationConfig, task: Task, seed: int, read: ReadFacts) -> Population:
-    """Return the task's own sites as clients, each with its own data."""
+    """Return the task's sites as clients, each with its data."""
     if not task.sites:
         raise ConfigError([f"population: {NO_SITES}"])
     facts = read(task)
@@ -197,7 +197,7 @@ def _pool(datasets: Mapping[str, Any], split: str) -> Pool:
 
 
 def _faults(config: PopulationConfig, task: Task, sizes: Mapping[str, int]) -> Iterator[str]:
-    """Yield the faults that show without reading any example; `sizes` has the number of examples of each site."""
+    """Yield the faults found without reading any example; `sizes` has the number of examples of each site."""
     if not task.sites:
         yield NO_SITES
         return
@@ -233,7 +233,7 @@ def _deal(
     """Deal the training examples by the rule of the kind, and the test examples in the same proportions.
 
     Returns:
-        The splits, and the clients that own their parts: all, or with `drop_empty` those that have training examples.
+        The splits, and the clients that own their parts: all, or with `drop_empty` only those with training examples.
     """
     train = examples.pool
     if config.is_ours:
@@ -296,7 +296,7 @@ def _counts(config: PopulationConfig, sizes: Ints, rng: np.random.Generator) -> 
         assert config.alpha is not None
         if config.balanced:
             counts = partitions.balanced_dirichlet(sizes, num_clients, config.alpha, rng)
-            return counts[:, rng.permutation(num_clients)]  # the last one gets the leftovers: any client may be last
+            return counts[:, rng.permutation(num_clients)]  # the last one gets the rest: any client may be last
         least = config.min_examples
         return partitions.dirichlet(sizes, num_clients, config.alpha, least, rng, may_be_empty=config.drop_empty)
     if config.kind == "quantity":

@@ -12,7 +12,7 @@ from atoll.simulations.populations.population import Population
 
 @dataclass(frozen=True, slots=True)
 class ClientSummary:
-    """The data of one client."""
+    """Data of one client."""
 
     client: str
     examples: int
@@ -25,7 +25,7 @@ class ClientSummary:
 
 @dataclass(frozen=True, slots=True)
 class LabelSummary:
-    """The distance of the clients' labels from the pooled ones."""
+    """Distance of the clients' labels from the pooled ones."""
 
     labels: tuple[int, ...]
     """All labels of the training data."""
@@ -45,7 +45,7 @@ class LabelSummary:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A population in numbers: sizes, labels, and each client's data."""
+    """Population in numbers: sizes, labels, and each client's data."""
 
     kind: str
     seed: int
@@ -59,12 +59,12 @@ class Report:
     labels: LabelSummary | None
     """Statistics of the labels; None: the targets are not labels."""
     no_labels: str
-    """The reason that the targets are not labels; empty if they are."""
+    """The reason why the targets are not labels; empty if they are."""
     clients: tuple[ClientSummary, ...]
     dropped: tuple[str, ...] = ()
-    """The clients that were left out, as they have no training examples."""
+    """The clients that were omitted, because they have no training examples."""
     notes: tuple[str, ...] = ()
-    """The differences between the clients and the task's own sites, a sentence each."""
+    """The differences between the clients and the task's sites, a sentence each."""
 
     def plain(self) -> dict[str, Any]:
         """Return the report as JSON values."""

@@ -1,6 +1,7 @@
 """The command line in this process, as a person types it."""
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from click.testing import CliRunner, Result
 from typer.main import get_command
 
 from atoll.cli.commands import app
-from atoll.cli.printing import log_notes
+from atoll.cli.log import Stream
 
 COMMAND: Any = get_command(app)
 """The command line, made once: that takes ten times as long as to refuse a line."""
@@ -20,7 +21,7 @@ TINY = Path(__file__).parents[1] / "wire" / "tasks" / "four_numbers_task.py"
 
 def invoke(*arguments: object) -> Result:
     """Return the outcome of `atoll ARGUMENTS`; an exception that the command line does not catch is raised."""
-    log_notes(None)  # a service before, in this process, had a log
+    logging.root.handlers[:] = [each for each in logging.root.handlers if not isinstance(each, Stream)]  # of a service
     result = CliRunner().invoke(COMMAND, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -43,6 +44,13 @@ def told(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if not note.match(line)]
 
 
+def ran(*arguments: object, code: int = 0) -> Result:
+    """Return the outcome of a command that ends with this exit code."""
+    result = invoke(*arguments)
+    assert result.exit_code == code, result.output
+    return result
+
+
 def faults_in(stderr: str) -> list[str]:
     """Return the operator's mistakes of standard error: of a command, and of a service, which has a log."""
     return re.findall(r"^(?:atoll: |.{19} (?:\S+: )?error: )(.*)$", stderr, re.MULTILINE)
@@ -50,13 +58,9 @@ def faults_in(stderr: str) -> list[str]:
 
 def shown(*arguments: object) -> Any:
     """Return the parsed output of a command with --json."""
-    result = invoke(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    return json.loads(ran(*arguments, "--json").stdout)
 
 
 def said(*arguments: object) -> str:
     """Return the output of a command without --json, as a person reads it."""
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return ran(*arguments).stdout

@@ -6,14 +6,12 @@ import socket
 import subprocess
 import sys
 import traceback
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from atoll.cli import commands, main, stopping
-from atoll.operations.faults import EXIT_AWAY
 from atoll.operations.task_failures import one_line
+from atoll.protocol.signals import ExitCode
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.training.worker.operations import detail_of
 from tests.cli.invoking import TINY, faults_in, invoke, refused
@@ -69,7 +67,7 @@ def test_a_database_that_is_away_is_worth_another_try(tmp_path: Path) -> None:
     pytest.importorskip("psycopg")
     where = ["--set", "coordinator.database=postgresql://127.0.0.1:1/atoll", "--set", "coordinator.listen=127.0.0.1:0"]
     result = invoke("coordinator", "--state", tmp_path / "state", *where)
-    assert result.exit_code == EXIT_AWAY == 75
+    assert result.exit_code == ExitCode.AWAY == 75
     assert "cannot be reached" in result.stderr
     assert "Traceback" not in result.output
 
@@ -253,22 +251,20 @@ def test_no_command_prints_the_path_of_a_webhook(tmp_path: Path, form: tuple[str
         assert "s3cret" not in (tmp_path / "out" / "run.toml").read_text(), "others may read it"
 
 
-def test_a_mistake_of_ours_keeps_its_traceback_and_ends_with_70(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(commands, "app", lambda: 1 / 0)
-    monkeypatch.setattr(stopping, "one_line", nullcontext)  # or this process would handle the signals of a command
-    with pytest.raises(SystemExit) as end:
-        main.run()
-    assert end.value.code == 70
-    assert "ZeroDivisionError" in capsys.readouterr().err
+@pytest.mark.real
+def test_a_mistake_of_ours_keeps_its_traceback_and_ends_with_70() -> None:
+    program = "from atoll.cli.command import Command\nwith Command(): 1 / 0"
+    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=BOUND_S)
+    assert done.returncode == 70
+    assert done.stderr.startswith("Traceback")
+    assert "ZeroDivisionError" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
-        (["round", "list"], "is no state directory: there is no state.db in it"),
-        (["model", "export", "--out", "x"], "is no state directory: there is no state.db in it"),
+        (["round", "list"], "is not a state directory: there is no state.db in it"),
+        (["model", "export", "--out", "x"], "is not a state directory: there is no state.db in it"),
         (["run", "stop", "digits-1"], "no coordinator holds"),
     ],
 )
@@ -359,7 +355,7 @@ def test_two_join_codes_are_refused_without_showing_them(run_toml: Path) -> None
 def test_a_simulation_starts_from_a_run_of_the_state_directory_in_its_file(run_toml: Path) -> None:
     (run_toml.parent / "state").mkdir()
     (fault,) = refused("simulate", run_toml, "--set", "model.start=run:one", "--out", run_toml.parent / "out")
-    why = f"{run_toml.parent / 'state'} is no state directory: there is no state.db in it"
+    why = f"{run_toml.parent / 'state'} is not a state directory: there is no state.db in it"
     assert fault.startswith(f"model.start: got 'run:one': {why}; the run's coordinator.state names")
 
 

@@ -12,6 +12,7 @@ from atoll.server.config.run import RunConfig
 from atoll.server.journal.journal import Journal, RunRow
 from atoll.server.journal.state_directory import StateDirectory
 from tests.cli.invoking import invoke
+from tests.turns import in_turn
 from tests.waiting import BOUND_S
 
 PROGRAM = """
@@ -43,19 +44,22 @@ DATABASE = ("sqlalchemy.dialects.postgresql",)
 """What a showing command does without, though it reads the database."""
 
 
+LITTLE = (
+    (["--help"], 0, ("torch", "numpy", "pydantic", "asyncio", *SERVICE, *PLOTS), 430),
+    (["agent", TASK, "--site", "a", "--insecure", "--check"], 0, ("flwr", *PLOTS), 2600),
+    (["agent", APP, "--site", "site-0", "--insecure", "--check"], 0, ("flwr", "torch", *PLOTS), 1100),
+    (["settings"], 0, (*NUMBERS, *SERVICE, *PLOTS), 470),
+    (["plugins"], 0, (*NUMBERS, *SERVICE, *PLOTS), 410),
+    (["settings", "--json"], 0, (*NUMBERS, *SERVICE, *PLOTS), 470),
+    (["run", "list", "--state", "none"], 2, (*NUMBERS, "grpc", *PLOTS), 730),
+    (["audit", "verify", "none.log"], 2, ("torch", *PLOTS), 740),
+)
+"""Commands, their exit codes, modules that they do without, and the most that they have."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "unused", "most"),
-    [
-        (["--help"], 0, ("torch", "numpy", "pydantic", "asyncio", *SERVICE, *PLOTS), 430),
-        (["agent", TASK, "--site", "a", "--insecure", "--check"], 0, ("flwr", *PLOTS), 2600),
-        (["agent", APP, "--site", "site-0", "--insecure", "--check"], 0, ("flwr", "torch", *PLOTS), 1100),
-        (["settings"], 0, (*NUMBERS, *SERVICE, *PLOTS), 470),
-        (["plugins"], 0, (*NUMBERS, *SERVICE, *PLOTS), 410),
-        (["settings", "--json"], 0, (*NUMBERS, *SERVICE, *PLOTS), 470),
-        (["run", "list", "--state", "none"], 2, (*NUMBERS, "grpc", *PLOTS), 730),
-        (["audit", "verify", "none.log"], 2, ("torch", *PLOTS), 740),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    [in_turn(*values, number=n, days=2, id=" ".join(values[0])) for n, values in enumerate(LITTLE)],
 )
 def test_a_command_that_computes_nothing_imports_little(
     arguments: list[str], code: int, unused: tuple[str, ...], most: int, tmp_path: Path
@@ -76,18 +80,14 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"),
+    "arguments",
     [
-        (["run", "list"], 0),
-        (["run", "show", "digits-1"], 0),
-        (["round", "list"], 0),
-        (["client", "list"], 0),
-        (["model", "list"], 0),
+        in_turn(words.split(), number=n, days=2, id=words)
+        for n, words in enumerate(("run list", "run show digits-1", "round list", "client list", "model list"))
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_showing_command_reads_the_database_alone(arguments: list[str], code: int, state: Path) -> None:
-    found = imported(state, *arguments, code=code)
+def test_a_showing_command_reads_the_database_alone(arguments: list[str], state: Path) -> None:
+    found = imported(state, *arguments)
     unused = {*NUMBERS, *DATABASE, "grpc", "cryptography", "google.protobuf", *PLOTS}
     assert found.isdisjoint(unused), sorted(found & unused)
     assert len(found) < 630

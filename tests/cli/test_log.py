@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import log
-from atoll.cli.printing import log_notes, note
+from atoll.cli.printing import note
 from atoll.protocol.identity.join_code import JoinCode
 from tests.cli.federation import ATOLL
 from tests.cli.invoking import TINY
@@ -32,7 +32,6 @@ def _logging_as_before() -> Iterator[None]:
     before = (root.level, root.handlers[:], ours.level)
     yield
     os.environ.pop(log.VARIABLE, None)
-    log_notes(None)
     root.setLevel(before[0])
     root.handlers[:] = before[1]
     ours.setLevel(before[2])

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from atoll.cli.stopping import end_in_time
+from atoll.cli.command import Command
 from tests.waiting import BOUND_S
 
 
 def process(text):
-    program = f"from atoll.cli.stopping import end_in_time, one_line\nwith one_line(): {text}"
+    program = f"from atoll.cli.command import Command\nwith Command() as command: {text}"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND_S)
 
 
@@ -25,13 +25,13 @@ def process(text):
     ],
 )
 def test_a_process_that_is_held_up_ends_all_the_same_and_says_where_it_was(held_up):
-    ended = process(f"end_in_time(1)\n{held_up}")
+    ended = process(f"command.end_in_time(1)\n{held_up}")
     assert ended.returncode == -signal.SIGALRM
     assert "most recent call first" in ended.stderr
 
 
 def test_a_process_that_ends_in_time_says_nothing():
-    ended = process("end_in_time(60)")
+    ended = process("command.end_in_time(60)")
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
@@ -50,11 +50,11 @@ def test_a_signal_ends_what_cannot_end(command, hanging, arguments, tmp_path):
     module, name = hanging.split(":")
     program = f"""
 import signal, time
-from functools import partial
-from atoll.cli.serving import {command}
+from atoll.cli.command import Command
 from atoll.cli.main import run
 from atoll.server.{module} import {name}
-{command}.end_in_time = partial({command}.end_in_time, 1)
+end_in_time = Command.end_in_time
+Command.end_in_time = lambda self: end_in_time(self, 1)
 ends = lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0  # a rank also stops its work at each lost connection
 {name}.stop = lambda self: time.sleep(600) if ends() else None
 run()
@@ -77,5 +77,5 @@ run()
 
 def test_commands_leave_a_process_alone_that_is_not_theirs():
     before = signal.getsignal(signal.SIGALRM)
-    end_in_time(600)
+    Command().end_in_time(600)
     assert signal.getsignal(signal.SIGALRM) is before

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.stopping import _code_of
+from atoll.cli.command import Command
 from tests.cli.federation import ATOLL
 from tests.process_table import descendants, is_running
 from tests.waiting import BOUND_S
@@ -81,7 +81,7 @@ BEGUN = "before a round began; nothing was written"
 
 
 @dataclass
-class Command:
+class Started:
     """A running command, whose task notes that it is being imported."""
 
     process: "subprocess.Popen[str]"
@@ -118,7 +118,7 @@ def start(tmp_path: Path) -> Iterator[object]:
     """Yield a function that starts a command, `atoll` unless a program of Python is given, with the task at hand."""
     running = []
 
-    def begin(source: str, *arguments: str, program: str = "", **environment: str) -> Command:
+    def begin(source: str, *arguments: str, program: str = "", **environment: str) -> Started:
         (tmp_path / "slow.py").write_text(source)
         command = [sys.executable, "-c", program] if program else [str(ATOLL)]
         process = subprocess.Popen(
@@ -130,7 +130,7 @@ def start(tmp_path: Path) -> Iterator[object]:
             text=True,
         )
         running.append(process)
-        return Command(process, tmp_path / "mark")
+        return Started(process, tmp_path / "mark")
 
     yield begin
     for process in running:
@@ -271,8 +271,8 @@ def test_a_command_whose_output_nobody_reads_ends_all_the_same(start) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["train", "slow.py:task"], "before a step was made; the same command goes on"),
-        (["simulate", "slow.py:task"], "before a round began; the same command goes on"),
+        (["train", "slow.py:task"], "before a step was made; the same command resumes it"),
+        (["simulate", "slow.py:task"], "before a round began; the same command resumes it"),
     ],
 )
 def test_a_signal_while_the_data_are_loaded(arguments: list[str], told: str, start) -> None:
@@ -286,7 +286,7 @@ def test_ranks_that_still_load_the_task_end_at_once(start) -> None:
     code, errors = command.stopped_at_the_mark(signal.SIGTERM)
     assert code == 130
     told = [text for text in errors.splitlines() if text.startswith("atoll: ")]
-    assert told == ["atoll: stopped by SIGTERM before it was saved; the same command goes on"]
+    assert told == ["atoll: stopped by SIGTERM before it was saved; the same command resumes it"]
     assert "Traceback" not in errors
 
 
@@ -294,9 +294,9 @@ def test_ranks_that_still_load_the_task_end_at_once(start) -> None:
 def test_a_signal_that_the_parent_ignores_stays_ignored(tmp_path: Path) -> None:
     program = """
 import os, signal, sys
-from atoll.cli.stopping import one_line
+from atoll.cli.command import Command
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for a command in the background
-with one_line():
+with Command():
     os.kill(os.getpid(), signal.SIGINT)
     print("still here", flush=True)
 os.kill(os.getpid(), signal.SIGTERM)
@@ -312,9 +312,9 @@ os.kill(os.getpid(), signal.SIGTERM)
 def test_a_thread_of_the_task_that_does_not_end_is_told_and_ends_with_the_first_signal() -> None:
     program = """
 import threading, time
-from atoll.cli import stopping
-stopping.TELL_S = 1.0  # until then Python waits for the thread: a signal just before the wait is seen after it
-with stopping.one_line():
+from atoll.cli import command
+command.TELL_S = 1.0  # until then Python waits for the thread: a signal just before the wait is seen after it
+with command.Command():
     threading.Thread(target=time.sleep, args=(600,), name="prefetch").start()
 """
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
@@ -344,6 +344,6 @@ with stopping.one_line():
     ],
 )
 def test_the_exit_code_is_that_of_the_pages(arguments: str, code: int) -> None:
-    assert _code_of(arguments.split()) == code
+    assert Command(arguments.split()).code_if_stopped == code
     page = (Path(__file__).parents[2] / "docs" / "running.md").read_text("utf-8")
     assert re.search(rf"^\| {code} \|.*signal", page, re.MULTILINE)

@@ -341,9 +341,8 @@ def test_a_terminal_sees_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatc
     terminal, clock = Terminal(), Clock()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    wait = waiting.TerminalWait("the bytes of a file", lambda: True, clock)
-    clock.now = 3.0
-    wait.advance(25, 100)
-    wait.end()
+    with waiting.TerminalWait("the bytes of a file", lambda: True, clock) as wait:
+        clock.now = 3.0
+        wait.advance(25, 100)
     assert "the bytes of a file" in terminal.getvalue()
     assert "25%, 9.0 s left" in terminal.getvalue()

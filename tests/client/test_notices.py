@@ -47,7 +47,7 @@ def test_a_coordinator_that_is_away_is_told_with_the_reason(tmp_path):
     [notice] = asyncio.run(it.look(Book(begun={"away fl.example.org:7070": NOW - 60}), NOW))
     assert notice.hold == 600
     assert "the coordinator at fl.example.org:7070 is away since 2027-01-15 07:59:00 UTC" in notice.sentence
-    assert "(UNAVAILABLE: connection refused): look at the network" in notice.sentence
+    assert "(UNAVAILABLE: connection refused): check the network" in notice.sentence
 
 
 def test_a_refusal_for_the_clock_is_told_in_the_words_of_the_log(tmp_path):

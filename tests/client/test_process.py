@@ -16,30 +16,21 @@ from tests.client.fake_coordinator import MIB, Version, lagoon, live, model
 from tests.waiting import BOUND_S
 
 WIDE = Path(__file__).with_name("wide_task.py")
-MAIN = """
-import asyncio, logging, sys
-from pathlib import Path
-from atoll.client.process import run_agent, tasks_by_name
-from atoll.client.config import AgentConfig
-logging.basicConfig(level=logging.INFO)
-config = AgentConfig(
-    site="north", coordinator=sys.argv[1], insecure=True, state=Path(sys.argv[2]), reconnect_min=0.05, reconnect_max=0.5
-)
-sys.exit(asyncio.run(run_agent(config, tasks_by_name([sys.argv[3]]))))
-"""
+ROOT = Path(__file__).parents[2]
 
 
 class Process:
     """An agent of the wide task in a process of its own."""
 
     def __init__(self, coordinator, state, **environment):
-        self._command = [sys.executable, "-c", MAIN, coordinator.address, str(state), f"{WIDE}:task"]
+        self._command = [sys.executable, "-m", "tests.client.agent_process"]
+        self._command += [coordinator.address, str(state), f"{WIDE}:task"]
         self._environment, self._log = os.environ | environment, state.with_suffix(".log")
 
     async def __aenter__(self):
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *self._command, stderr=log, stdout=log, env=self._environment
+                *self._command, stderr=log, stdout=log, env=self._environment, cwd=ROOT
             )
         return self
 

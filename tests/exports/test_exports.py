@@ -277,7 +277,7 @@ def test_a_destination_that_fails_does_not_disturb_the_run_nor_the_other_exports
             exports.take(line(k, client_values=SITES))
     assert broken.is_closed
     (sentence,) = told
-    assert sentence.startswith("the export to there has ended: no room; the run goes on, and `atoll export` writes")
+    assert sentence.startswith("the export to there has ended: no room; the run continues, and `atoll export` writes")
     assert points("jsonl", place, "run") == expected(run)
 
 

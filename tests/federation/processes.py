@@ -1,6 +1,5 @@
 """Real processes: the `atoll` command as a user starts it, on loopback, ended by pid."""
 
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from atoll.server.views.history import History
 from benchmarks.dividing import VARIABLE
 from benchmarks.members import equip
 from benchmarks.processes import free_address
+from tests.cli.invoking import shown
 from tests.waiting import BOUND_S
 
 ROOT = Path(__file__).parents[2]
@@ -124,11 +124,8 @@ class Federation:
         return self.wait_for(is_half_there)
 
     def show(self, *command):
-        """The answer of a command that shows something, as JSON."""
-        done = subprocess.run(
-            [ATOLL, *map(str, command), "--state", self.state, "--json"], capture_output=True, text=True, check=True
-        )
-        return json.loads(done.stdout)
+        """The answer of a command that shows something, run in this process, as JSON."""
+        return shown(*command, "--state", self.state)
 
 
 def _toml(value):

@@ -1,10 +1,9 @@
 """An authority that is replaced under a federation of real processes: no member enrols anew, and rounds go on."""
 
-import json
-import subprocess
 import time
 
-from tests.federation.processes import ATOLL, TASK, federation
+from tests.cli.invoking import said, shown
+from tests.federation.processes import TASK, federation
 
 LIFE_S = 8
 FAST = {"rounds": 100_000, "pause": 0.2, "round__cohort_size": 1, "round__quorum": 1, "evaluation__clients_every": 0}
@@ -12,8 +11,7 @@ FAST = {"rounds": 100_000, "pause": 0.2, "round__cohort_size": 1, "round__quorum
 
 def authority(it, command, *more):
     place = it.state / "identity" / "authority"
-    run = [ATOLL, "authority", command, place, "--json", *more]
-    return json.loads(subprocess.run(run, capture_output=True, text=True, check=True, timeout=100).stdout)
+    return shown("authority", command, place, *more)
 
 
 def test_a_site_follows_the_replacement_of_the_authority_by_its_renewals(tmp_path):
@@ -29,8 +27,7 @@ def test_a_site_follows_the_replacement_of_the_authority_by_its_renewals(tmp_pat
 
         it.coordinator(**settings)
         it.wait_for(lambda: "invite a site" in it.log("coordinator"))
-        invited = [ATOLL, "client", "invite", "north", "--state", it.state]
-        code = subprocess.run(invited, capture_output=True, text=True, check=True, timeout=100).stdout.strip()
+        code = said("client", "invite", "north", "--state", it.state).strip()
         there = ("--site", "north", "--state", tmp_path / "north", "--set", "reconnect_max=0.5")
         it.start("north", "agent", TASK, *there, "--join", code)
         goes_on()

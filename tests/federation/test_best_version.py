@@ -1,11 +1,11 @@
 """The best version and an early stop of a deployed run, with a coordinator that is killed, beside a simulated one."""
 
 import json
-import subprocess
 
 import pytest
 
-from tests.federation.processes import ATOLL, federation
+from tests.cli.invoking import ran
+from tests.federation.processes import federation
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import TASK, model, simulate
 
@@ -17,10 +17,6 @@ SETTINGS = {**RUN, **RULES, **CLIENTS, "model__source": "clients", "stop__source
 
 def overrides_of(settings):
     return tuple(f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in settings.items())
-
-
-def shown(it, *command):
-    return json.loads(subprocess.check_output([ATOLL, *command, "--state", str(it.state), "--json"], text=True))
 
 
 @pytest.mark.slow
@@ -38,9 +34,9 @@ def test_a_killed_coordinator_ends_early_where_a_simulation_does_and_has_the_bes
         again = ("--state", it.state, "--set", f"coordinator.listen={it.address}")  # without the file's settings
         it.start("coordinator", "coordinator", *again)
         it.wait_for(lambda: str(it.history().run("best-1").state) == "finished")
-        run, versions = shown(it, "run", "show", "best-1"), shown(it, "model", "list", "--run", "best-1")
+        run, versions = it.show("run", "show", "best-1"), it.show("model", "list", "--run", "best-1")
         out = tmp_path / "best.safetensors"
-        subprocess.run([ATOLL, "model", "export", "--best", "--out", out, "--state", it.state], check=True)
+        ran("model", "export", "--best", "--out", out, "--state", it.state)
         running = it.running["coordinator"]
         running.terminate()
         running.wait()

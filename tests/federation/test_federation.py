@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -12,7 +11,8 @@ import pytest
 
 from atoll.server.views.views import View, look
 from atoll.tensors.safetensors_file import read
-from tests.federation.processes import ATOLL, federation
+from tests.cli.invoking import said
+from tests.federation.processes import federation
 
 GIB = 1 << 30
 
@@ -58,7 +58,7 @@ def test_a_coordinator_killed_in_mid_round_goes_on_with_the_updates_it_had(tmp_p
         assert first.phase == "committed"
         assert {c: first.clients[c].digest for c in kept} == kept
         assert len(first.outages) == 1
-        assert "will go on where it stopped" in it.log("c")
+        assert "will resume where it stopped" in it.log("c")
         assert it.log("coordinator").count(WITHOUT_GOODBYE) == 1
         assert "recovered: trouble-1 at round 1 (collecting, updates kept: 2)" in it.log("coordinator")
         np.testing.assert_array_equal(model(it, 2), np.full(50_000, 2, np.float32))
@@ -110,7 +110,7 @@ def test_hanging_worker_is_killed_after_its_lease_and_the_agent_lives(tmp_path):
         first = it.rounds()[0]
         assert first.close_reason == "deadline"
         assert first.clients["hang"].fate == "straggler"
-        assert it.wait_for_end("hang") == 0, "the agent goes on without its worker"
+        assert it.wait_for_end("hang") == 0, "the agent continues without its worker"
 
 
 def test_slow_client_stops_in_time_and_submits_part_of_its_work(tmp_path):
@@ -164,7 +164,7 @@ def test_a_run_waits_for_its_first_sites_and_names_the_one_that_goes_away(tmp_pa
             return row["state"] == "waiting" and row["wait"]["cause"] == "too_few_clients" and sites == [*missing]
 
         it.wait_for(lambda: "no client has joined yet" in it.log("coordinator") and shown())
-        subprocess.run([ATOLL, "client", "invite", "late", "--state", it.state], check=True, capture_output=True)
+        said("client", "invite", "late", "--state", it.state)
         it.wait_for(lambda: shown("late"))
         assert "late (invited, has not enrolled)" in look(it.history(), View.RUNS)[0]["cause"]
         it.agent("a")

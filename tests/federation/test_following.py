@@ -9,6 +9,7 @@ import pytest
 
 from atoll.server.journal.holder import running_coordinator
 from benchmarks.processes import free_address
+from tests.cli.invoking import said
 from tests.federation.processes import ATOLL, federation
 
 ROUNDS = 3
@@ -83,8 +84,7 @@ def test_a_follower_elsewhere_goes_on_after_its_last_entry_when_the_coordinator_
         it.coordinator(stay=True, **settings)
         it.wait_for(lambda: running_coordinator(it.state))
         hugo = {"ATOLL_IDENTITY": str(tmp_path / "hugo")}
-        invite = [ATOLL, "client", "invite", "hugo", "--role", "auditor", "--state", it.state]
-        code = subprocess.run(invite, capture_output=True, text=True, check=True).stdout.strip()
+        code = said("client", "invite", "hugo", "--role", "auditor", "--state", it.state).strip()
         subprocess.run([ATOLL, "join", code], env={**os.environ, **hugo}, check=True)
         show = ("run", "show", "trouble-1", "--state", tmp_path / "nowhere", "--follow", "--after", 0, "--json")
         it.start("hugo", *show, **hugo)

@@ -1,13 +1,12 @@
 """The values that a run gives to its task, and a site's own, in deployed runs beside simulated ones."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.federation.processes import ATOLL, federation
-from tests.federation.test_best_version import shown
+from tests.cli.invoking import ran, shown
+from tests.federation.processes import federation
 from tests.simulations.federation import scheduled_task
 from tests.simulations.federation.simulating import simulate
 
@@ -48,8 +47,7 @@ def test_a_killed_coordinator_goes_on_with_schedules_options_and_settings_as_a_s
     sites = "".join(f"\n[sites.{site}]\nscale = {scale}\n" for site, scale in SCALES.items())
     simulated_file = tmp_path / "simulated.toml"
     simulated_file.write_text(run_file.read_text() + sites)
-    command = [ATOLL, "simulate", simulated_file, "--out", tmp_path / "out", "--engine", "sequential", "--json"]
-    simulated = json.loads(subprocess.check_output(command, text=True))
+    simulated = shown("simulate", simulated_file, "--out", tmp_path / "out", "--engine", "sequential")
     with federation(tmp_path, task=TASK) as it:
         start = ("--state", it.state, "--set", f"coordinator.listen={it.address}")
         it.start("coordinator", "coordinator", run_file, *start, "--set", "coordinator.enrol=127.0.0.1:0")
@@ -59,7 +57,7 @@ def test_a_killed_coordinator_goes_on_with_schedules_options_and_settings_as_a_s
         it.kill("coordinator")
         it.start("coordinator", "coordinator", *start)
         it.wait_for(lambda: str(it.history().run("given-1").state) == "finished")
-        versions = shown(it, "model", "list", "--run", "given-1")
+        versions = it.show("model", "list", "--run", "given-1")
     assert versions[-1]["digest"] == simulated["model_digest"]
     plain, _ = simulate(tmp_path / "plain", "rounds=12", "seed=4", "round.cohort_size=4", task=TASK)
     assert plain["model_digest"] != simulated["model_digest"]
@@ -75,20 +73,19 @@ def test_a_resume_changes_the_course_and_the_record_says_from_which_round_on(tmp
             it.agent(site, threads=1, exit_when_done=False)
         it.wait_for(lambda: "committed as version 12\n" in it.log("coordinator"))
         it.wait_for(lambda: str(it.history().run("given-1").state) == "finished")
-        resume = [ATOLL, "run", "resume", "given-1", "--state", it.state, "--rounds", "14"]
+        resume = ("run", "resume", "given-1", "--state", it.state, "--rounds", "14")
         for wrong, sentence in (
             ("task.smoothin=0.1", "task.smoothin: unknown key"),
             ("task.width=5", "task.width"),
             ('schedule.local.lr={kind = "linear", end = -1.0}', "local.lr: must be positive and finite"),
         ):
-            refused = subprocess.run([*resume, "--set", wrong], capture_output=True, text=True)
-            assert (refused.returncode, sentence in refused.stderr) == (2, True), refused.stderr
+            assert sentence in ran(*resume, "--set", wrong, code=2).stderr
         other = ("--set", "task.smoothing=0.2", "--set", "schedule.local.lr.end=0.1")
-        done = subprocess.run([*resume, *other], check=True, capture_output=True, text=True)
+        done = ran(*resume, *other)
         assert "schedule.local.lr ends in round 14 now and did so in round 12 until here" in done.stdout
         it.wait_for(lambda: "committed as version 14\n" in it.log("coordinator"))
         it.wait_for(lambda: str(it.history().run("given-1").state) == "finished")
-        run = shown(it, "run", "show", "given-1")
+        run = it.show("run", "show", "given-1")
     assert run["version"] == 14
     [change] = run["changes"]
     assert change["round"] == 13

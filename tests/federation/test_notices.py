@@ -1,13 +1,13 @@
 """A person is told by real processes: once for each condition and hour, also after kills; and by hand."""
 
 import json
-import subprocess
 import time
 from collections import Counter
 
 import pytest
 
-from tests.federation.processes import ATOLL, TASK, federation
+from tests.cli.invoking import ran, said
+from tests.federation.processes import TASK, federation
 from tests.protocol.notices.receivers import http_server, mail_server
 
 FAST = {"rounds": 1, "round__cohort_size": 1, "round__quorum": 1, "evaluation__clients_every": 0, "notify__away": 1}
@@ -27,19 +27,19 @@ def test_a_run_that_finishes_and_a_site_that_goes_are_told_once_whatever_is_kill
 
         it.coordinator(**settings)
         it.wait_for(lambda: "invite a site" in it.log("coordinator"))
-        invited = [ATOLL, "client", "invite", "north", "--state", it.state]
-        code = subprocess.run(invited, capture_output=True, text=True, check=True, timeout=100).stdout.strip()
+        code = said("client", "invite", "north", "--state", it.state).strip()
         north("--join", code)
         it.wait_for(lambda: told()[("run_finished", "trouble-1")] > 0)
         it.kill("north")
         it.wait_for(lambda: told()[("away", "north")] > 0)
-        for _ in range(2):
+        for number in (2, 3):
             it.kill("coordinator")
             it.coordinator(**settings)
+            it.wait_for(lambda number=number: it.log("coordinator").count("atoll coordinator on ") == number)
             it.wait_for(lambda: any("is away since" in one for one in it.show("run", "list")[0]["notices"]))
         time.sleep(2.5)  # two more looks
         assert told() == {("run_finished", "trouble-1"): 1, ("away", "north"): 1}
-        [shown] = it.show("run", "list")[0]["notices"]
+        [shown] = it.wait_for(lambda: it.show("run", "list")[0]["notices"])
         assert shown == next(body["message"] for body in server.bodies if body["condition"] == "away")
         assert it.log("coordinator").count("site north is away since") == 1
         assert "secret" not in it.log("coordinator")
@@ -64,8 +64,7 @@ def test_a_wrong_table_ends_a_start_before_its_first_step(tmp_path, command):
     if command == "agent":
         what = ["math:pi", "--site", "north", "--config", toml, "--state", tmp_path / "state"]
     for check in ([], ["--check"]):
-        done = subprocess.run([ATOLL, command, *what, *check], capture_output=True, text=True, timeout=100)
-        assert done.returncode == 2
+        done = ran(command, *what, *check, code=2)
         assert "notify.command: there is no program 'atoll-no-such'" in done.stderr
     assert not (tmp_path / "state").exists()
 
@@ -74,9 +73,6 @@ def test_a_table_is_tried_by_hand(tmp_path):
     toml = tmp_path / "agent.toml"
     with mail_server() as server:
         toml.write_text(f'site = "north"\n[notify]\nmail = "a@b.c"\nsmtp = "smtp://{server.address}"\n')
-        done = subprocess.run([ATOLL, "notify", toml], capture_output=True, text=True, timeout=100)
-        assert (done.returncode, done.stdout) == (0, f"delivered to mail to a@b.c over {server.address}\n")
+        assert said("notify", toml) == f"delivered to mail to a@b.c over {server.address}\n"
         assert "this is a test of [notify]" in server.mails[0][2]
-    done = subprocess.run([ATOLL, "notify", toml], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2
-    assert "Connection refused" in done.stderr
+    assert "Connection refused" in ran("notify", toml, code=2).stderr

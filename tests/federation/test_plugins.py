@@ -209,7 +209,7 @@ def test_a_simulation_with_a_codec_of_a_package(tmp_path):
     assert "aggregation.codec: rounded: aggregation.codec_options: levels: must be in 1..127, got 0" in fault(
         codec="rounded", **{"codec_options.levels": 0}
     )
-    assert "codec_options are for a codec of your own, and codec is qsgd8" in fault(
+    assert "codec_options are for a custom codec, and codec is qsgd8" in fault(
         codec="qsgd8", **{"codec_options.levels": 3}
     )
     assert "it is a built-in codec, and the package acme-codecs 1.2 declares one" in fault(codec="sign")

@@ -13,7 +13,7 @@ from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import RunState
 from atoll.server.journal.holder import running_coordinator
 from benchmarks.members import equip
-from tests.cli.invoking import faults_in
+from tests.cli.invoking import faults_in, ran
 from tests.cli.serving.test_full_disk import NAMESPACE, can_mount
 from tests.federation.processes import ATOLL, Federation, ended_after, federation
 from tests.turns import in_turn
@@ -139,14 +139,10 @@ def look_at_the_commands(it):
     it.show("model", "export", "--run", "mean", "--out", folder / "ended.safetensors")
     assert (folder / "ended.safetensors").read_bytes() == (folder / "running.safetensors").read_bytes()
     (it.state / "aggregators" / "0of2" / "runs").rename(it.folder / "gone")
-    done = subprocess.run(
-        [ATOLL, "model", "export", "--run", "mean", "--out", folder / "x", "--state", it.state],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "lies in 2 parts, and aggregation rank 0, which has one of them, is away" in done.stderr
+    (line,) = ran(
+        "model", "export", "--run", "mean", "--out", folder / "x", "--state", it.state, code=2
+    ).stderr.splitlines()
+    assert "lies in 2 parts, and aggregation rank 0, which has one of them, is away" in line
     assert not (folder / "x").exists()
 
 
@@ -341,7 +337,7 @@ def test_a_missing_rank_costs_the_round_and_another_number_of_ranks_is_refused(t
         it.kill("coordinator")
         assert_refused(
             ("coordinator", TASK, "--state", it.state, "--aggregators", 3, "--set", "name=trouble"),
-            "run trouble-1 was begun with --aggregators 2, where its versions lie; this coordinator has 3: start "
+            "run trouble-1 was started with --aggregators 2, and its versions are there; this coordinator has 3: start "
             "it with --aggregators 2",
         )
         it.host(rounds=1, round__retry=100, coordinator__aggregator_patience=1)
@@ -355,7 +351,7 @@ def test_a_missing_rank_costs_the_round_and_another_number_of_ranks_is_refused(t
         place = ("--state", tmp_path / "rank0", "--coordinator", it.address)
         assert_refused(
             ("aggregator", *place, "--rank", 1, "--of", 2),
-            f"{tmp_path / 'rank0'} belongs to rank 0 of 2, and cannot be that of rank 1 of 2: name another",
+            f"{tmp_path / 'rank0'} belongs to rank 0 of 2, and cannot belong to rank 1 of 2: name another",
         )
         assert_refused(("aggregator", *place, "--rank", 0, "--of", 4), "belongs to rank 0 of 2")
         it.start("late", "aggregator", *place, "--rank", 0, "--of", 2)
@@ -365,11 +361,10 @@ def test_a_missing_rank_costs_the_round_and_another_number_of_ranks_is_refused(t
 
 def assert_refused(command, fault):
     """One line, exit code 2."""
-    done = subprocess.run([ATOLL, *map(str, command)], capture_output=True, text=True, check=False, timeout=BOUND_S)
-    assert done.returncode == 2, done.stderr
-    (line,) = faults_in(done.stderr)
+    told = ran(*command, code=2).stderr
+    (line,) = faults_in(told)
     assert fault in line
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in told
 
 
 def test_what_cannot_be_is_said_in_one_line(tmp_path):

@@ -10,7 +10,8 @@ from atoll.server.backup.backup import back_up
 from atoll.server.backup.restore import restore
 from atoll.server.required.losses import losses_in
 from atoll.server.required.needs import needs_of
-from tests.federation.processes import ATOLL, TASK, federation
+from tests.cli.invoking import ran
+from tests.federation.processes import TASK, federation
 
 PLAIN = """
 import sys
@@ -77,12 +78,10 @@ def test_a_backup_of_a_run_under_way_is_whole_and_the_run_goes_on_from_it_elsewh
         for name in it.running:
             it.kill(name)
         shutil.move(it.state, tmp_path / "lost")
-        done = subprocess.run([ATOLL, "restore", tmp_path / "backup.tar", it.state], check=True, capture_output=True)
-        assert b"revoke" in done.stderr
+        assert "revoke" in ran("restore", tmp_path / "backup.tar", it.state).stderr
         assert it.history().run("trouble-1").state == "running"
         for site in ("a", "b"):  # an agent takes no older round of a run that it knows, until its operator says so
-            command = [ATOLL, "site", "accept-rollback", "trouble-1", "--state", tmp_path / site]
-            subprocess.run(command, check=True, capture_output=True)
+            ran("site", "accept-rollback", "trouble-1", "--state", tmp_path / site)
         it.coordinator(rounds=12, **SETTINGS)
         for site in ("a", "b"):
             it.agent(site)

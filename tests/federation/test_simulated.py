@@ -1,10 +1,9 @@
 """What is simulated is what is deployed: the same settings end in the same bits, by processes on sockets or by none."""
 
-import subprocess
-
 import pytest
 
-from tests.federation.processes import ATOLL, federation
+from tests.cli.invoking import ran
+from tests.federation.processes import federation
 from tests.simulations.federation import line_task as lines_task
 from tests.simulations.federation.simulating import TASK, simulate
 
@@ -29,7 +28,7 @@ def test_a_simulated_and_a_deployed_run_end_with_the_same_model(tmp_path):
         it.wait_for(lambda: "no run yet" in it.log("coordinator"))
         for overrides in settings.values():
             given = [part for override in overrides for part in ("--set", override)]
-            subprocess.run([ATOLL, "run", "start", TASK, "--state", it.state, *given], check=True, capture_output=True)
+            ran("run", "start", TASK, "--state", it.state, *given)
         last = list(CASES)[-1]
         it.wait_for(lambda: str(it.history().run(f"{last}-1").state) == "finished")
         deployed = {case: str(it.history().versions(f"{case}-1")[-1].digest) for case in CASES}

@@ -1,12 +1,11 @@
 """The metrics of single sites, in a deployed run with four policies and in a simulated one."""
 
 import json
-import subprocess
 
 import pytest
 
-from tests.federation.processes import ATOLL, federation
-from tests.federation.test_best_version import shown
+from tests.cli.invoking import said, shown
+from tests.federation.processes import federation
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import TASK
 
@@ -18,8 +17,7 @@ POLICY = 'tasks = ["*"]\nruns = ["*"]\n'
 def simulated(folder, *overrides):
     settings = [f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in {**RUN, **EVALUATION}.items()]
     options = [part for setting in (*settings, *overrides) for part in ("--set", setting)]
-    command = [ATOLL, "simulate", TASK, "--engine", "sequential", "--out", folder, "--sites", "--json", *options]
-    return json.loads(subprocess.check_output(command, text=True))
+    return shown("simulate", TASK, "--engine", "sequential", "--out", folder, "--sites", *options)
 
 
 def deployed(tmp_path, policies, **settings):
@@ -34,11 +32,9 @@ def deployed(tmp_path, policies, **settings):
                 more = {"policy": path}
             it.agent(site, threads=1, **more)
         assert coordinator.wait(timeout=300) == 0, it.log("coordinator")
-        sites = json.loads(
-            subprocess.check_output([ATOLL, "run", "show", "sites-1", "--sites", "--json", "--state", it.state])
-        )
-        text = subprocess.check_output([ATOLL, "run", "show", "sites-1", "--sites", "--state", it.state], text=True)
-        run, round_ = shown(it, "run", "show", "sites-1"), it.show("round", "show", "2")
+        sites = it.show("run", "show", "sites-1", "--sites")
+        text = said("run", "show", "sites-1", "--sites", "--state", it.state)
+        run, round_ = it.show("run", "show", "sites-1"), it.show("round", "show", "2")
     return run, sites, round_, text
 
 
@@ -102,7 +98,7 @@ def test_each_policy_lets_leave_what_it_says_and_the_reasons_are_shown(tmp_path)
     allows = "its policy allows only sums over several sites"
     assert sites["training"]["not_shown"] == {"b": allows, "c": allows}
     assert "metrics: no metrics leave this site" in sites["evaluation"]["not_shown"]["d"]
-    assert "the rest of the sum of all would be theirs" in sites["evaluation"]["not_shown"]["a"]
+    assert "the rest of the total would be theirs" in sites["evaluation"]["not_shown"]["a"]
     assert round_["training"]["sites"].keys() == {"a"}
     assert all(client["digest"] for client in round_["clients"].values()), "all four have trained"
     assert f"not shown: b, c: {allows}" in text

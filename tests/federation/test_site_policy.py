@@ -1,10 +1,8 @@
 """Sites with policies of their own: a coordinator that asks for more is refused, and the record says why."""
 
-import json
-import subprocess
-
+from tests.cli.invoking import shown
 from tests.client.policy.test_gate import written
-from tests.federation.processes import ATOLL, federation
+from tests.federation.processes import federation
 
 ALL = 'tasks = ["*"]\nruns = ["trouble-*"]\n'
 
@@ -21,8 +19,7 @@ def test_what_a_site_does_not_allow_is_refused_on_the_record_and_the_rounds_go_o
         died.wait(40)
         it.agent("c", policy=tmp_path / "c.toml")
         it.wait_for(lambda: it.rounds() and it.rounds()[0].clients["b"].reason == "awaits_approval")
-        approved = [ATOLL, "site", "approve", "trouble-1", "--state", tmp_path / "b", "--json"]
-        assert json.loads(subprocess.run(approved, capture_output=True, check=True).stdout)["standing"] == "approved"
+        assert shown("site", "approve", "trouble-1", "--state", tmp_path / "b")["standing"] == "approved"
         assert it.wait_for_end() == 0
         rounds = it.rounds()
         assert [record.phase for record in rounds] == ["committed"] * 6, "nobody waited for who had declined"

@@ -12,7 +12,7 @@ import torch
 from atoll.task.randomness import data_of
 from atoll.task.task import load_task
 from atoll.tensors import safetensors_file
-from atoll.training.local.parameters import load_parameters
+from atoll.training.model.parameters import load_parameters
 from benchmarks.processes import free_address
 from tests.federation.processes import ATOLL
 from tests.later import later

@@ -1,23 +1,22 @@
 """Runs that start from a file, from a version of another run, and from a centralized training, and back."""
 
+import contextlib
 import json
-import subprocess
 
 import pytest
 
 from atoll.tensors import safetensors_file
-from tests.cli.invoking import faults_in
-from tests.federation.processes import ATOLL, federation
+from tests.cli.invoking import faults_in, ran
+from tests.federation.processes import federation
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import TASK, simulate
 
 GIVEN = ("rounds=2", "round.cohort_size=4", "round.min_available=4", "seed=5")
 
 
-def atoll(*command, code=0, cwd=None):
-    done = subprocess.run([ATOLL, *map(str, command)], capture_output=True, text=True, cwd=cwd)
-    assert done.returncode == code, done.stderr
-    return done
+def atoll(*command, code=0, cwd="."):
+    with contextlib.chdir(cwd):
+        return ran(*command, code=code)
 
 
 def options(overrides):
@@ -126,7 +125,7 @@ def test_a_file_that_does_not_fit_is_refused_before_anything_runs(tmp_path):
     for key, command in (("model.start", "simulate"), ("train.start", "train")):
         errors = atoll(command, TASK, "--set", f"{key}=run:one", cwd=tmp_path, code=2).stderr
         assert f"atoll: {key}: got 'run:one': " in errors
-        assert "is no state directory" in errors
+        assert "is not a state directory" in errors
     loose = (
         "--set",
         f"model.start={tmp_path / 'part.safetensors'}",

@@ -1,13 +1,13 @@
-"""Purity by folder: code that knows no clock, socket, file or randomness but what it is handed.
+"""What a file may import because of what it is: pure rules, mathematics without a shell, operations without a terminal.
 
 A pure file imports the pure part of the standard library, other pure files, and what the table allows it beyond these.
 """
 
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field
+import ast
+from collections.abc import Iterable, Iterator, Set
+from pathlib import PurePosixPath
 
-from tests.house.imports import imported_names
-from tests.house.tree import Fault, Module, dotted
+from tests.house.tree import Fault, Module
 
 STDLIB = frozenset(
     {
@@ -17,104 +17,132 @@ STDLIB = frozenset(
 )
 """Modules of the standard library that a pure file may import."""
 
-NOTHING: frozenset[str] = frozenset()
-
-PURE: dict[str, frozenset[str]] = {
-    "aggregation/fold/weights.py": NOTHING,
-    "tensors/updates/weight.py": NOTHING,
-    "training/statistics/exact.py": NOTHING,
-    "training/statistics/parts.py": NOTHING,
-    "task/errors.py": NOTHING,
-    "task/metrics.py": frozenset({"atoll.task.told"}),  # logs what a metric is left out for
-    "ground/backoff.py": NOTHING,
-    "plugins/guard.py": frozenset({"inspect"}),  # looks for a parameter
-    "protocol/disclosure.py": NOTHING,
-    "protocol/displaced.py": NOTHING,
-    "client/policy/content.py": frozenset({"json"}),
-    "client/policy/disclosure.py": NOTHING,
-    "client/policy/small_cells.py": NOTHING,
-    "client/session": NOTHING,
-    "client/session/rollback_rules.py": frozenset({"atoll.protocol.identity.clock_hint"}),  # the instants in words
-    "protocol/audit/recovery.py": frozenset({"atoll.protocol.audit.chain", "mmap", "re"}),  # handed a file's bytes
-    "protocol/notices/book.py": frozenset({"atoll.protocol.notices.notice"}),
-    "protocol/notices/notice.py": NOTHING,
-    "protocol/identity/names.py": frozenset({"re"}),
-    "ground/printable.py": frozenset({"difflib"}),
-    "protocol/wire/mesh_use.py": NOTHING,
-    "protocol/value_type.py": NOTHING,
-    "protocol/vocabulary.py": NOTHING,
-    "atoll/exports/rows.py": NOTHING,
-    "atoll/exports/wandb_file.py": frozenset({"struct", "zlib"}),
-    "simulations/experiments/bands.py": frozenset({"atoll.simulations.experiments.report"}),  # its types
-    "server/following/follower.py": frozenset({"atoll.server.views.sentences"}),  # pure, but for `json`
-    "server/following/items.py": NOTHING,
-    "server/views/exchange_sentences.py": NOTHING,
-    "server/views/message_lines.py": NOTHING,
-    "server/views/narration.py": NOTHING,
-    "server/views/reasons.py": NOTHING,
-    "server/views/notices.py": frozenset({"atoll.protocol.identity.clock_hint", "atoll.server.identity.register"}),
-    "server/backup/contents.py": frozenset({"pydantic", "re"}),
-    "server/exchanges": NOTHING,
-    "server/identity/rules.py": NOTHING,
-    "server/names/conflicts.py": frozenset({"atoll.ground.bounded_mapping"}),
-    "server/rounds": NOTHING,
-    "server/rounds/policy.py": frozenset({"pydantic"}),
-    "server/rounds/waiting.py": frozenset({"datetime"}),  # writes the instants that it is handed
-    "server/parts": NOTHING,
-    "server/selection": NOTHING,
-    "server/statistics/collection.py": NOTHING,
-    "server/statistics/merging.py": NOTHING,
+PURE = {
+    "aggregation/fold/weights.py": "",
+    "tensors/updates/weight.py": "",
+    "training/statistics/exact.py": "",
+    "training/statistics/parts.py": "",
+    "task/errors.py": "",
+    "task/metrics.py": "atoll.task.told",  # logs what a metric is left out for
+    "ground/backoff.py": "",
+    "plugins/guard.py": "inspect",  # looks for a parameter
+    "protocol/disclosure.py": "",
+    "protocol/displaced.py": "",
+    "client/policy/disclosure.py": "",
+    "client/policy/small_cells.py": "",
+    "client/session": "",
+    "client/session/rollback_rules.py": "atoll.protocol.identity.clock_hint",  # the instants in words
+    "protocol/audit/recovery.py": "atoll.protocol.audit.chain mmap re",  # handed a file's bytes
+    "protocol/notices/book.py": "atoll.protocol.notices.notice",
+    "protocol/notices/notice.py": "",
+    "protocol/identity/names.py": "re",
+    "ground/printable.py": "difflib",
+    "protocol/wire/mesh_use.py": "",
+    "protocol/value_type.py": "",
+    "protocol/vocabulary.py": "",
+    "atoll/exports/rows.py": "",
+    "atoll/exports/wandb_file.py": "struct zlib",
+    "simulations/experiments/bands.py": "atoll.simulations.experiments.report",  # its types
+    "server/following/follower.py": "atoll.server.views.sentences",  # pure, but for `json`
+    "server/following/items.py": "",
+    "server/views/exchange_sentences.py": "",
+    "server/views/message_lines.py": "",
+    "server/views/narration.py": "",
+    "server/views/reasons.py": "",
+    "server/views/notices.py": "atoll.protocol.identity.clock_hint atoll.server.identity.register",
+    "server/backup/contents.py": "pydantic re",
+    "server/exchanges": "",
+    "server/identity/rules.py": "",
+    "server/names/conflicts.py": "atoll.ground.bounded_mapping",
+    "server/rounds": "",
+    "server/rounds/policy.py": "pydantic",
+    "server/rounds/waiting.py": "datetime",  # writes the instants that it is handed
+    "server/parts": "",
+    "server/selection": "",
+    "server/statistics/collection.py": "",
+    "server/statistics/merging.py": "",
 }
-"""Pure folders, with everything below them, and pure files; what each may import beyond the pure.
+"""Pure folders, with everything below them, and pure files; the names that each may import beyond the pure.
 
 A file's entry inside a pure folder adds to the folder's.
 """
 
-NOT_PURE: frozenset[str] = frozenset()
-"""Files of pure folders that are exempt, and that no pure file may import."""
+WITHOUT_SHELL = {"ground", "plugins", "tensors", "task", "training", "flower", "parallel", "aggregation"}
+"""Rooms of mathematics and training: no gRPC, no asyncio, no clock."""
+
+MONOTONIC = {
+    "parallel/mesh_client/supervisor/crew.py",
+    "parallel/mesh_client/main.py",
+    "parallel/mesh_client/orders.py",
+    "parallel/mesh_client/supervisor/shared_folder.py",
+    "parallel/mesh_client/supervisor/terms.py",
+    "parallel/engine/forked.py",
+    "parallel/launch/line.py",
+    "parallel/launch/meeting.py",
+    "training/worker/inbox.py",
+    "training/worker/main.py",
+    "training/worker/process.py",
+}
+"""The only files of these rooms that read a clock: the monotonic one."""
+
+SILENT = "atoll/operations"
+"""The folder whose functions print nothing: the command line prints, the Python interface returns."""
+SPOKEN = {"typer", "click", "rich", "print", "sys.stdout.write", "sys.stderr.write", "os.write"}
 
 
-@dataclass(frozen=True)
-class Purity:
-    """The table: pure folders and files with the extra imports of each, and exempt files inside the folders."""
-
-    pure: Mapping[str, Set[str]] = field(default_factory=lambda: PURE)
-    exempt: Set[str] = NOT_PURE
-    stdlib: Set[str] = STDLIB
-
-    def covers(self, path: str) -> bool:
-        """Return whether the file at a path has to be pure."""
-        return path not in self.exempt and any(_is_at(path, place) for place in self.pure)
-
-    def may_import(self, path: str, name: str) -> bool:
-        """Return whether a pure file may import a full dotted name."""
-        extra = {allowed for place, more in self.pure.items() if _is_at(path, place) for allowed in more}
-        if _is_within(name, extra | self.stdlib):
-            return True
-        is_pure = _is_within(name, {dotted(place) for place in self.pure})
-        return is_pure and not _is_within(name, {dotted(file) for file in self.exempt})
+def faults(modules: Iterable[Module]) -> list[Fault]:
+    """Report what files import, read or call and may not."""
+    return [Fault(module.path, line, text) for module in modules for line, text in sorted(_faults(module))]
 
 
-def impure_imports(purity: Purity, modules: Iterable[Module]) -> list[Fault]:
-    """Report what pure files import and may not."""
-    return [
-        Fault(module.path, line, f"imports {name}, and has to be pure")
-        for module in modules
-        if purity.covers(module.path)
-        for line, name in imported_names(module)
-        if not purity.may_import(module.path, name)
-    ]
+def _faults(module: Module) -> Iterator[tuple[int, str]]:
+    names = list(module.imports())
+    if not _places(module.path).isdisjoint(PURE):
+        yield from ((line, f"{name}, in a pure file") for line, name in names if not _is_pure(module.path, name))
+    if module.room in WITHOUT_SHELL:
+        used = [*names, *_clocks(module.tree)]
+        yield from ((line, f"{name}, in {module.room}") for line, name in used if _is_shell(module.path, name))
+    if SILENT in _places(module.path):
+        spoken = [*names, *_calls(module.tree)]
+        yield from ((line, f"{name}, in an operation") for line, name in spoken if _is_of(name, SPOKEN))
 
 
-def absent_places(purity: Purity, paths: Iterable[str]) -> list[str]:
-    """Return the entries of the table that no file of the repository belongs to."""
-    known = list(paths)
-    return sorted(place for place in {*purity.pure, *purity.exempt} if not any(_is_at(path, place) for path in known))
+def unknown_places(modules: Iterable[Module]) -> list[str]:
+    """Return the places of the tables that no file belongs to."""
+    return sorted({*PURE, *MONOTONIC, SILENT}.difference(*(_places(module.path) for module in modules)))
 
 
-def _is_at(path: str, place: str) -> bool:
-    return path == place or path.startswith(f"{place}/")
+def _places(path: str) -> set[str]:
+    """Return a path and the folders above it."""
+    return {path, *map(str, PurePosixPath(path).parents)}
 
 
-def _is_within(name: str, modules: Set[str]) -> bool:
+def _is_pure(path: str, name: str) -> bool:
+    allowed = {extra for place in _places(path).intersection(PURE) for extra in PURE[place].split()}
+    pure = {"atoll." + place.removesuffix(".py").removeprefix("atoll/").replace("/", ".") for place in PURE}
+    return _is_of(name, STDLIB | allowed | pure)
+
+
+def _is_shell(path: str, name: str) -> bool:
+    if _is_of(name, {"time"}):
+        return name != "time" and not (name == "time.monotonic" and path in MONOTONIC)
+    return _is_of(name, {"grpc", "asyncio", "datetime"}) and name != "datetime.timedelta"
+
+
+def _is_of(name: str, modules: Set[str]) -> bool:
+    """Return whether a dotted name is one of these modules or in one."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def _clocks(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield `time.x` wherever it is used, under whatever name: importing `time` does not say which clock is read."""
+    aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names = {alias.asname or alias.name for alias in aliases if alias.name == "time"}
+    for node in ast.walk(tree) if names else ():
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
+            yield node.lineno, f"time.{node.attr}"
+
+
+def _calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the name of each function that is called."""
+    return ((node.lineno, ast.unparse(node.func)) for node in ast.walk(tree) if isinstance(node, ast.Call))

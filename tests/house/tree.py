@@ -1,9 +1,7 @@
-"""The Python files of the repository, each parsed once."""
+"""The Python files of the repository, with their imports."""
 
 import ast
-import gc
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,30 +9,17 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 ROOMS = (
-    "ground",
-    "plugins",
-    "tensors",
-    "task",
-    "training",
-    "flower",
-    "parallel",
-    "aggregation",
-    "protocol",
-    "server",
-    "client",
-    "simulations",
-    "atoll",
+    *("ground", "plugins", "tensors", "task", "training", "flower", "parallel"),
+    *("aggregation", "protocol", "server", "client", "simulations", "atoll"),
 )
 """The folders of shipped code."""
 AROUND = ("benchmarks", "examples", "tools")
 """Code that a reader meets beside the shipped code; its docstrings follow the same style."""
 TESTS = "tests"
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
 
 class Fault(NamedTuple):
-    """A violation of one bound, at a line of a file; line 0 is the file or folder as a whole."""
+    """A violation of one rule, at a line of a file; line 0 is the file or folder as a whole."""
 
     path: str
     line: int
@@ -47,7 +32,7 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class Module:
-    """A parsed file; `path` is relative to the root of the repository, with slashes."""
+    """A Python file; `path` is relative to the root of the repository, with slashes."""
 
     path: str
     source: str
@@ -62,12 +47,7 @@ class Module:
         """The folder of the file, relative to the root."""
         return self.path.rpartition("/")[0]
 
-    @cached_property
-    def name(self) -> str:
-        """The full dotted name; the rooms are imported as `atoll.ROOM`."""
-        return dotted(self.path)
-
-    @cached_property
+    @property
     def lines(self) -> int:
         """The number of lines."""
         return len(self.source.splitlines())
@@ -82,13 +62,13 @@ class Module:
         """All statements at any depth, in the order of the file."""
         return tuple(statements(self.tree))
 
-
-def dotted(path: str) -> str:
-    """Return the dotted name of the module at a path: `server/rounds/policy.py` is `atoll.server.rounds.policy`."""
-    parts = path.removesuffix(".py").split("/")
-    if parts[-1] == "__init__":
-        parts.pop()
-    return ".".join(parts if parts[:1] == ["atoll"] or parts[0] not in ROOMS else ["atoll", *parts])
+    def imports(self) -> Iterator[tuple[int, str]]:
+        """Yield the line and the full dotted name of all that the file imports, from any package, at any depth."""
+        for statement in self.statements:
+            if isinstance(statement, ast.Import):
+                yield from ((statement.lineno, alias.name) for alias in statement.names)
+            elif isinstance(statement, ast.ImportFrom):
+                yield from ((statement.lineno, f"{statement.module}.{alias.name}") for alias in statement.names)
 
 
 def statements(node: ast.AST) -> Iterator[ast.stmt]:
@@ -101,34 +81,17 @@ def statements(node: ast.AST) -> Iterator[ast.stmt]:
             yield from statements(child)
 
 
-def read(root: Path, folders: Iterable[str]) -> list[Module]:
-    """Read all Python files below folders of the root, without links, hidden folders and protoc's files."""
-    return read_files(root, (path for folder in folders for path in python_files(root / folder)))
-
-
-def read_files(root: Path, paths: Iterable[Path]) -> list[Module]:
-    """Read files of a root; each is parsed once, when its tree is first asked for."""
+def read(root: Path, places: Iterable[str]) -> list[Module]:
+    """Read the Python files at places below the root, without links, hidden folders and protoc's files."""
+    paths = (path for place in places for path in _python_files(root / place))
     return [Module(path.relative_to(root).as_posix(), path.read_text("utf-8")) for path in paths]
 
 
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector: all trees stay alive, and visiting them again and again takes half of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def python_files(place: Path) -> Iterator[Path]:
-    """Yield a Python file, or those below a folder in the order of their names."""
+def _python_files(place: Path) -> Iterator[Path]:
     if place.is_file():
         if place.suffix == ".py" and "_pb2" not in place.name:
             yield place
     elif place.is_dir():
         for child in sorted(place.iterdir()):
             if not child.is_symlink() and not child.name.startswith((".", "__pycache__")):
-                yield from python_files(child)
+                yield from _python_files(child)

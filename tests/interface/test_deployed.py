@@ -59,7 +59,8 @@ def watched(found, it):
     before = run.version
     assert (run.run_id, run.state) == ("python-1", "finished")
     assert run.rounds.column("version") == [*range(1, before + 1)]
-    assert run.round(2).sentences == it.show("round", "show", "2", "--run", "python")["sentences"]
+    of_round = [ATOLL, "round", "show", "2", "--run", "python", "--state", it.state, "--json"]
+    assert run.round(2).sentences == json.loads(subprocess.check_output(of_round))["sentences"]
     assert set(run.round().clients.column("client")) == set(line_task.SITES)
     sites = run.sites.frame()
     assert {*zip(sites["site"], sites["version"], strict=True)} == {
@@ -157,7 +158,7 @@ def test_a_loop_goes_on_beside_the_events_and_a_dead_coordinator_is_waited_for(i
         waits = [asyncio.create_task(first_wait(run, "waiting")) for run in runs]
         it.kill("coordinator")
         here, there = await asyncio.gather(*waits)
-        assert here.lines == ("no coordinator runs this run: start it, and the run goes on",)
+        assert here.lines == ("no coordinator runs this run: start it, and the run continues",)
         assert there.lines[0].endswith("trying again")
         endless = asyncio.create_task(first_wait(runs[0], "never"))
         await asyncio.sleep(0.3)

@@ -5,6 +5,7 @@ effects; and the deaths of the program's own process, after each answer that it 
 coordinator, encoded and decoded; a process of the program is a fork of this one, with all modules that it needs.
 """
 
+import atexit
 import os
 import signal
 import socket
@@ -129,6 +130,7 @@ class ForkedProgram(Program):
 
     def _run(self, connection, folder, log):
         try:
+            vars(atexit)["_clear"]()  # an end of the program calls its functions, not those of the tests' process
             os.setsid()
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             self._connection.close()

@@ -1,18 +1,14 @@
 """Runs of messages that last: kept and deleted replies, a pause, a backup, PostgreSQL, and contents of every shape."""
 
 import json
-import subprocess
 
 import pytest
 
-from tests.federation.processes import ATOLL, Federation, ended_after, federation
+from tests.cli.invoking import ran
+from tests.federation.processes import Federation, ended_after, federation
 from tests.messages.test_messages import TASK, result, started, undisturbed  # noqa: F401 - a fixture
 
 KEYS = ("seen", "answers", "errors")
-
-
-def atoll(*command):
-    subprocess.run([ATOLL, *map(str, command)], check=True, capture_output=True, text=True)
 
 
 def waiting_at_step_4(it, *, exit_when_done=True, **settings):
@@ -49,7 +45,7 @@ def test_a_lost_reply_stops_the_start_and_fails_the_run_once_that_is_accepted(tm
         gone.unlink()
         started(it)
         assert it.wait_for_end() == 2
-        assert f"{gone} is missing: it is a reply that the program has had: the run fails" in it.log("coordinator")
+        assert f"{gone} is missing: it is a reply that the program has read: the run fails" in it.log("coordinator")
         started(it, stay=True, extra=("--accept-losses",))
         it.wait_for(lambda: state_of(it)[0] == "failed")
         assert state_of(it)[1].endswith(f"{gone.name} is missing: it cannot be repeated")
@@ -61,16 +57,17 @@ def test_a_lost_reply_stops_the_start_and_fails_the_run_once_that_is_accepted(tm
 def test_a_run_pauses_and_goes_on_also_after_a_kill_of_the_coordinator(tmp_path, undisturbed):  # noqa: F811
     with federation(tmp_path, task=TASK) as it:
         folder = waiting_at_step_4(it)
-        atoll("run", "pause", "talk-1", "--state", it.state, "--reason", "lunch")
+        ran("run", "pause", "talk-1", "--state", it.state, "--reason", "lunch")
         assert state_of(it) == ("paused", "lunch")
         (folder / "go").touch()  # its next call is held
         it.kill("coordinator")
         started(it, stay=True)
+        it.wait_for(lambda: it.log("coordinator").count("atoll coordinator on ") == 2)
         it.wait_for(lambda: "2 connected" in it.log("coordinator").rpartition("coordinator on")[2])
         assert state_of(it) == ("paused", "lunch")
         assert len(it.show("round", "list")) == 5
-        assert "the server program begins again" not in it.log("coordinator")
-        atoll("run", "resume", "talk-1", "--state", it.state)
+        assert "the server program starts again" not in it.log("coordinator")
+        ran("run", "resume", "talk-1", "--state", it.state)
         it.wait_for(lambda: state_of(it)[0] == "finished")
         assert result(it) == {key: undisturbed[key] for key in KEYS}
 
@@ -79,10 +76,10 @@ def test_a_run_pauses_and_goes_on_also_after_a_kill_of_the_coordinator(tmp_path,
 def test_a_stopped_run_is_resumed_with_the_same_digests(tmp_path, undisturbed):  # noqa: F811
     with federation(tmp_path, task=TASK) as it:
         folder = waiting_at_step_4(it, exit_when_done=False, stay=True)
-        atoll("run", "stop", "talk-1", "--state", it.state, "--reason", "enough")
+        ran("run", "stop", "talk-1", "--state", it.state, "--reason", "enough")
         assert state_of(it) == ("stopped", "enough")
         (folder / "go").touch()
-        atoll("run", "resume", "talk-1", "--state", it.state)
+        ran("run", "resume", "talk-1", "--state", it.state)
         it.wait_for(lambda: state_of(it)[0] == "finished")
         assert result(it) == {key: undisturbed[key] for key in KEYS}
 
@@ -91,12 +88,12 @@ def test_a_stopped_run_is_resumed_with_the_same_digests(tmp_path, undisturbed): 
 def test_a_backup_of_a_running_run_of_messages_goes_on_elsewhere(tmp_path, undisturbed):  # noqa: F811
     with federation(tmp_path, task=TASK) as it:
         folder = waiting_at_step_4(it)
-        atoll("backup", it.state, tmp_path / "backup.tar")
+        ran("backup", it.state, tmp_path / "backup.tar")
         it.kill("coordinator")
         (tmp_path / "elsewhere").mkdir()
         other = Federation(tmp_path / "elsewhere", task=TASK)
         other.address = it.address
-        atoll("restore", tmp_path / "backup.tar", other.state)
+        ran("restore", tmp_path / "backup.tar", other.state)
         assert folder != other.state
         with ended_after(other):
             started(other)

@@ -76,7 +76,7 @@ def test_main_is_called_to_find_out_only_for_a_native_run_which_it_may_refuse(
         load_run(str(app), ["program.native=true"])
     assert refused.value.faults == (
         "program.native: main() uses the grid itself",
-        "without program.native (--native) the app runs hosted, as it is: leave it out",
+        "without program.native (--native) the app runs hosted, unchanged: leave it out",
     )
     assert (tmp_path / "starts").read_text() == "main\n"
 
@@ -92,6 +92,6 @@ def test_the_file_of_a_run_says_whether_its_app_is_native(tmp_path: Path) -> Non
     with pytest.raises(ConfigError) as refused:
         load_run("a:b", ["program.native=true", "program.main=a:main"])
     assert [fault.partition(",")[0] for fault in refused.value.faults] == [
-        "program.native is of a run of rounds: leave it out",
-        "program.native is of Flower apps",
+        "program.native is for a run of rounds: leave it out",
+        "program.native is for Flower apps",
     ]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from atoll.ground.durable import DiskFull
-from atoll.operations.faults import EXIT_AWAY, EXIT_OPERATOR, TEMPORARY, CommandError, code_of, temporary_cause
+from atoll.operations.faults import TEMPORARY, CommandError, code_of, temporary_cause
 from atoll.operations.temporary import TryAgain, existing_parent, writing_to
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.signals import ExitCode
 from atoll.server.errors import DatabaseAway, StateUnusable
 from atoll.server.identity.authority import AuthorityAway
 
@@ -31,21 +32,21 @@ def test_a_disk_that_may_come_back_gives_75_however_deep_its_error_is(number: in
     wrapped.__cause__ = fault
     outer = CommandError("no start")
     outer.__cause__ = wrapped
-    assert [code_of(error) for error in (fault, wrapped, outer)] == [EXIT_AWAY] * 3
+    assert [code_of(error) for error in (fault, wrapped, outer)] == [ExitCode.AWAY] * 3
 
 
 @pytest.mark.parametrize("number", NEVER, ids=errno.errorcode.get)
 def test_what_waits_for_a_person_gives_2(number: int) -> None:
     """A file system that is mounted read-only stays so until a person remounts it."""
-    assert code_of(OSError(number, os.strerror(number), "/data")) == EXIT_OPERATOR
+    assert code_of(OSError(number, os.strerror(number), "/data")) == ExitCode.OPERATOR
 
 
 @pytest.mark.parametrize(
     "error", [DatabaseAway("x"), AuthorityAway("x"), DiskFull("x")], ids=lambda it: type(it).__name__
 )
 def test_a_server_or_a_disk_that_is_away_gives_75(error: OSError) -> None:
-    assert code_of(error) == EXIT_AWAY
-    assert code_of(StateUnusable("x")) == EXIT_OPERATOR
+    assert code_of(error) == ExitCode.AWAY
+    assert code_of(StateUnusable("x")) == ExitCode.OPERATOR
 
 
 @pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE])

@@ -7,14 +7,19 @@ measures its memory starts its ranks (`forked.run_ranks`, with the same argument
 What a function leaves behind does not reach the next one. Random states, environment, working directory, the defaults
 of torch are set back. A function that fails or does not end, or that has given another value to a name of a module (a
 patch), is the last of its processes.
+
+Between two calls the ranks are stopped (SIGSTOP): each thread that gloo has left wakes a hundred times a second.
 """
 
+import atexit
 import gc
 import logging
 import multiprocessing
 import os
 import pickle
 import random
+import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -63,8 +68,8 @@ class Pool:
     def __init__(self) -> None:
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="atoll-test-ranks-")
-        self._number = 0
+        self._folder: Path | None = None
+        self._number, self._pid = 0, 0
 
     def call(
         self,
@@ -93,16 +98,27 @@ class Pool:
         if not self._processes:
             self._start()
         self._number += 1
-        store = str(Path(self._folder.name) / str(self._number)) if in_group else ""
+        assert self._folder is not None
+        store = str(self._folder / str(self._number)) if in_group else ""
         order = pickle.dumps((num_ranks, store, function, args))
+        self._send(signal.SIGCONT)
         for pipe in self._pipes[:num_ranks]:
             pipe.send_bytes(order)
         outcomes = self._collect(num_ranks, timeout_s, grace_s, is_last)
+        self._send(signal.SIGSTOP)
         if any(not each.is_good or each.threads > THREADS or each.replaced for each in outcomes):
             self.close()
         return outcomes
 
+    def _send(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            if process.is_alive():
+                os.kill(process.pid, number)
+
     def _start(self) -> None:
+        if self._folder is None:
+            # No TemporaryDirectory: a fork of this process would remove it at its end, and ranks would wait for it.
+            self._folder, self._pid = Path(tempfile.mkdtemp(prefix="atoll-test-ranks-")), os.getpid()
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*PRELOAD, FROZEN])
         for rank in range(RANKS):
@@ -148,13 +164,17 @@ class Pool:
         self._processes, self._pipes = [], []
 
     def end(self) -> None:
-        """End the processes, and remove their files."""
-        self.close()
-        self._folder.cleanup()
+        """End the processes, and remove their files; do nothing in a fork of the process that has the pool."""
+        if self._folder is not None and os.getpid() == self._pid:
+            self.close()
+            shutil.rmtree(self._folder)
+            self._folder = None
 
 
 SHARED = Pool()
-"""The pool of this session: of each process of pytest-xdist."""
+"""The pool of this process: of each that runs tests."""
+
+atexit.register(SHARED.end)  # before `multiprocessing` asks its children to end, which stopped ones do not hear
 
 
 def call_on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 120.0) -> list[Any]:
@@ -189,6 +209,7 @@ def _serve(rank: int, pipe: Connection) -> None:
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(order[0]))
             is_good, value = _called(rank, *order)
             gc.collect()  # engines are circles of references, and hold the threads of their groups
+            _release_groups()
             first.restore()
             threads = len(os.listdir("/proc/self/task"))
             answer = (is_good, value, threads, _replaced(before))
@@ -214,6 +235,15 @@ def _called(
         return True, result
     except BaseException:  # any error is reported to the caller
         return False, traceback.format_exc()
+
+
+def _release_groups() -> None:
+    """Let the meshes that torch's caches keep forget their groups, of which each has three threads of gloo."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    for each in gc.get_objects():
+        if type(each) is DeviceMesh:  # an object may pretend to be of any class
+            getattr(each, "_pg_registry", {}).clear()
 
 
 class _Surroundings:

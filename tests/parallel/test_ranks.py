@@ -3,10 +3,15 @@
 import multiprocessing
 import os
 import random
+import time
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from atoll.parallel import world
 from atoll.parallel.engine.forked import RankFailed
@@ -98,3 +103,39 @@ def test_processes_that_another_test_has_killed_are_replaced() -> None:
         assert pool.call(process_and_sum, 2, 0.0)[0].value[0] != pid
     finally:
         pool.end()
+
+
+def test_a_fork_that_ends_leaves_the_ranks_and_their_folder() -> None:
+    before = call_on_ranks(process_and_sum, 2, 1.0)
+    if not (child := os.fork()):
+        SHARED.end()
+        getattr(weakref.finalize, "_exitfunc")()  # noqa: B009 - as at the end of the interpreter
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert call_on_ranks(process_and_sum, 2, 1.0) == before
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_ranks_are_stopped_between_two_calls_and_keep_no_thread_of_a_mesh() -> None:
+    pool = Pool()
+    try:
+        pids = [each.value for each in pool.call(sharded, 2)]
+        until = time.monotonic() + BOUND_S
+        while {state_of(pid) for pid in pids} != {"T"}:
+            assert time.monotonic() < until
+        threads = [[each.threads for each in pool.call(sharded, 2)] for _ in range(3)]
+        assert threads[0] == threads[-1]
+        assert [each.value for each in pool.call(sharded, 2)] == pids
+    finally:
+        pool.end()
+
+
+def sharded() -> int:
+    """Train a step of a sharded layer; return the process."""
+    model = fully_shard(torch.nn.Linear(4, 4), mesh=init_device_mesh("cpu", (2,)))
+    model(torch.ones(2, 4)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return os.getpid()

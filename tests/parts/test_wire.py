@@ -234,9 +234,12 @@ async def place_of(it, tmp_path, on_rank):
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        (lambda opened, a: opened.ClearField("part"), "part: none; allowed: one of those"),
+        (lambda opened, a: opened.ClearField("part"), "part: none; allowed: one of the parts"),
         (lambda opened, a: setattr(opened, "part", a.parts[1].encode()[:-1]), "not JSON"),
-        (lambda opened, a: setattr(opened, "manifest", a.whole.encode()), "allowed: none, for the manifest lists no"),
+        (
+            lambda opened, a: setattr(opened, "manifest", a.whole.encode()),
+            "allowed: none, because the manifest lists no",
+        ),
         (lambda opened, a: setattr(opened, "part", replace(a.parts[0], index=1).encode()), "another digest"),
     ],
 )

@@ -62,9 +62,9 @@ def test_many_pieces_of_few_tensors_are_counted_too():
 @pytest.mark.parametrize(
     ("wrong", "fault"),
     [
-        (model(1, shape=(1,) * 9), r"the model cannot travel: .*shape"),
-        (model(1, name="x" * 1025), r"the model cannot travel: .*name"),
-        (model(1, name="__metadata__"), r"the model cannot travel: .*__metadata__"),
+        (model(1, shape=(1,) * 9), r"the model cannot be sent: .*shape"),
+        (model(1, name="x" * 1025), r"the model cannot be sent: .*name"),
+        (model(1, name="__metadata__"), r"the model cannot be sent: .*__metadata__"),
     ],
     ids=["dimensions", "name", "reserved"],
 )

@@ -153,8 +153,8 @@ def test_the_largest_root_fits_beside_the_largest_part_in_one_message() -> None:
 @pytest.mark.parametrize(
     ("root", "data", "fault"),
     [
-        (UPDATE, PARTS[0].encode(), "allowed: none, for the manifest lists no parts"),
-        (ROOT, b"", "part: none; allowed: one of those that the manifest lists"),
+        (UPDATE, PARTS[0].encode(), "allowed: none, because the manifest lists no parts"),
+        (ROOT, b"", "part: none; allowed: one of the parts that the manifest lists"),
         (ROOT, part(0, box((0, 0), (1, 6))).encode(), "with other sizes or another digest"),
         (ROOT, replace(PARTS[1], index=0).encode(), "with other sizes or another digest"),
         (ROOT, replace(PARTS[1], index=2).encode(), "part: number 2"),

@@ -31,7 +31,7 @@ def test_a_name_picks_its_variant_with_its_options() -> None:
 
 def test_a_name_of_the_users_own_has_no_options() -> None:
     assert CHOICE.pick("mine.py:shape", {"radius": None}) is None
-    with pytest.raises(ValueError, match=r"^radius is no option of mine.py:shape \(allowed: none\)$"):
+    with pytest.raises(ValueError, match=r"^radius is not an option of mine.py:shape \(allowed: none\)$"):
         CHOICE.pick("mine.py:shape", {"radius": 2.0})
 
 
@@ -39,8 +39,8 @@ def test_a_name_of_the_users_own_has_no_options() -> None:
     ("name", "given", "fault"),
     [
         ("circle", {}, "circle needs radius"),
-        ("circle", {"side": 1.0}, "side is no option of circle (allowed: radius); circle needs radius"),
-        ("triangle", {"radius": 1.0}, "radius is no option of triangle (allowed: side, turned)"),
+        ("circle", {"side": 1.0}, "side is not an option of circle (allowed: radius); circle needs radius"),
+        ("triangle", {"radius": 1.0}, "radius is not an option of triangle (allowed: side, turned)"),
     ],
 )
 def test_all_faults_are_named_at_once(name: str, given: dict[str, float], fault: str) -> None:
@@ -51,7 +51,7 @@ def test_all_faults_are_named_at_once(name: str, given: dict[str, float], fault:
 
 def test_an_option_beside_those_of_the_kind_is_allowed_and_not_the_variants() -> None:
     assert CHOICE.pick("circle", {"radius": 1.0, "colour": "red"}, also={"colour"}) == Circle(shape="circle", radius=1)
-    with pytest.raises(ValueError, match=r"side is no option of a red circle \(allowed: colour, radius\)"):
+    with pytest.raises(ValueError, match=r"side is not an option of a red circle \(allowed: colour, radius\)"):
         CHOICE.pick("circle", {"radius": 1.0, "side": 1.0}, also={"colour"}, label="a red circle")
 
 

@@ -20,7 +20,7 @@ from atoll.simulations.engines.engine import Trained as Simulated
 from atoll.simulations.engines.sequential import Sequential
 from atoll.task.arrays import Arrays
 from atoll.task.randomness import data_of, seed_everything, seeded, training_seed
-from atoll.training.local.parameters import initial_parameters
+from atoll.training.model.parameters import initial_parameters
 from atoll.training.worker.array_bench import ArrayBench
 from atoll.training.worker.bench import Received
 from atoll.training.worker.model_bench import ModelBench

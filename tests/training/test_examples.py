@@ -11,8 +11,8 @@ from atoll.task import metrics
 from atoll.task.arrays import Arrays
 from atoll.task.task import Task, load_task
 from atoll.tensors import safetensors_file
-from atoll.training.local.parameters import initial_parameters, load_parameters, update_of
 from atoll.training.local.training import evaluate, train_locally
+from atoll.training.model.parameters import initial_parameters, load_parameters, update_of
 from atoll.training.worker.bench import Received
 from atoll.training.worker.model_bench import ModelBench
 from atoll.training.worker.process import RunTerms, Worker

@@ -3,8 +3,8 @@
 A suite starts a thousand processes, and three quarters of their processor time went into imports. `start.install`
 replaces the system call under `subprocess` and `multiprocessing`: a command line of Atoll becomes a fork of a zygote,
 any other an exec as ever. The command is a child of the process that starts it, with its working directory,
-environment, descriptors, umask, signals, session and group; each forked command has a zygote of its own for the workers
-and ranks that it starts, and they end with it. `test_warm.py` compares both starts.
+environment, descriptors, umask, signals, session and group; a forked command that starts workers and ranks has a zygote
+for them, and they end with it. `test_warm.py` compares both starts.
 
 What is not as after an exec: modules are there that the command has not imported itself, its hash seed is the zygote's,
 its memory holds the modules of all commands, and modules are not destroyed at its end. So a test that is about one of

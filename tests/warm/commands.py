@@ -23,7 +23,12 @@ RUN_BY_SITE = ("sitecustomize", "usercustomize")
 PATH = "PYTHONPATH"
 """The variable of folders that a fork puts on its path itself, if they hide nothing that the zygote has imported."""
 
-MODULES = ("benchmarks.dividing", "tests.warm.probe")
+MODULES = (
+    "benchmarks.dividing",
+    "tests.cli.exports.killed_export",
+    "tests.client.agent_process",
+    "tests.warm.probe",
+)
 """The modules behind -m beside those of Atoll."""
 
 PROGRAMS = (
@@ -34,6 +39,9 @@ PROGRAMS = (
     "from multiprocessing.spawn import spawn_main; spawn_main(",
 )
 """The programs behind -c of Atoll itself and of `multiprocessing`."""
+
+WITHOUT_COMMANDS = ("atoll.task.programs.main", "atoll.training.worker.main", *PROGRAMS[1:])
+"""The programs that start no command: their processes have no zygote, and what a user's task starts execs."""
 
 
 def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
@@ -106,6 +114,11 @@ class Program(NamedTuple):
     kind: str
     name: str
     args: list[str]
+
+
+def starts_commands(program: Program) -> bool:
+    """Return whether a program's process needs a zygote."""
+    return not program.name.startswith(WITHOUT_COMMANDS)
 
 
 def program_of(args: Sequence[str]) -> Program | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.ground.process import crash_points
-from tests.warm.commands import PATH, Program
+from tests.warm.commands import PATH, Program, starts_commands
 from tests.warm.start import NAME, SYS_CLONE, Zygote, let_commands_start_by
 
 PRELOAD = (
@@ -80,12 +80,14 @@ def clone_as_sibling() -> int:
     return int(pid)
 
 
-def next_command(connection: socket.socket) -> tuple[dict[str, Any], list[int], socket.socket]:
-    """Serve as a zygote; return in a command's process: its order, its descriptors and the connection to its zygote."""
+def next_command(connection: socket.socket) -> tuple[dict[str, Any], list[int], socket.socket | None]:
+    """Serve as a zygote; return in a command's process: its order, its descriptors, the line to its zygote, if any."""
     while True:
         order, fds = serve(connection)
         if order["session"]:
             os.setsid()
+        if not starts_commands(Program(*order["program"])):
+            return order, fds, None
         ours, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork():
             connection.close()
@@ -235,10 +237,11 @@ def main() -> None:
     os.dup2(2, 0)
     ends = preload()
     order, fds, ours = next_command(connection)
-    high = socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, max(order["places"]) + 1 + len(fds)))
-    ours.close()
-    warm = Zygote(high, environment)
-    let_commands_start_by(lambda: warm)
+    if ours is not None:
+        high = socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, max(order["places"]) + 1 + len(fds)))
+        ours.close()
+        warm = Zygote(high, environment)
+        let_commands_start_by(lambda: warm)
     program = become(order, fds)
     try:
         run(program)

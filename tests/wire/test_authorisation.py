@@ -54,7 +54,7 @@ async def test_a_rank_is_told_of_its_own_updates_alone_and_gives_reasons_that_th
             assert await told(0, digests) == digests
             code, detail = await refused(told(1, digests))
             assert code is grpc.StatusCode.PERMISSION_DENIED
-            assert detail.endswith("does not lie at rank 1, which asks")
+            assert detail.endswith("is not at rank 1, which asks")
             assert (await refused(told(0, [bytes(32)])))[0] is grpc.StatusCode.NOT_FOUND
             update = update_of(invite, "b", await it_manifest(b, invite))
             opened = pb.UploadOpen(manifest=update[0].encode())

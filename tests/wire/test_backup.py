@@ -35,7 +35,7 @@ async def test_a_backup_that_is_damaged_or_would_overwrite_something_is_refused(
     with pytest.raises(BackupFailed, match=r"000000\.safetensors is damaged"):
         restore(out, tmp_path / "new")
     (out / "backup.json").unlink()
-    with pytest.raises(BackupFailed, match="no complete backup"):
+    with pytest.raises(BackupFailed, match="not a complete backup"):
         restore(out, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

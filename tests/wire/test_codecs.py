@@ -21,6 +21,7 @@ from atoll.tensors.layout import Piece, pieces_in_order
 from atoll.tensors.safetensors_file import read
 from atoll.training.worker.operations import Operations
 from tests.tensors.encoded_by_hand import decoded, encoded
+from tests.turns import in_turn
 from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_bad_input import refused
@@ -124,16 +125,19 @@ def plain_accuracy(tmp_path_factory):
     return asyncio.run(digits(tmp_path_factory.mktemp("plain")))[0]
 
 
+LEARNT = (
+    ({"codec": "bf16"}, 2 * (WEIGHTS + BIAS), 0.02),
+    ({"codec": "qsgd8"}, 8 + WEIGHTS + 4 + BIAS, 0.02),
+    ({"codec": "fp16"}, 2 * (WEIGHTS + BIAS), 0.02),
+    ({"codec": "sign"}, 4 + WEIGHTS // 8 + 4 + 2, 0.08),
+    ({"codec": "topk", "topk_fraction": 0.1}, 6 * (WEIGHTS // 10 + 1), 0.08),
+)
+"""Codecs, the bytes of an update, and the accuracy that they may cost."""
+
+
 @pytest.mark.parametrize(
     ("codec", "sent", "loss"),
-    [
-        ({"codec": "bf16"}, 2 * (WEIGHTS + BIAS), 0.02),
-        ({"codec": "fp16"}, 2 * (WEIGHTS + BIAS), 0.02),
-        ({"codec": "qsgd8"}, 8 + WEIGHTS + 4 + BIAS, 0.02),
-        ({"codec": "sign"}, 4 + WEIGHTS // 8 + 4 + 2, 0.08),
-        ({"codec": "topk", "topk_fraction": 0.1}, 6 * (WEIGHTS // 10 + 1), 0.08),
-    ],
-    ids=lambda value: value["codec"] if isinstance(value, dict) else "",
+    [in_turn(*values, number=n, days=2, id=values[0]["codec"]) for n, values in enumerate(LEARNT)],
 )
 def test_digits_are_learnt_with_each_codec_and_the_record_says_what_it_saved(
     tmp_path, codec, sent, loss, plain_accuracy

@@ -104,7 +104,7 @@ async def test_an_upload_below_the_floor_is_ended_and_goes_on_later(tmp_path, mo
         await call.write(pb.UploadRequest(chunk=pb.Chunk(position=0, data=data[:5])))
         code, detail = await ended(call)
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert "fewer than 1.07374e+09 bytes a second came" in detail
+        assert "fewer than 1.07374e+09 bytes a second arrived" in detail
         it.coordinator.uploads._floor = 0
         verdict = await a.upload(manifest, data)
         assert verdict.accepted
@@ -165,7 +165,7 @@ async def begun(client, manifest):
 
 @live
 async def test_a_run_whose_updates_exceed_the_quota_is_refused(tmp_path):
-    fault = "incoming_max is 23: an update of this model has 24 bytes; allowed: 0 .no limit., or at least that"
+    fault = "incoming_max is 23: an update of this model has 24 bytes; allowed: 0 .no limit., or at least this number"
     with pytest.raises(OperatorError, match=fault):
         async with running(tmp_path, coordinator__incoming_max=23):
             pass

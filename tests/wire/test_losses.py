@@ -62,8 +62,8 @@ async def test_a_missing_update_is_told_before_anything_starts_and_ends_as_lost_
     with pytest.raises(OperatorError) as fault:
         await starts(state)
     assert str(fault.value).splitlines() == [
-        f"run tiny-1: {file} is missing: it is the accepted update of a in round 1, which goes on without it if its "
-        "quorum allows",
+        f"run tiny-1: {file} is missing: it is the accepted update of a in round 1, which continues if its quorum "
+        "allows",
         WAY_OUT,
     ]
     assert audited(state) == []

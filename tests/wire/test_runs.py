@@ -90,7 +90,7 @@ async def test_a_finished_run_gets_more_rounds_and_other_settings_also_after_a_r
         for overrides, fault in (
             ([], "run tiny-1 is finished: 1 round is committed; `atoll run resume tiny-1 --rounds 2`"),
             (["rounds=1"], "rounds: is 1, and 1 version is committed already; allowed: integer > 1"),
-            (["rounds=2", "seed=9"], "seed: a run keeps it to its end; allowed: rounds, pause, round, wait, cohort"),
+            (["rounds=2", "seed=9"], "seed: fixed for the life of a run; allowed: rounds, pause, round, wait, cohort"),
             (["rounds=2", "round.mode=fedasync"], "round.mode"),
             (["rounds=2", "round.quorum=9"], "quorum 9 is more than cohort_size"),
         ):

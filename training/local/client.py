@@ -15,11 +15,11 @@ from atoll.task.errors import TaskBroken
 from atoll.task.local import Local
 from atoll.task.task import Task
 from atoll.tensors.layout import SHARED, STATE, Layout, Tensor, in_order
-from atoll.training.local.batches import batch_sizes, to_device
-from atoll.training.local.draws import Fetch
-from atoll.training.local.one_loss import one_loss
-from atoll.training.local.parameters import state_of, trained_by_name, travelling_dtype
-from atoll.training.local.units import units_of
+from atoll.training.data.batches import batch_sizes, to_device
+from atoll.training.data.draws import Fetch
+from atoll.training.data.units import units_of
+from atoll.training.model.parameters import state_of, trained_by_name, travelling_dtype
+from atoll.training.trials.contract import one_loss
 
 Tensors = dict[str, torch.Tensor]
 

@@ -11,8 +11,8 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from atoll.task.errors import TaskBroken
-from atoll.training.local.memory import groups_of
-from atoll.training.local.parameters import state_of
+from atoll.training.model.memory import groups_of
+from atoll.training.model.parameters import state_of
 
 BATCHNORM = "batchnorm"
 """The word for every tensor of every batch norm: scale, shift, running statistics, counter."""

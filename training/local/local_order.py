@@ -7,7 +7,7 @@ from itertools import islice
 import torch
 
 from atoll.task.local import Local
-from atoll.training.local.batches import batch_sizes, epoch
+from atoll.training.data.batches import batch_sizes, epoch
 
 
 @dataclass(frozen=True, slots=True)

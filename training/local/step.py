@@ -11,14 +11,14 @@ import torch
 from atoll.task.local import Local
 from atoll.task.metrics import Statistics, add, of_batch
 from atoll.task.task import Task
+from atoll.training.data.trees import map_tensors
+from atoll.training.data.units import units_of
 from atoll.training.local.client import TrainingClient
-from atoll.training.local.custom_optimizer import custom_optimizer
-from atoll.training.local.one_loss import one_loss
-from atoll.training.local.same_form import SameForm
-from atoll.training.local.trees import map_tensors
-from atoll.training.local.unit_check import check_of
-from atoll.training.local.units import units_of
+from atoll.training.optimizers.custom_optimizer import custom_optimizer
 from atoll.training.optimizers.make import decay_groups
+from atoll.training.trials.contract import one_loss
+from atoll.training.trials.same_form import SameForm
+from atoll.training.trials.unit_check import check_of
 
 
 def make_optimizer(local: Local, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

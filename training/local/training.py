@@ -14,20 +14,19 @@ from atoll.task.local import Local
 from atoll.task.metrics import Statistics, add, as_statistics
 from atoll.task.randomness import seed_everything, seeded
 from atoll.task.task import Task
-from atoll.training.local.batches import to_device
+from atoll.training.data.batches import to_device
+from atoll.training.data.draws import Fetch, drawing, held_by, seed_held
+from atoll.training.data.units import units_of
 from atoll.training.local.client import TrainingClient
-from atoll.training.local.draws import Fetch, drawing, held_by, seed_held
 from atoll.training.local.fednova import Normalizer
 from atoll.training.local.kept_optimizer import KeptOptimizer
 from atoll.training.local.local_order import draw_order
-from atoll.training.local.lone_row import lone_row_refused
-from atoll.training.local.one_loss import one_loss
-from atoll.training.local.parameters import initial_parameters, load_parameters, trained_by_name, update_of
-from atoll.training.local.same_form import SameForm
 from atoll.training.local.scaffold import ControlVariates
 from atoll.training.local.step import Descent, Step, make_optimizer, measured
-from atoll.training.local.unit_check import check_of
-from atoll.training.local.units import units_of
+from atoll.training.model.parameters import initial_parameters, load_parameters, trained_by_name, update_of
+from atoll.training.trials.contract import lone_row_refused, one_loss
+from atoll.training.trials.same_form import SameForm
+from atoll.training.trials.unit_check import check_of
 
 __all__ = [
     "Work",

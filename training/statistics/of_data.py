@@ -20,7 +20,7 @@ from atoll.task.deadline import Deadline
 from atoll.task.errors import OutOfTime, TaskBroken
 from atoll.task.randomness import DATA_SEED, seeded
 from atoll.task.task import Task
-from atoll.training.local.batches import fetcher
+from atoll.training.data.batches import fetcher
 from atoll.training.statistics.own import EXAMPLES, own_parts
 from atoll.training.statistics.parts import (
     FEATURES_MAX,

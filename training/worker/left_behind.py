@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from atoll.task.told import logger
-from atoll.training.local.as_built import AsBuilt
+from atoll.training.model.as_built import AsBuilt
 
 if TYPE_CHECKING:
     from atoll.task.local import Local

@@ -22,14 +22,16 @@ from atoll.tensors import safetensors_file
 from atoll.tensors.layout import CONTROL, SHARED, STATE, Tensor, in_order
 from atoll.training.base.loading import tensors_of
 from atoll.training.base.peft_models import adapter_of, note_of
+from atoll.training.data.draws import drawing
 from atoll.training.local.algorithms import check_training
-from atoll.training.local.as_built import AsBuilt
 from atoll.training.local.client import TrainingClient, first_shared, tensors_with
-from atoll.training.local.draws import drawing
-from atoll.training.local.frozen import Unchanged, frozen_digest, frozen_tensors
 from atoll.training.local.kept_optimizer import KeptOptimizer
 from atoll.training.local.local_layers import names_that_stay
-from atoll.training.local.parameters import (
+from atoll.training.local.scaffold import ControlVariates, split
+from atoll.training.local.training import evaluate, make_optimizer, train_locally
+from atoll.training.model.as_built import AsBuilt
+from atoll.training.model.frozen import Unchanged, frozen_digest, frozen_tensors
+from atoll.training.model.parameters import (
     aliases_of,
     buffers_of,
     build_model,
@@ -41,8 +43,6 @@ from atoll.training.local.parameters import (
     trained_by_name,
     update_of,
 )
-from atoll.training.local.scaffold import ControlVariates, split
-from atoll.training.local.training import evaluate, make_optimizer, train_locally
 from atoll.training.statistics.parts import SiteStatistics
 from atoll.training.worker.bench import ONE_JOB, PROCESS, Json, Measures, Outcome, Received
 from atoll.training.worker.left_behind import LeftBehind, restored

@@ -18,9 +18,10 @@ from atoll.task.randomness import data_of, server_data_of
 from atoll.task.task import Task
 from atoll.task.told import logger, tell_rows
 from atoll.training.local.algorithms import check_training
-from atoll.training.local.trial import Casting, Rows, try_batches
 from atoll.training.statistics.of_data import of_task
 from atoll.training.statistics.parts import SPLITS, SiteStatistics
+from atoll.training.trials.first_batch import Batches, Casting, Rows, first_batch
+from atoll.training.trials.trial import refuse
 from atoll.training.worker.bench import Json, Measures, only_declared
 
 READINGS_KEPT = 2
@@ -188,7 +189,8 @@ class SiteTask:
 
     def _try(self, every: list[Rows], device: str, casting: Casting, unmeasured: Iterable[Rows] = ()) -> None:
         if every:
-            try_batches(self.task, every, device=device, casting=casting, unmeasured=unmeasured)
+            way = Batches(task=self.task, every=every, device=device, casting=casting, unmeasured=unmeasured)
+            refuse([first_batch], way)
 
     def is_empty(self, split: str) -> bool:
         """Return whether the data set of this split exists and has no examples."""

@@ -65,7 +65,7 @@ def start_model(model: Any, start: Start) -> str:
         StartRefused: the file does not fit, or is no safetensors file; the model is unchanged.
         OSError: its disk fails.
     """
-    from atoll.training.local.parameters import aliases_of, load_parameters, parameters_of
+    from atoll.training.model.parameters import aliases_of, load_parameters, parameters_of
 
     found = started(parameters_of(model), aliases_of(model), start)
     load_parameters(model, found.arrays)

@@ -2,33 +2,30 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli import options
+from atoll.cli.command import if_stopped
 from atoll.cli.experiments.rows import Csv, Markdown, check_formats, draw, say_rows
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
 from atoll.cli.requested import requested
-from atoll.cli.stopping import INTERRUPTED, if_stopped
 from atoll.ground.printable import printable_size
-from atoll.operations.faults import CommandError
+from atoll.operations.faults import CommandError, Interrupted
 from atoll.operations.requests import CompareRequest
-from atoll.protocol.signals import interrupting
 
 if TYPE_CHECKING:
     from atoll.operations.requests import TrainRequest
     from atoll.simulations.experiments.compare import Side
     from atoll.simulations.federation.config import SimulationFile
-    from atoll.simulations.federation.federation import Federation
     from atoll.simulations.federation.report import Json
     from atoll.task.task import Task
 
 PLOT, FOLDER = "compare.png", Path("atoll-compare-runs")
-"""The file of the plots of a comparison that trains, and the default folder of those of runs."""
+"""The plot file of a comparison that trains, and the default plot folder of a comparison of runs."""
 
 Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Draw PNG files into the folder.")]
 
@@ -48,7 +45,7 @@ def compare(
     `--set train.*` and `plan.*` apply to the centralized training, `local.*` to both, all other settings to the
     federated run. Both continue after an interruption. Exit code 130 after Ctrl-C or SIGTERM.
 
-    Of folders of simulated runs nothing is trained: those that differ in the seed alone are one row, with mean and
+    Given folders of simulated runs, it trains nothing: runs that differ in the seed alone are one row, with mean and
     deviation, and `--by` compares runs of different modes at the largest place that all have reached.
     """
     if_stopped("before a round began; nothing was written")
@@ -101,17 +98,13 @@ def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "Json":
     from atoll.cli.experiments.simulation_progress import RoundProgress
     from atoll.operations.simulate import run_simulation
 
-    def begun(federation: "Federation") -> AbstractContextManager[None]:
-        note("federated")
-        return interrupting(federation.interrupt)
-
-    if_stopped("before a round began; the same command goes on")
+    note("federated")
+    if_stopped("before a round began; the same command resumes it")
     with RoundProgress(sys.stderr, note, rounds=file.rounds) as progress:
-        result = run_simulation(file, task, folder, progress.round, handling=begun)
+        result = run_simulation(file, task, folder, progress.round)
     if result["state"] == "interrupted":
-        note("interrupted; the same command resumes it")
-        raise typer.Exit(INTERRUPTED)
-    if_stopped("after the federated training; the same command goes on")
+        raise Interrupted
+    if_stopped("after the federated training; the same command resumes it")
     return result
 
 
@@ -122,8 +115,7 @@ def _train(request: "TrainRequest", task: "Task") -> None:
 
     note("centralized")
     if train_in_process(job_of(request, task), request).why == "interrupted":
-        note("interrupted; the same command resumes it")
-        raise typer.Exit(INTERRUPTED)
+        raise Interrupted
 
 
 def _say(sides: "Sequence[Side]", target: float | None) -> None:

@@ -102,7 +102,7 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
     Raises:
         CommandError: the task is an ArrayTask, whose data cannot be split.
         ConfigError: all mistakes in the settings, or the reason why the split is impossible.
-        TaskFailed: the task's own code failed.
+        TaskFailed: the task's code failed.
     """
     from atoll.operations.load import load_user_task
     from atoll.operations.task_failures import task_failures_in_one_line

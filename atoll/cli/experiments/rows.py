@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from atoll.simulations.experiments.table import Objective, Row
 
 BY = ("updates", "bytes", "time", "rounds", "seconds")
-"""The values of --by, those of `bands.AXES`."""
+"""The values of --by, as in `bands.AXES`."""
 
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the table as CSV, with deviations and numbers of runs.")]

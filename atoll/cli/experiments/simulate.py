@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from atoll.cli import options
+from atoll.cli.command import if_stopped
 from atoll.cli.printing import as_json, best_text, note, say, say_settings, seconds
 from atoll.cli.requested import requested
 from atoll.cli.runs.sites import say_sites
-from atoll.cli.stopping import INTERRUPTED, if_stopped
 from atoll.ground.printable import count_of, printable_size
 from atoll.ground.process.loading import loading
 from atoll.operations.faults import CommandError
 from atoll.operations.requests import SimulateRequest
-from atoll.protocol.signals import interrupting
+from atoll.protocol.signals import ExitCode
 
 if TYPE_CHECKING:
     from atoll.simulations.federation.config import SimulationFile
@@ -79,16 +79,14 @@ def simulate_as_asked(
         raise typer.Exit
     folder = request.folder(file)
     if file.run.is_of_messages:
-        result = run_messages(
-            file, task, folder, is_fresh=request.fresh, handling=lambda federation: interrupting(federation.interrupt)
-        )
+        result = run_messages(file, task, folder, is_fresh=request.fresh)
         if json:
             as_json(result)
         else:
             _say_messages(result, folder)
     else:
         result = _simulate_rounds(file, task, request, sites=sites, json=json)
-    raise typer.Exit({"finished": 0, "interrupted": INTERRUPTED}.get(result["state"], 1))
+    raise typer.Exit({"finished": ExitCode.OK, "interrupted": ExitCode.STOPPED}.get(result["state"], ExitCode.FAILED))
 
 
 def _simulate_rounds(
@@ -103,19 +101,12 @@ def _simulate_rounds(
     from atoll.parallel.trainer.logs import to_all
 
     folder = request.folder(file)
-    if_stopped("before a round began; the same command goes on")
+    if_stopped("before a round began; the same command resumes it")
     exports = live_export(request.exports, SimulatedFolder(folder.absolute()), folder.absolute())  # the task may change
     keep_freed_blocks()
     with RoundProgress(sys.stderr, note, rounds=file.rounds) as progress, exports:
         report = to_all(progress.round, exports.take)
-        result = run_simulation(
-            file,
-            task,
-            folder,
-            report,
-            is_fresh=request.fresh,
-            handling=lambda federation: interrupting(federation.interrupt),
-        )
+        result = run_simulation(file, task, folder, report, is_fresh=request.fresh)
     if_stopped("")
     measured = _sites_of(folder) if sites else {}
     if json:
@@ -129,7 +120,7 @@ def _simulate_rounds(
 
 def _say_messages(result: Mapping[str, Any], folder: Path) -> None:
     """Print the result of a simulated run of messages."""
-    cause = result["cause"] or "the same command goes on"
+    cause = result["cause"] or "the same command resumes it"
     say(f"{result['state']}: {cause}; {seconds(result['virtual_s'])} of virtual time in {seconds(result['real_s'])}")
     say(
         f"{count_of(result['answers'], 'answer')} by the {result['engine']} engine; "

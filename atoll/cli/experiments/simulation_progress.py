@@ -3,20 +3,13 @@
 round  12/200  ━━━━━                 accuracy 0.8731  9/10 reported, 1 straggler  virtual 26 min  3.1 min left
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self, TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Column
+from typing import Any, TextIO
 
 from atoll.cli.printing import seconds
+from atoll.cli.waiting import Progress
 from atoll.ground.printable import count_of
-
-EVERY_S = 1.0
-"""Least seconds between two lines, where the output is not a terminal."""
 
 SHOWN_MAX = 80
 """Characters of a client's reason in the line of a round; `rounds.jsonl` has all of it."""
@@ -80,7 +73,7 @@ class NotFinite:
         return f"not finite in {count_of(self._rounds, 'round')}: {text}" if text else ""
 
 
-class RoundProgress:
+class RoundProgress(Progress):
     """The display of a run's progress, updated with each line of `rounds.jsonl`.
 
     Args:
@@ -90,13 +83,11 @@ class RoundProgress:
     """
 
     def __init__(self, stream: TextIO, say: Callable[[str], None], *, rounds: int) -> None:
-        self._say, self._rounds, self._committed, self._shown_at = say, rounds, 0, -math.inf
+        super().__init__("round", stream, say)
+        self._rounds, self._committed = rounds, 0
         self._values: dict[str, float] = {}
         self._reasons, self._not_finite = {key: Failures() for key in REASONS}, NotFinite()
-        self._bar = _bar(stream) if stream.isatty() else None
-        if self._bar is not None:
-            self._task = self._bar.add_task("", total=rounds)
-            self._bar.start()
+        self.begin(rounds)
 
     def round(self, line: Mapping[str, Any]) -> None:
         """Show that a round has ended."""
@@ -106,11 +97,8 @@ class RoundProgress:
         self._not_finite.add(line.get("not_finite", {}))
         self._values |= {name: value for name, value in _measured(line).items() if value is not None}
         text = "  ".join([*self._shown(), f"{seconds(self.seconds_left(line['real_s']))} left", *_of_round(line)])
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._committed, description=text)
-        elif line["real_s"] - self._shown_at >= EVERY_S or self._committed >= self._rounds:
-            self._shown_at = line["real_s"]
-            self._say(f"round {self._committed}/{self._rounds}  {text}")
+        is_last = self._committed >= self._rounds
+        self.show(self._committed, self._rounds, text, at=line["real_s"], is_last=is_last)
 
     def seconds_left(self, real_s: float) -> float | None:
         """Return the real seconds until the last commit: rounds left x mean time of the committed rounds.
@@ -134,14 +122,6 @@ class RoundProgress:
         if not count:
             return ""
         return f"{count_of(count, *REASONS[key][1:])} of clients: {'' if most == count else f'{most} x '}{reason}"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove the progress bar."""
-        if self._bar is not None:
-            self._bar.stop()
 
     def _shown(self) -> list[str]:
         return [f"{name} {value:.4f}" for name, value in self._values.items()]
@@ -177,15 +157,3 @@ def _because(line: Mapping[str, Any], name: str) -> str:
         failures.add(line.get(key, {}).values() if counted == name else ())
     reason = failures.most_frequent[2]
     return f" ({reason if len(reason) <= SHOWN_MAX else f'{reason[:SHOWN_MAX]}...'})" if reason else ""
-
-
-def _bar(stream: TextIO) -> Progress:
-    return Progress(
-        TextColumn("round", table_column=Column(no_wrap=True)),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        BarColumn(bar_width=12),
-        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
-        console=Console(file=stream),
-        transient=True,
-        expand=True,
-    )

@@ -1,5 +1,6 @@
 """`atoll sweep`: simulate every combination of a grid of settings, and compare the runs in a table and plots."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
+from atoll.cli.command import if_stopped
 from atoll.cli.experiments.rows import Csv, Markdown, check_formats, draw, say_rows
 from atoll.cli.printing import as_json, note
 from atoll.cli.printing import table as say_table
 from atoll.cli.requested import requested
-from atoll.cli.stopping import INTERRUPTED, if_stopped
 from atoll.ground.process.loading import loading
+from atoll.operations.faults import Interrupted
 from atoll.operations.requests import SweepRequest
-from atoll.protocol.signals import handled_by
+from atoll.protocol.signals import ExitCode, handled_by
 
 if TYPE_CHECKING:
     from atoll.operations.sweep import Asked
@@ -66,7 +68,7 @@ def sweep(
     if plot:
         draw(found.drawn, folder / "plots", found.objective)
     if "failed" in progress.states.values():
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _run(grid: "Grid", folder: Path, jobs: int, asked: "Asked") -> "Progress":
@@ -74,21 +76,16 @@ def _run(grid: "Grid", folder: Path, jobs: int, asked: "Asked") -> "Progress":
     from atoll.operations.sweep import watching
     from atoll.simulations.experiments.sweep import last_words, run_cells
 
-    shown = SweepProgress(sys.stderr, note, grid, lambda name: last_words(folder / name))
     try:
-        with handled_by(_interrupt):
+        with (
+            SweepProgress(sys.stderr, note, grid, lambda name: last_words(folder / name)) as shown,
+            handled_by(signal.default_int_handler),  # it raises what ends the running cells first
+        ):
             return run_cells(grid, folder, jobs=jobs, watch=watching(grid, folder, asked, shown.see))
     except KeyboardInterrupt:
-        note("interrupted; the same command resumes it")
-        raise typer.Exit(INTERRUPTED) from None
+        raise Interrupted from None
     finally:
-        shown.close()
         if_stopped("")
-
-
-def _interrupt(_number: int, _frame: object) -> None:
-    """Raise what Ctrl-C raises, which ends the running cells first."""
-    raise KeyboardInterrupt
 
 
 def _say_cells(grid: "Grid", json: bool) -> None:

@@ -31,7 +31,7 @@ class DeployedRun:
     Args:
         run: id or name of the run.
         state: the coordinator's state directory.
-        database: the URL of its database; empty: that of the directory.
+        database: the URL of its database; empty: the directory's.
         sites: whether to export the values of each site; None: of at most `SITES_MAX`.
     """
 
@@ -135,7 +135,7 @@ class News:
     Args:
         run: id of the run.
         state: the coordinator's state directory.
-        database: the URL of its database; empty: that of the directory.
+        database: the URL of its database; empty: the directory's.
     """
 
     def __init__(self, run: str, state: Path, database: str = "") -> None:

@@ -67,7 +67,7 @@ def export(
 ) -> None:
     """Export a run's settings, rounds, metrics and state to TensorBoard, MLflow, Weights & Biases or a file of JSON.
 
-    The same command goes on where it stopped, however it ended: it reads what the place has, and writes what is
+    The same command resumes where it stopped, however it ended: it reads what the place has, and writes what is
     missing. Nothing leaves this machine, unless `--to` is the address of a server. With `--state` or `--database` the
     argument is a run's id, otherwise a folder of that name comes first.
     """
@@ -105,7 +105,7 @@ def _of_folder(target: "Target", folder: Path, follow: bool, sites: bool | None)
     if follow and len(sources) > 1:
         raise CommandError(
             f"--follow: {folder} has {count_of(len(sources), 'run')}; allowed: the folder of one run; or leave "
-            "--follow out, and repeat the command: it goes on where it stopped"
+            "--follow out, and repeat the command: it resumes where it stopped"
         )
     for source in sources:
         if isinstance(source, SimulatedFolder) and (left_out := source.note()):
@@ -124,7 +124,7 @@ def _wait_for(folder: Path) -> "Callable[[float], None]":
     def wait(seconds: float) -> None:
         nonlocal is_unattended
         if is_unattended:
-            note(f"{folder}: no process runs this simulation: start it, and the export goes on")
+            note(f"{folder}: no process runs this simulation: start it, and the export continues")
             is_unattended = False
         time.sleep(seconds)
 
@@ -163,7 +163,7 @@ def _exported(
         else:
             rows, state = exporter.follow(source, destination, wait=wait, passing=passing)
     except DestinationAway as error:
-        raise TryAgain(f"{error}; the same command goes on") from error
+        raise TryAgain(f"{error}; the same command resumes it") from error
     finally:
         destination.close()
     return {

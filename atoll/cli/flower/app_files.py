@@ -9,11 +9,11 @@ from typing import Any
 
 import tomli_w
 
-from atoll import __version__
 from atoll.cli.flower import templates
 from atoll.cli.flower.counterparts import A_NUMBER, Counterpart
 from atoll.cli.flower.sources import Sources
 from atoll.flower.exported.run_values import RunValues
+from atoll.ground.version import __version__
 from atoll.plugins.reference import is_file, split
 from atoll.task.task import task_name
 

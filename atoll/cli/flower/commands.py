@@ -1,4 +1,4 @@
-"""`atoll flower ...`: run a Flower app as it is, and tell how it will run."""
+"""`atoll flower ...`: run a Flower app unchanged, and report how it will run."""
 
 import sys
 from dataclasses import asdict
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.command import Commands
+from atoll.cli.command import if_stopped
 from atoll.cli.flower.export import export
+from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, note, say
-from atoll.cli.stopping import if_stopped
 from atoll.operations.faults import CommandError
 from atoll.task.apps import with_app
 
 if TYPE_CHECKING:
     from atoll.operations.flower_plan import AppPlan
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, help="Run Flower apps as they are, and check how they will run.")
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="Run Flower apps unchanged, and check how they will run.")
 app.command()(export)
 
 Folder = Annotated[
@@ -44,7 +44,7 @@ Native = Annotated[
     bool,
     typer.Option(
         "--native",
-        help="Run the app's strategy as rounds of Atoll instead of its own main() loop; short for program.native. "
+        help="Run the app's strategy as rounds of Atoll instead of its main() loop; short for program.native. "
         "`atoll flower check` tells whether it can.",
     ),
 ]
@@ -61,7 +61,7 @@ def check(
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     json: options.Json = False,
 ) -> None:
-    """Tell how each part of an app will run: it runs main() up to its strategy, and loads the ClientApp.
+    """Report how each part of an app will run: it runs main() up to its strategy, and loads the ClientApp.
 
     An app runs hosted, over messages. The check also tells whether its strategy has a native run (--native), and what
     that would be.

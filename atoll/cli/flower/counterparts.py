@@ -2,9 +2,9 @@
 
     aggregation.rule mean             FedAvg; weighting "uniform" weighs every reply alike
     optimizer fedavg, fedavgm         FedAvg, FedAvgM
-    Flower's own steps (optimizers)   FedAdagrad, FedAdam, FedYogi
+    Flower's steps (optimizers)       FedAdagrad, FedAdam, FedYogi
     rule median, trimmed_mean         FedMedian, FedTrimmedAvg
-    Flower's own rules (rules)        MultiKrum, Bulyan
+    Flower's rules (rules)            MultiKrum, Bulyan
 
 It is the inverse of `flower.native.strategies`. A setting that changes when a round ends, and not what it computes,
 is left out: Flower waits for all replies, or for the timeout.
@@ -24,7 +24,7 @@ from atoll.server.config.model import run_and_version
 from atoll.server.config.run import RunConfig
 
 A_NUMBER = 1e-9
-"""A fraction of the nodes that is none: with it the least number of nodes is the number of a round."""
+"""A fraction too small to count: the least number of nodes then is the number of a round."""
 
 OPTIMIZERS, RULES = "atoll.flower.native.optimizers:", "atoll.flower.native.rules:"
 ADAPTIVE = ("FedAdagrad", "FedAdam", "FedYogi")
@@ -178,7 +178,7 @@ def _rule(aggregation: AggregationConfig, most: int) -> _Found:
 
 
 def _trims_alike(share: float, most: int) -> bool:
-    """Return whether a share leaves out the same number of any updates up to the most, here and in Flower."""
+    """Return whether a share drops as many updates here as in Flower, for each number up to the most."""
     from atoll.aggregation.rules.rule import num_malicious
 
     return all(num_malicious(share, number) == int(share * number) for number in range(1, most + 1))

@@ -1,4 +1,4 @@
-"""`atoll flower export`: a native task's client as a Flower app, for people that go back."""
+"""`atoll flower export`: a native task's client as a Flower app, for a return to Flower."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,8 +40,8 @@ def export(
 ) -> None:
     """Write a native task as a Flower app: its client, and the strategy that gives the same versions.
 
-    The app trains with Atoll as a library, in Flower's own processes. What no strategy of Flower has is refused; what
-    changes only when a round ends is left out, and told.
+    The app trains with Atoll as a library, in Flower's processes. What no strategy of Flower has is refused; what
+    changes only when a round ends is left out, and reported.
     """
     from atoll.cli.flower.app_files import AppFiles
     from atoll.cli.flower.counterparts import counterpart
@@ -84,7 +84,7 @@ def _fitted(file: "RunFile", task: "Task | ArrayTask", found: "Counterpart") -> 
 
     Raises:
         CommandError: they do not fit the task, or its model, to the strategy.
-        TaskFailed: the task's own code failed.
+        TaskFailed: the task's code failed.
     """
     from atoll.cli.flower.app_files import Fitted
     from atoll.flower.exported.run_values import RunValues
@@ -148,7 +148,7 @@ def _without_rounds(file: "RunFile") -> dict[str, Any]:
 
 
 def _plain_of(task: "Task | ArrayTask", file: "RunFile") -> dict[str, Any]:
-    """Return the task's own values that a run config can have, so that `flwr run --run-config` may set others."""
+    """Return the task's values that a run config can have, so that `flwr run --run-config` may set others."""
     from atoll.task.given import OPTION, Plain
 
     declared = getattr(task, "options", {})

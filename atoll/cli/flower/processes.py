@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from atoll.cli.command import if_stopped
 from atoll.cli.log import message_of
 from atoll.cli.printing import note, say
-from atoll.cli.stopping import if_stopped
 from atoll.flower.task import NODES
 from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError, RunFailed, TaskFailed, raised
@@ -33,7 +33,7 @@ def run_app(
     Args:
         reference: of the app.
         overrides: `key=value`.
-        nodes: the number of clients; None: that of the project, or as many as a round needs.
+        nodes: the number of clients; None: the project's, or as many as a round needs.
         out: the folder of the run.
         again: start a new run in the folder, where one with the same settings has ended.
 
@@ -58,7 +58,7 @@ def run_app(
         file = file.model_copy(update={"round": file.round.model_copy(update={"first_available": number})})
     folder.mkdir(parents=True, exist_ok=True)
     write_private(folder / "run.toml", effective(file, whole=True).encode())  # its coordinator tells a person
-    if_stopped("before the run had ended; the same command goes on")
+    if_stopped("before the run had ended; the same command resumes it")
     processes: list[subprocess.Popen[bytes]] = []
     try:
         state = folder / "coordinator"
@@ -78,7 +78,7 @@ def run_app(
     if failure := _failure_of_main(state):
         raise TaskFailed(f"the run has finished, and then main() failed: {raised(failure)}")
     if code < 0:
-        raise RunFailed(f"{signal.Signals(-code).name} ended the coordinator: the same command goes on with the run")
+        raise RunFailed(f"{signal.Signals(-code).name} ended the coordinator: the same command resumes the run")
     return code
 
 
@@ -86,7 +86,7 @@ def _waited(coordinator: "subprocess.Popen[bytes]", agents: "Sequence[subprocess
     """Return the exit code of the coordinator.
 
     Raises:
-        TaskFailed: an agent has ended before it with a fault of its own; without a killed one the run goes on.
+        TaskFailed: an agent has failed before it; the run continues without a killed one.
     """
     while (code := coordinator.poll()) is None:
         for place, agent in enumerate(agents):
@@ -144,7 +144,7 @@ def _address(coordinator: "subprocess.Popen[bytes]", state: Path) -> str:
 
 
 def _end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """End all processes, in order if they obey in time."""
+    """End all processes, and kill those that do not exit in time."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

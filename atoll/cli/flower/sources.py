@@ -21,7 +21,7 @@ class Sources:
     packages: tuple[str, ...]
     """The installed distributions that they import."""
     data: tuple[str, ...] = ()
-    """The files beside them that they name in a text, and that are no code."""
+    """The data files beside them whose names are in their strings."""
 
 
 def sources_of(reference: str) -> Sources:
@@ -55,7 +55,7 @@ def _reached(folder: Path, first: list[Path]) -> list[Path]:
 
 
 def _at(folder: Path, name: str) -> list[Path]:
-    """Return the files of a top-level module in a folder: its own, or all of its package; none: it is not there."""
+    """Return the files of a top-level module in a folder: its file, or all of its package; empty: it is not there."""
     if (file := folder / f"{name}.py").is_file():
         return [file]
     return sorted((folder / name).rglob("*.py"))
@@ -76,7 +76,7 @@ def _sources(folder: Path, files: list[Path]) -> Sources:
 
 
 def _named(files: list[Path]) -> tuple[str, ...]:
-    """Return the texts in files that name a file beside one of them."""
+    """Return the strings in source files that name a file beside one of them."""
     found = set()
     for file in files:
         texts = {node.value for node in ast.walk(_parsed(file)) if isinstance(node, ast.Constant)}

@@ -1,4 +1,4 @@
-"""The files of an exported app, with `$name` in the places of its own."""
+"""The files of an exported app, with `$name` as placeholders."""
 
 from string import Template
 
@@ -27,7 +27,7 @@ def evaluate(message: Message, context: Context) -> Message:
 ''')
 
 SERVER_APP = Template('''\
-"""The rounds of $task as a ServerApp: Flower's $strategy, from the task's own model."""
+"""The rounds of $task as a ServerApp: Flower's $strategy, from the task's model."""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -82,7 +82,7 @@ bits of an agent's, by the seed of run, round and site.
 
     flwr run . --stream
 
-A SuperNode names its site, and may set the task's own settings and the `device`:
+A SuperNode names its site, and may set the task's settings and the `device`:
 
     flower-supernode --node-config 'site="north"'
 
@@ -90,10 +90,10 @@ Without `site` the number `partition-id`, which Flower's simulation gives, is th
 
 - Settings of the local training, options of the task and the seed are in `[tool.flwr.app.config]`; `flwr run
   --run-config "local.lr=0.05"` changes them.
-- Metrics of all nodes are merged by their sums, and are those of the pooled data.
+- Metrics of all nodes are merged by their sums, and equal the pooled data's.
 - Local layers, kept optimizers and states of algorithms are in the context's state. Flower loses it when a SuperNode
   ends, and keeps it also for a training that did not count.
 - A straggler trains to its end; its reply after the timeout is dropped. Rounds, replies and the model are lost with the
-  SuperLink or the ServerApp, which start anew.
+  SuperLink or the ServerApp, which start over.
 - The last model is `final_model.safetensors`, from which a run of Atoll can start (`model.start`).
 $left_out""")

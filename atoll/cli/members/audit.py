@@ -13,21 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli import options
-from atoll.cli.command import Commands
+from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, note, say, table
 from atoll.cli.waiting import waiting_for
 from atoll.ground.printable import count_of, instead_of, printable, printable_size
 from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE, is_elsewhere
+from atoll.protocol.signals import ExitCode
 
 if TYPE_CHECKING:
     from atoll.protocol.audit.chain import Checkpoint, Line, Verifier
     from atoll.server.audit.reading import Source
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="Verify, show and export a coordinator's audit log.")
-
-EXIT_FAULTS = 1
-"""The exit code of `atoll audit verify` for a log with faults."""
 
 Files = Annotated[
     list[Path] | None,
@@ -100,7 +98,7 @@ def verify(
     else:
         _say_verdict(found, source.cut)
     if found.num_faults:
-        raise typer.Exit(EXIT_FAULTS)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command()
@@ -202,7 +200,7 @@ def as_archived(folder: Path, out: Path, writer: str, *, json: bool) -> None:
     if found.num_faults:
         what = "the archived lines have" if done.files else f"nothing is archived: the log in {folder} has"
         note(f"FAULTY: {what} {count_of(found.num_faults, 'fault')}: keep {out if done.files else 'it'} as evidence")
-        raise typer.Exit(EXIT_FAULTS)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @contextmanager

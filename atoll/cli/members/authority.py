@@ -1,4 +1,4 @@
-"""`atoll authority ...`: make the authority that signs all certificates, and run it on a machine of its own."""
+"""`atoll authority ...`: make the authority that signs all certificates, and run it on a separate machine."""
 
 import time
 from contextlib import suppress
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.command import Commands
+from atoll.cli.command import if_stopped
+from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, clock, note, say, shortened
-from atoll.cli.stopping import if_stopped
 from atoll.operations.faults import CommandError
 from atoll.protocol.identity.names import Role
 
@@ -24,7 +24,7 @@ AUTHORITY_BYTES = 20_000
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    help="Make, show and run the authority that signs all certificates, on a machine of its own.",
+    help="Make, show and run the authority that signs all certificates, on a separate machine.",
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The authority's directory.")]
@@ -99,7 +99,7 @@ def replace(
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the next authority, for people.")] = "",
     json: options.Json = False,
 ) -> None:
-    """Make the authority that replaces this one. No member enrols anew.
+    """Make the authority that replaces this one. No member enrols again.
 
     The present one vouches for it. From the next start of the coordinator (or of `atoll authority serve`) on, members
     learn to trust both with their renewals; after the life of a certificate the next one signs, and after another one
@@ -251,13 +251,11 @@ def serve(
         serving = asyncio.current_task()
         assert serving is not None
         service_manager.tell(service_manager.READY, f"dialling {coordinator}")
-        call_at_end(lambda _number: serving.cancel())
+        call_at_end(serving.cancel, "stopped by %s: the authority ends")
         await server.serve(coordinator)
 
-    try:
+    with suppress(asyncio.CancelledError):
         asyncio.run(until_stopped())
-    except asyncio.CancelledError:
-        note("the authority has ended")
 
 
 def _open(folder: Path, days: float = 30.0) -> "Authority":

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from atoll.cli import completion, options
-from atoll.cli.command import Commands
+from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, table
 from atoll.ground.printable import instead_of
 from atoll.operations.faults import CommandError
@@ -66,7 +66,7 @@ def list_clients(
 ) -> None:
     """List the sites: who is connected, since when, its version and clock, until when its certificate is valid.
 
-    Connections are the coordinator's to say: they are shown before, between and after runs. `since` is the begin of the
+    Connections do not depend on a run: they are shown before, between and after runs. `since` is the begin of the
     connection, or the last sight of a client that is away; `clock` is the agent's clock less the coordinator's. `run`
     says whether a run (the newest, or --run) can invite the client, and why not; its work and its last failure follow.
     A name that two agents use at once is reported below the table, with both addresses (--json: `name_conflict`).
@@ -144,8 +144,8 @@ def revoke(
 ) -> None:
     """Revoke a member: its certificates and join codes become invalid, and its open calls end within seconds.
 
-    Its runs go on without it. A new join code for the same name makes it a member again. A name that is not in `atoll
-    client members` is refused, unless --made-by-hand says that it has a certificate all the same.
+    Its runs continue without it. A new join code for the same name makes it a member again. A name that is not in
+    `atoll client members` is refused, unless --made-by-hand says that it has a certificate all the same.
     """
     from atoll.operations import admin
 

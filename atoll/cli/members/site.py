@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli import options
-from atoll.cli.command import Commands
+from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, clock, note, say, table
 from atoll.cli.waiting import waiting_for
 from atoll.ground.printable import instead_of

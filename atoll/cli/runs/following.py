@@ -1,4 +1,4 @@
-"""A run or a round as it goes on, for `--follow`."""
+"""A run or a round in progress, for `--follow`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ def follow_run(run: str, state: Path, database: str = "", *, after: int | None =
         run: id or name of the run.
         state: the coordinator's state directory.
         database: URL of the PostgreSQL database to read instead of the one that the state directory names.
-        after: the entry after which to go on; None: begin with the open round.
+        after: the entry after which to continue; None: begin with the open round.
         json: whether to print each item as JSON.
     """
     name, is_placed = run, False
@@ -26,7 +26,7 @@ def follow_run(run: str, state: Path, database: str = "", *, after: int | None =
             as_json_line(item)
         elif item["kind"] == "began":
             name = item["run"]["run"]
-            if not is_placed:  # not after a broken call, which goes on where it was
+            if not is_placed:  # not after a broken call, which resumes at its entry
                 say(_standing(item["run"]))
             is_placed = True
         elif item["kind"] == "event":

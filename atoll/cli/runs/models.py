@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from atoll.cli import options
-from atoll.cli.command import Commands
+from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, clock, metrics_text, say, table
 from atoll.ground.printable import printable_size
 from atoll.operations.faults import CommandError

@@ -5,7 +5,7 @@ from typing import Any
 import typer
 
 from atoll.cli import options
-from atoll.cli.command import Commands
+from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, note, table
 from atoll.ground.printable import printable_size
 from atoll.operations.place import STATE

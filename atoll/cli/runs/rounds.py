@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from atoll.cli import options
-from atoll.cli.command import Commands
+from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, say, seconds, table
 from atoll.cli.runs.sites import say_sites
 from atoll.ground.printable import printable_size

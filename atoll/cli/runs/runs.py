@@ -1,12 +1,11 @@
 """`atoll run ...`: start, stop, pause, resume and delete runs; list and show them; statistics before a run."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atoll.cli import options
-from atoll.cli.command import Commands
+from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, best_text, clock, metrics_text, note, say, shortened, table
 from atoll.cli.runs.sites import show_sites
 from atoll.cli.runs.statistics import statistics
@@ -31,14 +30,6 @@ What = Annotated[
         help="The run's TOML, or a task (`module:attribute` or `path/to/file.py:attribute`) to run with the defaults.",
     ),
 ]
-State = Annotated[
-    Path | None,
-    typer.Option(
-        "--state",
-        metavar="DIR",
-        help="The coordinator's state directory; by default `coordinator.state` of the TOML, or atoll-state.",
-    ),
-]
 Reason = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="The reason, which `atoll run show` and `atoll run list` print.")
 ]
@@ -54,7 +45,7 @@ After = Annotated[
         "--after",
         metavar="ENTRY",
         callback=options.between(0, 2**53),
-        help="With --follow: go on after this entry, the last `seq` of an earlier --json; 0: from the beginning.",
+        help="With --follow: continue after this entry, the last `seq` of an earlier --json; 0: from the beginning.",
     ),
 ]
 Rounds = Annotated[
@@ -65,7 +56,12 @@ Yes = Annotated[bool, typer.Option("--yes", help="Delete without asking for conf
 
 
 @app.command()
-def start(what: What, state: State = None, overrides: options.Set = [], json: options.Json = False) -> None:  # noqa: B006
+def start(
+    what: What,
+    state: options.StateOfRun = None,
+    overrides: options.Set = [],  # noqa: B006
+    json: options.Json = False,
+) -> None:
     """Start a run on a running coordinator. It is queued while `max_runs` runs are active.
 
     The task's file must be on the coordinator's machine; if that is another machine, name the file by an absolute path.
@@ -96,11 +92,11 @@ def resume(
 ) -> None:
     """Continue a paused run, or reopen an ended one from its last committed version.
 
-    `--rounds 6` gives a finished run of 3 three more rounds; a paused, stopped or failed one may go on with other
+    `--rounds 6` gives a finished run of 3 three more rounds; a paused, stopped or failed one may continue with other
     settings of `rounds`, `pause`, `round`, `cohort`, `local`, `schedule`, `evaluation`, `model` and `stop`. A cosine or
-    linear schedule that ends with the run gets another course, which the answer states. Settings of `local` that change
-    are asked for at the sites again, where approval is by hand. A run that ended early goes on, and its
-    patience begins anew. It is queued while `max_runs` runs are active.
+    linear schedule that ends with the run gets another course, which the answer states. Changed settings of `local`
+    need a new approval at sites that approve by hand. A run that ended early continues, with fresh patience. It is
+    queued while `max_runs` runs are active.
     """
     _report(resume_run(run, state, overrides, rounds=rounds), json)
 
@@ -184,7 +180,7 @@ def show(
     has ended; with `--json` one object for each event. A coordinator that dies meanwhile is waited for.
     """
     if after is not None and not follow:
-        raise CommandError("--after names the place at which --follow goes on: add --follow, or leave --after out")
+        raise CommandError("--after names the place at which --follow continues: add --follow, or leave --after out")
     if follow:
         from atoll.cli.runs.following import follow_run
 

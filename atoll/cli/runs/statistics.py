@@ -1,7 +1,6 @@
 """`atoll run statistics`: statistics of the sites' data before a training, merged exactly."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,14 +22,6 @@ What = Annotated[
         metavar="TASK | RUN.toml",
         help="The TOML of the planned run, or its task (`module:attribute` or `path/to/file.py:attribute`).",
         show_default=False,
-    ),
-]
-State = Annotated[
-    Path | None,
-    typer.Option(
-        "--state",
-        metavar="DIR",
-        help="The coordinator's state directory; by default `coordinator.state` of the TOML, or atoll-state.",
     ),
 ]
 Deadline = Annotated[
@@ -55,16 +46,16 @@ Show = Annotated[
 
 def statistics(
     what: What = None,
-    state: State = None,
+    state: options.StateOfRun = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     deadline: Deadline = 300.0,
     show: Show = None,
     json: options.Json = False,
 ) -> None:
-    """Ask the connected sites of a task for statistics of their data, before a run: counts, labels, moments, own sums.
+    """Ask the connected sites of a task for statistics of their data before a run: counts, labels, moments, other sums.
 
     No model is involved, and no run begins. Each site's policy decides what leaves it. The sums are exact: mean and
-    variance are those of the pooled data. `docs/statistics.md` explains the output.
+    variance equal those of the pooled data. `docs/statistics.md` explains the output.
     """
     if (what is None) == (show is None):
         got = "" if what is None else f"got {what} and --show {show}: "
@@ -85,7 +76,7 @@ def statistics(
 
 
 def say_statistics(found: Mapping[str, Any]) -> None:
-    """Print statistics as tables: those of all sites together, those of each site that allows it, and the reasons."""
+    """Print statistics as tables: all sites together, each site that allows it, and the reasons."""
     if "number" in found:
         answered, asked = len(found["answered"]), count_of(len(found["asked"]), "site")
         when = clock(found["ended_at"])

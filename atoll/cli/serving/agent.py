@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
+from atoll.cli.command import if_stopped
 from atoll.cli.printing import note, say_settings
-from atoll.cli.stopping import if_stopped
 from atoll.task.apps import with_app
 
 if TYPE_CHECKING:
@@ -33,14 +33,6 @@ Join = Annotated[
         metavar="CODE",
         help="The join code, at the first start; `atoll client invite NAME` prints it; - reads it from standard input, "
         "@FILE from a file.",
-    ),
-]
-Coordinator = Annotated[
-    str | None,
-    typer.Option(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="Address of the coordinator; by default the one from enrolment; short for coordinator.",
     ),
 ]
 State = Annotated[
@@ -74,7 +66,7 @@ def agent(
     tasks: Tasks,
     site: Site = None,
     join: Join = None,
-    coordinator: Coordinator = None,
+    coordinator: options.Coordinator = None,
     insecure: options.Insecure = None,
     state: State = None,
     policy: Policy = None,

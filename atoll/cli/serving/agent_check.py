@@ -58,7 +58,7 @@ def _faults_of_batches(settings: "AgentConfig", tasks: Mapping[str, Any]) -> Ite
             bench = bench_of(task, request)
             if bench.num_examples() is not None:
                 bench.try_out()
-        except Exception as error:  # any: of the task's own code
+        except Exception as error:  # any: the task's code runs here
             fault = conclusion(detail_of(error))
             away = said_of_data(fault, reference)
             yield f"{reference}: {fault}" + (f": {away}" if away else "")
@@ -95,7 +95,7 @@ def _faults_of_settings(given: Mapping[str, Any], tasks: Mapping[str, Any]) -> l
 
 
 def _note_unknown_site(site: str, tasks: Mapping[str, Any]) -> None:
-    """Note the tasks whose own list of sites, which simulations and trainings use, lacks this one."""
+    """Note the tasks whose list of sites, which simulations and trainings use, lacks this one."""
     for reference, task in tasks.items():
         names = tuple(getattr(task, "sites", ()))
         if names and site not in names:

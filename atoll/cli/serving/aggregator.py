@@ -6,18 +6,9 @@ from typing import Annotated
 import typer
 
 from atoll.cli import options
+from atoll.cli.command import current, if_stopped
 from atoll.cli.printing import note, say_settings
-from atoll.cli.stopping import end_in_time, if_stopped
-from atoll.operations.faults import CommandError
 
-Coordinator = Annotated[
-    str | None,
-    typer.Option(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="Address of the coordinator; by default the one from enrolment; short for coordinator.",
-    ),
-]
 Join = Annotated[
     str | None,
     typer.Option(
@@ -54,7 +45,7 @@ WithParent = Annotated[bool, typer.Option("--with-parent", hidden=True, help="En
 
 
 def aggregator(
-    coordinator: Coordinator = None,
+    coordinator: options.Coordinator = None,
     join: Join = None,
     insecure: options.Insecure = None,
     rank: Rank = None,
@@ -96,7 +87,6 @@ def aggregator(
     from atoll.operations.temporary import writing_to
     from atoll.protocol import service_manager
     from atoll.protocol.build import software
-    from atoll.server.errors import OperatorError
     from atoll.server.ranks.process import host_rank
 
     log.configure("rank", form=log_form)
@@ -107,9 +97,6 @@ def aggregator(
         service_manager.tell(service_manager.READY, f"rank {settings.rank} of {settings.ranks} on {address}")
         note(f"atoll aggregator, rank {settings.rank} of {settings.ranks}, on {address}, state in {settings.state}")
 
-    try:
-        serving = host_rank(settings, with_parent=with_parent, on_ready=ready, on_end=end_in_time)
-        with writing_to("state", settings.state):
-            raise typer.Exit(asyncio.run(serving))
-    except OperatorError as error:
-        raise CommandError(str(error)) from error
+    serving = host_rank(settings, with_parent=with_parent, on_ready=ready, on_end=current().end_in_time)
+    with writing_to("state", settings.state):
+        asyncio.run(serving)

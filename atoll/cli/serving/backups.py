@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli import options
-from atoll.cli.command import Commands
+from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, clock, note, say
 from atoll.cli.waiting import waiting_for
 from atoll.ground.printable import printable_size
-from atoll.operations.faults import CommandError
 
 if TYPE_CHECKING:
     from atoll.server.backup.backup import Backup
@@ -79,13 +78,10 @@ def backup(
     from atoll.server.backup.backup import back_up
     from atoll.server.backup.contents import BackupFailed
 
-    try:
-        copying = waiting_for(f"the backup of {state}", "its files are copied and checked")
-        writing = writing_to("FILE.tar | DIR", out, size_of(state), spared=(BackupFailed,))
-        with recorded(state, Action.STATE_BACKUP, str(out.absolute())), copying as wait, writing:
-            made = back_up(state, out, keys=not without_keys, database=database, on_bytes=wait.advance)
-    except BackupFailed as error:
-        raise CommandError(*str(error).splitlines()) from error
+    copying = waiting_for(f"the backup of {state}", "its files are copied and checked")
+    writing = writing_to("FILE.tar | DIR", out, size_of(state), spared=(BackupFailed,))
+    with recorded(state, Action.STATE_BACKUP, str(out.absolute())), copying as wait, writing:
+        made = back_up(state, out, keys=not without_keys, database=database, on_bytes=wait.advance)
     if json:
         as_json({"backup": out, **_contents(made), "left_out": made.strangers})
         return
@@ -106,12 +102,9 @@ def verify(source: Source, json: options.Json = False) -> None:
     from atoll.server.backup.contents import BackupFailed
     from atoll.server.backup.restore import verify as verify_backup
 
-    try:
-        copying = waiting_for(f"the files of {source}", "they are unpacked and checked")
-        with copying as wait, writing_to("TMPDIR", Path(gettempdir()), size_of(source), spared=(BackupFailed,)):
-            made = verify_backup(source, on_bytes=wait.advance)
-    except BackupFailed as error:
-        raise CommandError(*str(error).splitlines()) from error
+    copying = waiting_for(f"the files of {source}", "they are unpacked and checked")
+    with copying as wait, writing_to("TMPDIR", Path(gettempdir()), size_of(source), spared=(BackupFailed,)):
+        made = verify_backup(source, on_bytes=wait.advance)
     if json:
         as_json({"backup": source, **_contents(made)})
         return
@@ -131,12 +124,9 @@ def restore(source: Source, state: To, database: NewDatabase = "", json: options
     from atoll.server.backup.contents import BackupFailed
     from atoll.server.backup.restore import restore as restore_from
 
-    try:
-        copying = waiting_for(f"the files of {source}", "they are copied and checked")
-        with copying as wait, writing_to("STATE", state, size_of(source), spared=(BackupFailed,)):
-            made = restore_from(source, state, database=database, on_bytes=wait.advance)
-    except BackupFailed as error:
-        raise CommandError(str(error)) from error
+    copying = waiting_for(f"the files of {source}", "they are copied and checked")
+    with copying as wait, writing_to("STATE", state, size_of(source), spared=(BackupFailed,)):
+        made = restore_from(source, state, database=database, on_bytes=wait.advance)
     record_local_action(state, Action.STATE_RESTORE, str(source.absolute()))
     if json:
         as_json({"state": state, **_contents(made)})

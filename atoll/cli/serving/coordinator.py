@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll import __version__
 from atoll.cli import options
+from atoll.cli.command import current, if_stopped
 from atoll.cli.printing import note, say_settings
-from atoll.cli.stopping import end_in_time, if_stopped
 from atoll.cli.waiting import waiting_for
 from atoll.ground.process.loading import loading
-from atoll.operations.faults import CommandError, without_frames
+from atoll.ground.version import __version__
+from atoll.operations.faults import CommandError
 from atoll.task.apps import is_app
 
 if TYPE_CHECKING:
@@ -190,7 +190,6 @@ def _host(file: "HostFile | RunFile", accepted: dict[str, bool], *, again: bool,
         from atoll.protocol import service_manager
         from atoll.protocol.build import software
         from atoll.server.config.run import RunFile
-        from atoll.server.errors import OperatorError
         from atoll.server.process import Accepted, host
 
     starting = ExitStack()
@@ -211,20 +210,15 @@ def _host(file: "HostFile | RunFile", accepted: dict[str, bool], *, again: bool,
     starting.enter_context(
         waiting_for(f"the state in {where} and its tasks", "the coordinator listens once they are loaded")
     )
-    try:
-        with writing_to("coordinator.state", where):
-            hosting = host(
-                file.coordinator,
-                run,
-                again=again,
-                stay=stay,
-                accepts=Accepted(**accepted),
-                notify=file.notify,
-                on_ready=ready,
-                on_end=end_in_time,
-            )
-            return asyncio.run(hosting)
-    except OperatorError as error:
-        raise CommandError(*without_frames(str(error))) from error
-    finally:
-        starting.close()
+    hosting = host(
+        file.coordinator,
+        run,
+        again=again,
+        stay=stay,
+        accepts=Accepted(**accepted),
+        notify=file.notify,
+        on_ready=ready,
+        on_end=current().end_in_time,
+    )
+    with starting, writing_to("coordinator.state", where):
+        return asyncio.run(hosting)

@@ -25,7 +25,7 @@ class Needs:
 def check_crew(
     crew: "CrewConfig", tasks: "Mapping[str, Task | ArrayTask]", device: str = "auto"
 ) -> Mapping[str, Needs]:
-    """Check that a mesh can train the tasks, with their own settings, and return its plans and needs, by reference.
+    """Check that a mesh can train the tasks with their settings, and return its plans and needs, by reference.
 
     Args:
         crew: the settings.

@@ -1,4 +1,4 @@
-"""`atoll notify`: try the way by which a coordinator or an agent tells a person."""
+"""`atoll notify`: send a test message as a coordinator or an agent would."""
 
 import time
 from pathlib import Path

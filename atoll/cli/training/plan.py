@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli import options
+from atoll.cli.command import if_stopped
 from atoll.cli.printing import as_json, say, table
 from atoll.cli.requested import requested
-from atoll.cli.stopping import if_stopped
 from atoll.ground.printable import count_of, printable_size
 from atoll.operations.requests import PlanRequest
 

@@ -1,69 +1,38 @@
-"""The progress of a training: a progress bar on a terminal, elsewhere at most one line a second."""
+"""The progress of a training."""
 
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
 from atoll.cli.printing import seconds
+from atoll.cli.waiting import Progress
 from atoll.ground.printable import printable_size
 from atoll.parallel.trainer.logs import Event, Report
 
-EVERY_S = 1.0
-"""Least seconds between two lines about steps, where the output is not a terminal."""
 
-
-def progress(stream: TextIO, say: Callable[[str], None]) -> Report:
-    """Return a function that shows the events of a training.
+@contextmanager
+def progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[Report]:
+    """Yield a function that shows the events of a training.
 
     Args:
         stream: the output; if it is a terminal, a progress bar is drawn on it.
         say: prints one line, where the output is not a terminal.
     """
-    return _ProgressBar(stream).report if stream.isatty() else _lines(say)
+    total = 0
+    with Progress("step", stream, say) as bar:
 
+        def report(event: Event) -> None:
+            nonlocal total
+            total = event.get("steps", total)
+            if event["event"] == "begin":
+                bar.begin(total, event["step"])
+            if event["event"] == "step":
+                bar.show(event["step"], total, speed(event), at=time.monotonic())
+            elif text := about(event):
+                bar.tell(text)
 
-def _lines(say: Callable[[str], None]) -> Report:
-    total, shown_at = 0, -EVERY_S
-
-    def report(event: Event) -> None:
-        nonlocal total, shown_at
-        total = event.get("steps", total)
-        if event["event"] == "begin":  # again, where ranks were restarted
-            shown_at = -EVERY_S
-        if event["event"] == "step":
-            if event["seconds"] - shown_at >= EVERY_S:
-                shown_at = event["seconds"]
-                say(f"step {event['step']}/{total}  {speed(event)}")
-        elif text := about(event):
-            say(text)
-
-    return report
-
-
-class _ProgressBar:
-    def __init__(self, stream: TextIO) -> None:
-        self._bar = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=20),
-            TextColumn("{task.description}"),
-            console=Console(file=stream),
-            transient=True,
-        )
-        self._task = self._bar.add_task("")
-
-    def report(self, event: Event) -> None:
-        if event["event"] == "begin":
-            self._bar.update(self._task, total=event["steps"], completed=event["step"])
-            self._bar.start()
-        if event["event"] == "step":
-            self._bar.update(self._task, completed=event["step"], description=speed(event))
-        elif text := about(event):
-            self._bar.console.print(text, highlight=False, soft_wrap=True)
-        if event["event"] == "end":
-            self._bar.stop()
+        yield report
 
 
 def speed(event: Event) -> str:

@@ -2,22 +2,20 @@
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from atoll.cli import options
+from atoll.cli.command import if_stopped
 from atoll.cli.printing import as_json, complain, note, say, seconds
 from atoll.cli.requested import requested
-from atoll.cli.stopping import INTERRUPTED, if_stopped
 from atoll.ground.printable import count_of
 from atoll.ground.process.loading import loading
 from atoll.operations.faults import CommandError
 from atoll.operations.requests import TrainRequest
-from atoll.protocol.signals import handled_by, interrupting
+from atoll.protocol.signals import ExitCode, handled_by
 
 if TYPE_CHECKING:
     from atoll.parallel.trainer.job import Job
@@ -36,14 +34,14 @@ def train(request: TrainRequest, json: options.Json = False) -> None:
         from atoll.operations.training.job import ready
 
     request, job = ready(request)
-    if_stopped("before a step was made; the same command goes on")
+    if_stopped("before a step was made; the same command resumes it")
     result = (_launch if (request.nproc or 1) > 1 else train_in_process)(job, request)
     if_stopped("")
     raise typer.Exit(_report(result, request.folder, json))
 
 
 def train_in_process(job: "Job", request: TrainRequest) -> "Result":
-    """Train in this process, show the progress, and let a signal end the training in order.
+    """Train in this process, show the progress, and let a signal end the training cleanly.
 
     Raises:
         CommandError: the training is refused, or has failed; a bug, too, ends it with exit code 1.
@@ -55,33 +53,12 @@ def train_in_process(job: "Job", request: TrainRequest) -> "Result":
 
     keep_freed_blocks()
     try:
-        with _stop_request() as is_stopping:
-            return train_here(job, request, progress(sys.stderr, note), is_stopping)
+        with progress(sys.stderr, note) as show:
+            return train_here(job, request, show)
     except CommandError:
         raise
     except Exception as error:
         raise crash_of(error) from None
-
-
-@contextmanager
-def _stop_request() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether a signal has asked the training to stop.
-
-    The signals are handled from its first call on, after the first step: until then there is nothing to save, and a
-    signal ends the command. The second signal has its default effect.
-    """
-    asked: list[bool] = []
-    is_handled = False
-    with ExitStack() as handling:
-
-        def is_told() -> bool:
-            nonlocal is_handled
-            if not is_handled:
-                is_handled = True
-                handling.enter_context(interrupting(lambda: asked.append(True)))
-            return bool(asked)
-
-        yield is_told
 
 
 def _launch(_job: "Job", request: TrainRequest) -> "Result":
@@ -90,11 +67,11 @@ def _launch(_job: "Job", request: TrainRequest) -> "Result":
     from atoll.operations.training.launch import launch
 
     signals: list[int] = []
-    with handled_by(lambda number, _frame: signals.append(number)):
-        result = launch(request, progress(sys.stderr, note), lambda: len(signals))
+    with handled_by(lambda number, _frame: signals.append(number)), progress(sys.stderr, note) as show:
+        result = launch(request, show, lambda: len(signals))
     if result is None:
-        complain(f"stopped by {signal.Signals(signals[0]).name} before it was saved; the same command goes on")
-        raise typer.Exit(INTERRUPTED)
+        complain(f"stopped by {signal.Signals(signals[0]).name} before it was saved; the same command resumes it")
+        raise typer.Exit(ExitCode.STOPPED)
     return result
 
 
@@ -119,4 +96,4 @@ def _report(result: "Result", folder: Path, json: bool) -> int:
                 f"everything is in {folder}" if result.why != "interrupted" else "the same command resumes the training"
             )
     is_alone = world.size == 1  # a launcher would take the exit code for a failure
-    return INTERRUPTED if result.why == "interrupted" and is_alone else 0
+    return ExitCode.STOPPED if result.why == "interrupted" and is_alone else ExitCode.OK

@@ -22,7 +22,7 @@ from atoll.parallel.world import ranks_here, read_world
 from atoll.task.array_task import ArrayTask
 from atoll.task.local import Local
 from atoll.task.task import Task, task_name
-from atoll.training.local.parameters import model_on_meta
+from atoll.training.model.parameters import model_on_meta
 
 SECTIONS = ("local", "train", "plan", "task", "sites")
 """The first parts of the keys that --set takes."""
@@ -194,10 +194,10 @@ def _plans(request: TrainRequest, given: Mapping[str, Any], faults: list[str]) -
 
 
 def _job_with(plans: Sequence[Plan], request: TrainRequest, job: Job) -> Job:
-    """Return the job with its plan; with "auto" the planner's choice, which rank 0 tells.
+    """Return the job with its plan; with "auto" the planner's choice, made on rank 0.
 
     Raises:
-        JobRefused: none of the plans can train the task on these ranks; with every reason.
+        JobRefused: no plan can train the task on these ranks; with every reason.
     """
     if request.mesh != AUTO:
         return job

@@ -43,7 +43,7 @@ def launch(
         request: the request.
         show: the report of the first rank's events, beside the log; it is called on a thread.
         times_asked: returns how often the ranks were asked to end: once, they save before; twice, they end at once.
-        log: the output of the ranks; None: that of this process.
+        log: the output of the ranks; None: this process's output.
 
     Returns:
         The result; None: the ranks were asked to end before they had anything to save.
@@ -114,11 +114,11 @@ class _Ranks:
 def _wait(launcher: Launcher, folder: Path, ranks: _Ranks, times_asked: Callable[[], int]) -> int:
     """Wait until all ranks have ended, and return the exit code.
 
-    They are ended after a rank's own fault, which would repeat, after a second request, and after the first one while
+    They are ended after a rank's fault, which would repeat, after a second request, and after the first one while
     they still load the task, as they have nothing to save. A caller that is interrupted lets them save.
 
     Raises:
-        CommandError: a rank's own fault.
+        CommandError: a rank's fault.
     """
     try:
         while (code := launcher.wait(POLL_S)) is None:

@@ -4,11 +4,12 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from atoll.exports.folders import TrainingFolder
 from atoll.operations.exports import live_export
 from atoll.operations.faults import TEMPORARY, CommandError, RunCrashed, RunFailed, temporary_cause
+from atoll.operations.reporter import interruptible
 from atoll.operations.requests import TrainRequest
 from atoll.operations.task_failures import failure_of_the_task
 from atoll.operations.temporary import START_BYTES, TryAgain, disk_fault
@@ -16,10 +17,9 @@ from atoll.operations.training.folder import folder_lock, folder_of_all_ranks
 from atoll.operations.training.job import device_of
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
 from atoll.parallel.engine.agreement import CallsDiffer
-from atoll.parallel.engine.borrowed import NotGathered
-from atoll.parallel.engine.inplace import CopiesDiffer
 from atoll.parallel.engine.passes import ReadyTwice
 from atoll.parallel.engine.repetition import NotRepeatable
+from atoll.parallel.engine.step_faults import CopiesDiffer, NotGathered
 from atoll.parallel.trainer.job import Job, JobRefused
 from atoll.parallel.trainer.logs import Report, json_log, to_all
 from atoll.parallel.trainer.run import LOG, Result, Surroundings, train
@@ -48,27 +48,44 @@ FAILED = (NotFinite, CheckpointFailed)
 """Failures of the training whose message needs no traceback, with exit code 1."""
 
 
-def train_here(
-    job: Job, request: TrainRequest, show: Report, is_stopping: Callable[[], bool] = lambda: False
-) -> Result:
+def train_here(job: Job, request: TrainRequest, show: Report) -> Result:
     """Train in this process: alone, or as the rank that a launcher's environment variables name.
 
     Args:
         job: the job.
         request: its request.
         show: the report of events, beside the log.
-        is_stopping: returns whether to save and end.
 
     Raises:
         CommandError: the training is refused, or has failed.
     """
-    with failures_of(request), _alone(request):
+    with _stop_request() as is_stopping, failures_of(request), _alone(request):
         return (_recorded if ERROR_FILE in os.environ else train_job)(job, request, show, is_stopping)
 
 
 @contextmanager
+def _stop_request() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether the caller has asked the training to stop.
+
+    The caller may ask from its first call on, after the first step: until then there is nothing to save.
+    """
+    asked: list[bool] = []
+    is_asking = False
+    with ExitStack() as asking:
+
+        def is_told() -> bool:
+            nonlocal is_asking
+            if not is_asking:
+                is_asking = True
+                asking.enter_context(interruptible(lambda: asked.append(True)))
+            return bool(asked)
+
+        yield is_told
+
+
+@contextmanager
 def failures_of(request: TrainRequest) -> Iterator[None]:
-    """Raise an expected error of a training in sentences; a bug, or the loss of another rank, stays as it is.
+    """Raise an expected error of a training in sentences; a bug, or the loss of another rank, stays unchanged.
 
     Raises:
         CommandError: the training is refused, or has failed.

@@ -6,9 +6,11 @@ crew. Other ranks notice a rank that hangs in a collective; pings tell that rank
 
     RanksLost       the ranks were lost more than `max_restarts` times in one request, or `kill` was called
     WorkerHung      they did not answer in time; they have been killed
-    WorkerError     the task's own code failed: on all ranks, or twice in the same way at the same step
+    WorkerError     the task's code failed: on all ranks, or twice in the same way at the same step
 """
 
+import hashlib
+import json
 import logging
 import math
 import queue
@@ -24,7 +26,6 @@ from atoll.ground.printable import count_of
 from atoll.parallel.launch.line import Json, Line, Listener
 from atoll.parallel.launch.rank_fault import RankFault, cause, take_faults
 from atoll.parallel.mesh_client.supervisor.interval import NEVER, Interval
-from atoll.parallel.mesh_client.supervisor.round_folder import prepare
 from atoll.parallel.mesh_client.supervisor.terms import Terms
 from atoll.training.base.kept_lines import BASES
 from atoll.training.worker.process import LOAD_TIMEOUT_S, RunTerms, WorkerCrashed, WorkerError, WorkerHung
@@ -92,7 +93,7 @@ class RanksLost(WorkerCrashed):
 
 
 class _Lost(Exception):
-    """The ranks have ended, or their line."""
+    """The ranks exited or their control line closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Crew:
         terms: the settings.
         start: starts the ranks.
         site: the owner of the data.
-        settings: the site's own settings for the task.
+        settings: the site's settings for the task.
         noise: the key of the noise that no request has a key for; empty: there is no secret here.
     """
 
@@ -165,11 +166,11 @@ class Crew:
             self._healed(_Losses(), self._ready)
 
     def call(self, op: str, timeout_s: float, **args: Any) -> Json:
-        """Send a request and wait for its answer; `crew/main` lists both. Start the ranks if needed.
+        """Send a request and wait for its answer; `mesh_client/main` lists both. Start the ranks if needed.
 
         Args:
             op: the request's name.
-            timeout_s: for the answer [s], infinite for none; `tell("extend", ...)` prolongs it. A start has its own.
+            timeout_s: for the answer [s], infinite for none; `tell("extend", ...)` prolongs it. A start is timed apart.
             args: the request's fields; paths as str.
 
         Raises:
@@ -221,7 +222,7 @@ class Crew:
     # ------------------------------------------------------------ healing
 
     def _healed(self, losses: _Losses, work: Callable[[], Json]) -> Json:
-        """Return the result of some work, which begins again after each loss of ranks, up to `max_restarts` times."""
+        """Return the result of some work, which is repeated after each loss of ranks, up to `max_restarts` times."""
         while True:
             try:
                 return work()
@@ -232,7 +233,7 @@ class Crew:
                 raise
 
     def _judge(self, losses: _Losses, how: str) -> None:
-        """Raise what a loss of ranks comes to; return if they may start again."""
+        """Raise the error for lost ranks; return if a restart is allowed."""
         if self._is_closed:
             raise RuntimeError("the crew is closed")
         if self._is_killed:
@@ -258,7 +259,7 @@ class Crew:
         if every.is_never:
             return request
         folder = self._terms.folder / ROUND
-        prepare(folder, request)
+        prepare_folder(folder, request)
         intervals = {"checkpoint_every": every.steps, "checkpoint_every_s": every.seconds}
         return request | {"checkpoint": str(folder.absolute()), **intervals}
 
@@ -308,7 +309,7 @@ class Crew:
             self._ranks = self._start(lambda code: self._events.put(_Event("ended", launch, code)))
 
     def _on_line(self, line: Line, hello: Json) -> None:
-        """Take over rank 0's line, on a thread of its own, and read it until its end."""
+        """Take over rank 0's line, on a separate thread, and read it until its end."""
         self._events.put(_Event("line", line, hello))
         for message in line.messages():
             self._events.put(_Event("answer", line, message))
@@ -334,7 +335,7 @@ class Crew:
         line.tell(request)  # its end is an event
         while True:
             event = self._heard(line, until, f"no answer to {request['op']} in time")
-            if event.kind == "line":  # the ranks were quicker than the end of the old line
+            if event.kind == "line":  # the ranks reconnected before the old line ended
                 self._events.put(event)
             elif event.source is not line:
                 continue
@@ -347,7 +348,7 @@ class Crew:
             raise _Lost("ranks have ended")
 
     def _heard(self, line: Line, until: Callable[[], float], late: str) -> _Event:
-        """Return the next event but the answers to pings, as long as rank 0 gives them.
+        """Return the next event, skipping pongs, as long as rank 0 answers.
 
         Raises:
             _Lost, WorkerHung: as `_next`; and when it gives none for the time that a collective may take.
@@ -356,7 +357,7 @@ class Crew:
         while silent_s <= self._terms.ranks.collective_timeout:
             event = self._next(until, late, PING_S)
             if event is None:
-                silent_s += PING_S  # not by the clock, which goes on while this process is stopped
+                silent_s += PING_S  # not by the clock, which runs while this process is stopped
                 line.tell({"op": "ping"})
             elif event.source is line and event.kind == "answer" and event.content.get("op") == "pong":
                 silent_s = 0.0
@@ -389,3 +390,20 @@ class Crew:
                 raise _Lost(f"their launcher has ended with exit code {event.content}")
             if event.kind not in ("killed", "ended"):
                 return event
+
+
+ORDER = "order"
+VOLATILE = {"out", "own_out", "residual", "budget_s", "lease_s"}
+"""Fields of a request that do not change what is trained."""
+
+
+def prepare_folder(folder: Path, request: Mapping[str, Any]) -> None:
+    """Make the folder ready for the training of a request: checkpoints of this very one stay, others are deleted."""
+    fields = {name: value for name, value in request.items() if name not in VOLATILE}
+    identity = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    note = folder / ORDER
+    if note.exists() and note.read_text("ascii") == identity:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    note.write_text(identity, "ascii")

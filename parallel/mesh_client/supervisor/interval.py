@@ -37,7 +37,7 @@ class Interval:
 
     @property
     def is_never(self) -> bool:
-        """The answer whether there are no checkpoints."""
+        """Whether there are no checkpoints."""
         return not self.seconds and not self.steps
 
 

@@ -1,1 +1,1 @@
-"""The engine that trains many clients in one product, as one batch of models."""
+"""The engine that trains a group of many clients at once, as one batch of models with joint matrix products."""

@@ -1,4 +1,4 @@
-"""Attention of many clients in one product: nn.MultiheadAttention, alone and in torch's transformer layers.
+"""Attention of many clients as one group: nn.MultiheadAttention, alone and in torch's transformer layers.
 
     q, k, v = x W_q^T + b_q, ...;  y = dropout(softmax(q k^T / sqrt(d) + mask)) v, for each head of d numbers;  y W_o^T
 
@@ -104,7 +104,7 @@ def _projected(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
 
 
 def _mask(padding: torch.Tensor | None, mask: torch.Tensor | None, heads: int) -> torch.Tensor | None:
-    """Return the sum of both masks, for (m n, heads, L, S); a boolean one marks the keys that do not count."""
+    """Return the sum of both masks, for (m n, heads, L, S); a boolean one marks the ignored keys."""
     parts = []
     if mask is not None:
         parts.append(_as_numbers(mask.view(-1, heads, *mask.shape[1:]) if mask.dim() == 3 else mask))

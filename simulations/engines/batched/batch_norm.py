@@ -1,11 +1,11 @@
-"""Batch normalization of many clients in one product: each client's statistics are those of its own batch.
+"""Batch normalization of many clients as one group: each client's statistics are taken over its batch alone.
 
     mean, var   of a channel over the client's n examples and all positions, N numbers
     y           = (x - mean) / sqrt(var + ε) * weight + bias
     running     <- (1 - f) running + f (mean, var N / (N - 1)),  f: `momentum`, or 1 / count without one
 
-The running statistics and the count of batches are a client's own, and go into its update. Source: Ioffe and Szegedy,
-"Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate Shift", ICML 2015.
+Each client has its running statistics and count of batches, which go into its update. Source: Ioffe and Szegedy, "Batch
+Normalization: Accelerating Deep Network Training by Reducing Internal Covariate Shift", ICML 2015.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class BatchNorm(Stacked):
         """Normalize (m n, C, ...).
 
         Raises:
-            ValueError: a client has a single number in a channel, as in torch's own layer.
+            ValueError: a client has a single number in a channel, as in torch's layer.
         """
         y: torch.Tensor = self.shared.call(self._normalized, x)
         return y
@@ -45,14 +45,14 @@ class BatchNorm(Stacked):
         """Normalize (m, n, C, P) with the channels of all clients side by side; also return mean and variance."""
         m, _, channels, _ = x.shape
         weight, bias = (self.shared.leaf(name).flatten() if name else None for name in (self.weight, self.bias))
-        mean, var = x.new_zeros(2, m * channels)  # a momentum of 1 leaves in them those of the batch
+        mean, var = x.new_zeros(2, m * channels)  # a momentum of 1 leaves the batch's statistics in them
         together = x.transpose(0, 1).flatten(1, 2)
         y = functional.batch_norm(together, mean, var, weight, bias, True, 1.0, self.layer.eps)
         back = y.unflatten(1, (m, channels)).transpose(0, 1)  # type: ignore[no-untyped-call]
         return back, mean.view(m, channels), var.view(m, channels)
 
     def _masked(self, x: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Normalize as `_fused`, where some of the n examples do not count."""
+        """Normalize as `_fused`, where some of the n examples are padding."""
         is_own = own_rows(self.shared.sizes, x.shape[1]).to(x)[:, :, None, None]
         mean = (x * is_own).sum((1, 3)) / numbers
         centered = x - mean[:, None, :, None]

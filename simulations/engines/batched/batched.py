@@ -1,4 +1,4 @@
-"""The batched engine: many clients in one product, with the examples and the order of each client alone.
+"""The batched engine: many clients as one group, each with the examples and order that it has alone.
 
 Results agree with the sequential engine to about 1e-6, which `probe` checks at the start.
 """
@@ -39,56 +39,57 @@ from atoll.task.context import depends_on_context, within
 from atoll.task.errors import NotFinite
 from atoll.task.task import Task
 from atoll.tensors.layout import BESIDE, STATE
-from atoll.training.local.batches import batch_sizes
-from atoll.training.local.parameters import build_model, integer_difference, trained_by_name
+from atoll.training.data.batches import batch_sizes
 from atoll.training.local.scaffold import ControlVariates, split
+from atoll.training.model.parameters import build_model, integer_difference, trained_by_name
 
 logger = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
 AT_ONCE_MAX = 128
-"""Maximum number of clients in a product; more do not make it faster, whatever their size."""
+"""Maximum number of clients in a group; more do not make it faster, whatever their model size."""
 
 STACK_BYTES = 4 << 20
-"""Maximum size of the weights of all clients in a product, which should stay in the cache between steps."""
+"""Maximum size of all clients' weights in a group, which should stay in the cache between steps [bytes]."""
 
 ROWS_BYTES = 32 << 20
-"""Maximum size of the updates of a window; each process has several windows in memory."""
+"""Maximum size of the updates of a window [bytes]; each process has several windows in memory."""
 
 ACTIVATION_BYTES = 16 << 20
-"""Maximum size of all layers' outputs in a step of all clients, which a CPU's backward should find in the cache."""
+"""Maximum size of all layers' outputs in a step of all clients [bytes], which a CPU's backward should find in the
+cache."""
 
 ADAPTIVE = ("adam", "adamw")
-"""Optimizers that turn a gradient of rounding errors alone, such as that of an attention's key bias, into a whole step;
-such a step does not show whether the gradients agree."""
+"""Optimizers that turn a gradient of rounding errors alone, such as the gradient of an attention's key bias, into a
+whole step; for these, equal gradients do not imply equal steps."""
 
 PADDED_MAX = 3
-"""Maximum ratio of the size of a product to that of its clients' batches."""
+"""Maximum ratio of the padded size of a group to the total size of its clients' batches."""
 
 
 class BatchTrainer:
-    """The trainer of windows in products of many clients.
+    """The trainer of windows in groups of many clients.
 
     Args:
         training: the settings of all clients' training.
-        at_once: the number of clients in a product (k); None: as many as fit into the cache.
+        at_once: the number of clients in a group (k); None: as many as fit into the cache.
         kind: the kind of net; None: the first kind that supports the model and agrees with the sequential engine.
 
     Raises:
-        CannotBatch: no kind does; with the reason of each.
+        CannotBatch: no kind does; lists each kind's reason.
     """
 
     def __init__(self, training: Training, *, at_once: int | None = None, kind: str | None = None) -> None:
         if not isinstance(training.task, Task) or training.task.fit is not None:
-            raise CannotBatch("the task has a training of its own")
+            raise CannotBatch("the task has a custom training")
         if training.task.algorithm is not None and training.local.keep is not None:
-            raise CannotBatch("the task has an algorithm of its own, and local.keep lets layers stay at the clients")
+            raise CannotBatch("the task has a custom algorithm, and local.keep keeps layers at the clients")
         if training.local.keep_optimizer:
-            raise CannotBatch("local.keep_optimizer lets the state of each client's optimizer go on")
+            raise CannotBatch("local.keep_optimizer keeps the state of each client's optimizer")
         self._training, self._task, self._local = training, training.task, training.local
         if self._local.has_custom_optimizer:
-            raise CannotBatch(f"the task's local optimizer, {self._local.optimizer_name}, is no built-in one")
+            raise CannotBatch(f"the task's local optimizer, {self._local.optimizer_name}, is not built in")
         self._has_context = depends_on_context(training.task)
         self._loop = Loop(training)
         self._hooks = Hooks(training) if training.task.algorithm is not None else None
@@ -102,7 +103,7 @@ class BatchTrainer:
         self._units = UnitsOfEach(self._loop.units)
         self._version: Arrays = {}
         self.masks = Masks(training.device)
-        """The clients' generators."""
+        """Random generators of the clients."""
         if kind is None and self._local.optimizer in ADAPTIVE:
             plain = BatchTrainer(_with_plain_steps(training), at_once=at_once)
             kind, self.masks = plain.kind, plain.masks
@@ -120,7 +121,7 @@ class BatchTrainer:
         self.kind = kind
 
     def window(self, num_jobs: int) -> int:
-        """Return the clients of one to four products: larger cohorts have larger windows, whose batches fit better."""
+        """Return the clients of one to four groups: larger cohorts have larger windows, whose batches fit better."""
         products = -(-num_jobs // self.at_once)
         even = max(1, -(-num_jobs // max(1, products)))
         return even * max(1, min(4, products // 16, ROWS_BYTES // (even * self._row_bytes())))
@@ -140,7 +141,7 @@ class BatchTrainer:
         self._net.load(self._version)
 
     def train(self, jobs: Sequence[Job], rows: Rows) -> Iterator[Trained | Failed]:
-        """Train a window's clients in products, and those whose examples do not fit into one alone."""
+        """Train a window's clients in groups; train a client alone if its examples do not fit into one."""
         results: dict[int, Trained | Failed] = {}
         examples = []
         for job in jobs:
@@ -152,11 +153,11 @@ class BatchTrainer:
             for chosen in self._parts(together[first : first + self.at_once], examples):
                 try:
                     results |= self.product(chosen, jobs, examples, rows)
-                except HookRefused as refused:  # in a branch that the trial has not seen
+                except HookRefused as refused:  # from a branch that the trial did not reach
                     logger.warning("%d clients are trained one by one: %s", len(chosen), refused)
                 except CannotBatch:  # caused by the examples of some clients
                     continue
-                except Exception as error:  # training the clients one by one shows which of them fails
+                except Exception as error:  # training the clients one by one shows which one fails
                     logger.warning("%d clients are trained one by one: %s", len(chosen), last_line(error))
         for index, job in enumerate(jobs):
             if index not in results:
@@ -167,9 +168,9 @@ class BatchTrainer:
     def product(
         self, chosen: Sequence[int], jobs: Sequence[Job], examples: Sequence[Examples], rows: Rows
     ) -> dict[int, Trained | Failed]:
-        """Train the clients of the chosen jobs in one product; return their results by the index of the job."""
+        """Train the clients of the chosen jobs as one group; return their results by the index of the job."""
         while True:
-            with suppress(LooksAtBatch):  # now it is known which hook does
+            with suppress(LooksAtBatch):  # now it is known which hook looks at batches
                 return self._product(chosen, jobs, examples, rows)
 
     def _product(
@@ -226,7 +227,7 @@ class BatchTrainer:
         return results
 
     def _parts(self, chosen: Sequence[int], examples: Sequence[Examples]) -> Iterator[Sequence[int]]:
-        """Yield the clients of one product each; clients with far wider batches than the others get their own."""
+        """Yield the clients of each group; clients with far wider batches than the others get a separate one."""
         widths = {index: self._width(examples[index]) for index in chosen}
         widest = max(widths.values())
         if widest * len(chosen) <= PADDED_MAX * sum(widths.values()):
@@ -250,12 +251,12 @@ class BatchTrainer:
             losses, outputs = net.advance(inputs, targets, batch.sizes)
             measured.add(losses, outputs, targets, batch.sizes)
         if not torch.equal(drawn, torch.default_generator.get_state()):
-            raise CannotBatch("the task draws random numbers in a step, and each client has a generator of its own")
+            raise CannotBatch("the task draws random numbers in a step, and each client has its own generator")
         return measured
 
     def _weight(self, of_steps: Array, count: int) -> int | float:
         """Return the weight of a client's update in FedAvg, from the units of its steps."""
-        if self._loop.units.function is None:  # as `weight` has it, without the list of the steps
+        if self._loop.units.function is None:  # as in `weight`, without the list of the steps
             return count
         return self._loop.units.weight(of_steps.tolist(), self._batch_sizes(count), count)
 
@@ -265,10 +266,10 @@ class BatchTrainer:
         return [self._net.stack.blocks[name][:clients].cpu().numpy() for name, _, _ in self._places]
 
     def _written_together(self, rows: Rows, members: Sequence[int]) -> list[Arrays]:
-        """Write the rows of a product together, if they are adjacent and consist of the change of the weights alone.
+        """Write the rows of a group at once, if they are adjacent and hold only the change of the weights.
 
         Returns:
-            The updates, as views; none if they are not written, or not finite.
+            The updates, as views; empty if they are not written, or not finite.
         """
         first, count = members[0], len(members)
         if not self._is_whole or any(index != first + row for row, index in enumerate(members)):
@@ -276,7 +277,7 @@ class BatchTrainer:
         together, largest = rows.update[first : first + count], rows.largest[first : first + count]
         for number, (name, columns, _) in enumerate(self._places):
             largest[:, number] = self._net.stack.moved(name, together[:, columns])
-        if not np.isfinite(largest).all():  # writing row by row shows which is not
+        if not np.isfinite(largest).all():  # writing row by row shows which one is not
             return []
         return rows.updates_of(first, count)
 
@@ -308,7 +309,7 @@ class BatchTrainer:
         return update, own
 
     def _write_running(self, rows: Rows, index: int, buffers: Arrays) -> None:
-        """Write the buffers of batch norms into a client's row: their changes, or its own state."""
+        """Write the buffers of batch norms into a client's row: as changes, or as the client's state."""
         update, own = rows.update_of(index), rows.own_of(index)
         for name, now in buffers.items():
             if name in own:
@@ -379,7 +380,7 @@ class BatchTrainer:
             raise CannotBatch(f"{', '.join(fixed)} stay at the clients and are not trained")
 
     def _fitting(self, kind: str) -> int:
-        """Return the number of clients in a product that fit into the cache."""
+        """Return the number of clients in a group that fit into the cache."""
         is_shared = is_plain(self._local) and self._training.algorithm != "scaffold" and self._hooks is None
         may_factor = kind == "by hand" and is_shared and self._training.device == "cpu"
         length, shapes = self._length_of_one(), [shape for _, _, shape in self._places]
@@ -389,13 +390,13 @@ class BatchTrainer:
         return max(1, min(AT_ONCE_MAX, by_weights, by_activations, ROWS_BYTES // self._row_bytes()))
 
     def _row_bytes(self) -> int:
-        """Return the size of all trained tensors of a client, with those of its algorithm [bytes]."""
+        """Return the size of all trained tensors of a client, including its algorithm's [bytes]."""
         if self._hooks is not None:
             return self.form.row_bytes
         return 4 * sum(math.prod(shape) for _, _, shape in self._places)
 
     def _length_of_one(self) -> int:
-        """Return the number of examples that the first client takes over all steps; without sites, the largest."""
+        """Return the number of examples that the first client uses over all steps; without sites, the maximum."""
         if (site := next(iter(self._task.sites), None)) is None:
             return sys.maxsize
         examples = self._loop.examples(site)
@@ -413,11 +414,11 @@ class BatchTrainer:
 
 
 class Batched(OneProcess):
-    """The batched engine of one process.
+    """Batched engine of one process.
 
     Args:
         training: the settings of all clients' training.
-        at_once: the number of clients in a product (k); None: as many as fit into the cache.
+        at_once: the number of clients in a group (k); None: as many as fit into the cache.
         threads: the threads of each operation.
 
     Raises:

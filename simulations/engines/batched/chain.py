@@ -1,4 +1,4 @@
-"""A chain of layers for many clients in one product, with its backward written out (`chain_layers`).
+"""A chain of layers for many clients as one group, with a hand-written backward (`chain_layers`).
 
 Small models spend most of a step on building a graph, large ones much of it on writing gradients that are read once.
 Here there is no graph, and plain SGD stores no gradient of a linear layer's matrix. The loss is the plain cross
@@ -46,7 +46,7 @@ class Chain:
         Args:
             inputs: (m n, ...).
             targets: (m n), classes.
-            sizes: (m), the number of each client's first examples that count.
+            sizes: (m), the number of each client's examples; later rows are padding.
 
         Returns:
             Each client's mean loss before the step (m), and the outputs (m n, classes).
@@ -55,7 +55,7 @@ class Chain:
             CannotBatch: targets or inputs have another form.
         """
         if targets.dim() != 1 or not are_classes(targets) or not inputs.is_floating_point():
-            raise CannotBatch("the by-hand product takes classes as targets, and floats as inputs")
+            raise CannotBatch("the hand-written net needs class numbers as targets and floats as inputs")
         with torch.no_grad():
             x = self._by_client(inputs, len(sizes))
             for layer in self._layers:
@@ -88,7 +88,7 @@ class Chain:
 def _loss_backward(
     outputs: torch.Tensor, targets: torch.Tensor, share: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return δ of the outputs (m, n, classes) and the losses (m); `share` is 1 / n for an example that counts."""
+    """Return δ of the outputs (m, n, classes) and the losses (m); `share` is 1 / n for an example, 0 for padding."""
     log = _log_softmax(outputs)
     goal = targets.unsqueeze(1)
     losses = -(log.gather(1, goal).view(len(share), -1) * share).sum(1)
@@ -104,7 +104,7 @@ def _log_softmax(outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _read(model: nn.Module, stack: Stack) -> tuple[list[nn.Module], list[Layer]]:
-    """Return the modules at the beginning that only reshape examples, and the layers."""
+    """Return the leading modules that only reshape examples, and the layers."""
     reshaping: list[nn.Module] = []
     layers: list[Layer] = []
     used: set[int] = set()
@@ -125,10 +125,10 @@ def _read(model: nn.Module, stack: Stack) -> tuple[list[nn.Module], list[Layer]]
 
 
 def _append(layers: list[Layer], name: str, module: nn.Module, stack: Stack) -> None:
-    """Append a layer, if it may follow those before.
+    """Append a layer, if it may follow the previous ones.
 
     Raises:
-        CannotBatch: it may not.
+        CannotBatch: it may not follow.
     """
     has_images = any(isinstance(layer, Convolution) for layer in layers) and not _are_vectors(layers)
     if type(module) is nn.Linear and (not layers or not has_images):

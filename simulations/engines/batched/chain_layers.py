@@ -1,4 +1,4 @@
-"""The layers of a chain for many clients in one product, each with its forward and its backward.
+"""The layers of a chain for many clients as one group, each with its forward and its backward.
 
 Activations are vectors (m, n, features), or images with the channels of all clients side by side, (n, m C, H, W), so
 that a convolution becomes a grouped one. On a CPU the channels are last in memory: a grouped convolution of one channel
@@ -32,7 +32,7 @@ class Layer(Protocol):
         ...
 
     def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
-        """Take the gradients of the weights from δ of the output; return δ of the input, unless the layer is last."""
+        """Compute the gradients of the weights from δ of the output; return δ of the input, unless it is the first."""
         ...
 
 
@@ -116,7 +116,7 @@ def laid_out(images: torch.Tensor) -> torch.Tensor:
 
 
 def _padding(name: str, module: nn.Conv2d) -> list[int]:
-    """Return the zeros at each side; "same" has d (k - 1) for a kernel k with dilation d, divided between two sides."""
+    """Return the zeros at each side; "same" has d (k - 1) for a kernel k with dilation d, split between two sides."""
     if not isinstance(module.padding, str):
         return list(module.padding)
     if module.padding == "valid":

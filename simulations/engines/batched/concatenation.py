@@ -10,7 +10,7 @@ from atoll.simulations.engines.examples import Examples
 
 
 def of_one_kind(examples: Sequence[Examples]) -> list[int]:
-    """Return the indices of clients whose examples fit into one tensor: those like the first that has tensors."""
+    """Return the indices of clients whose examples fit into one tensor: like the first client that has tensors."""
     first = next((each.kind for each in examples if each.kind), None)
     return [index for index, each in enumerate(examples) if first is not None and each.kind == first]
 
@@ -35,5 +35,5 @@ def _are_same(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -
 
 
 def taken_out(examples: Examples) -> Examples:
-    """Return the same examples, in tensors without any others."""
+    """Copy these examples into tensors without any others."""
     return replace(examples, tensors=tuple(t[examples.chosen] for t in examples.tensors or ()), chosen=None)

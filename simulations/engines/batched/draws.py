@@ -1,7 +1,7 @@
 """Draws of the order of examples for many clients, the same as local training draws for each client alone.
 
-They are made by torch, or, if numba is installed and there are many draws, by a compiled loop: for a few examples, the
-four calls of torch take longer than the step.
+They are made by torch, or, if numba is installed and there are many draws, by a compiled loop, because for a few
+examples the four calls of torch take longer than the step.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ Array = np.ndarray[Any, np.dtype[np.int64]]
 Place = Callable[[Array, Sequence[int], Array, Array, Array], None]
 
 CLIENT_ELEMENTS = 1 << 10
-"""The cost of torch's calls for a client, in elements of a fold."""
+"""Cost of torch's calls for a client, measured in elements of the compiled loop."""
 
 TRIED = ((1, 1), (2, 3), (18, 1), (226, 1), (228, 1), (600, 2), (5000, 1))
 """Examples and epochs of clients for which loop and torch must agree before the loop is used."""
@@ -37,7 +37,7 @@ def place(rows: Array, seeds: Sequence[int], counts: Array, epochs: Array, strid
 
 
 def place_by_torch(rows: Array, seeds: Sequence[int], counts: Array, epochs: Array, strides: Array) -> None:
-    """Draw the orders by torch, as `place`."""
+    """Draw the orders with torch, like `place`."""
     generator = torch.Generator()
     lists = (epochs.tolist(), counts.tolist(), strides.tolist())
     for row, seed, num_epochs, count, stride in zip(rows, seeds, *lists, strict=True):
@@ -63,4 +63,4 @@ def compiled() -> Place:
 
 
 loop_for = Meter(compiled).loops
-"""Function from the number of elements to the loop; None until enough was drawn to compile it."""
+"""Function from the number of elements to the loop; None until enough was drawn to justify compiling it."""

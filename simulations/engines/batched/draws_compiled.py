@@ -17,7 +17,7 @@ from numba import int64, njit, types, uint32
 
 WORDS, MIDDLE = 624, 397
 LANES = 16
-"""Number of clients that are seeded side by side, because each word of a seed depends on the one before."""
+"""Number of clients that are seeded side by side, because each word of a seed depends on the previous one."""
 
 Counts = types.Array(int64, 1, "C", readonly=True)
 
@@ -51,7 +51,7 @@ def _seed(state: Any, words: Any) -> None:
     cache=True,
 )
 def place(rows: Any, seeds: Any, counts: Any, epochs: Any, strides: Any) -> None:
-    """Draw an order of each client's examples for each epoch into `rows` (m, L), as `draws.place`."""
+    """Draw an order of each client's examples for each epoch into `rows` (m, L), like `draws.place`."""
     state = np.zeros((WORDS, LANES), np.uint32)
     order = np.empty(counts.max(), np.int64)
     for first in range(0, len(seeds), LANES):

@@ -1,13 +1,13 @@
-"""Dropout for many clients in one product, with the mask that each client draws alone.
+"""Dropout for many clients as one group, with the mask that each client draws alone.
 
 A local training seeds torch's generator, draws the seed of the order of the examples, and then the masks of each step
-in the order of the layers. So each client gets a generator of its own, in the same state, and draws from it the masks
-of its own examples:
+in the order of the layers. So each client gets a separate generator in the same state, from which the masks of its
+examples are drawn:
 
     dropout        y = x b / (1 - p),  b ~ Bernoulli(1 - p) for each number, or for each channel
     alpha dropout  y = a (x b - α (1 - b)) + a α p,  a = 1 / sqrt((1 + α^2 p) (1 - p)),  α = 1.758
 
-A mode of torch replaces all functions that draw masks, in layers and in the user's own forward. Source of the second:
+A mode of torch replaces all functions that draw masks, in layers and in the user's forward. Source of the second:
 Klambauer et al., "Self-Normalizing Neural Networks", NeurIPS 2017.
 """
 
@@ -28,7 +28,7 @@ ALPHA = 1.7580993408473766
 
 
 class Masks:
-    """The generators of the clients of a product.
+    """Random generators of the clients of a group.
 
     Args:
         device: the device that computes.
@@ -42,7 +42,7 @@ class Masks:
         self.is_used = False
         """A flag that is set once a mask has been drawn."""
         self.is_watched = True
-        """Replacement of functions with dropout, at a microsecond for each call of torch."""
+        """Whether functions with dropout are replaced, at a microsecond for each call of torch."""
 
     def begin(self, seeds: Sequence[int], *, is_shuffled: bool) -> None:
         """Begin new clients, by the seeds of their trainings, which may draw the seed of an order first."""
@@ -50,11 +50,11 @@ class Masks:
         self._generators.clear()
 
     def settle(self) -> None:
-        """Replace no function any more if none has drawn; on a CPU, the generator shows a draw that comes later."""
+        """Stop replacing functions if none has drawn; on a CPU, the generator shows a later draw."""
         self.is_watched = self.is_used or self.device != "cpu"
 
     def take(self, sizes: Sizes) -> None:
-        """Take a step: the number of each client's examples."""
+        """Begin a step with the number of each client's examples."""
         self._sizes: list[int] = sizes.tolist()
 
     @property
@@ -66,15 +66,15 @@ class Masks:
         """Draw b for the examples of all clients.
 
         Args:
-            shape: (m, ..., n, ...), with each client's n examples, of which the first ones count, at an axis.
+            shape: (m, ..., n, ...), with each client's n examples, padding last, at an axis.
             p: the probability of a zero.
             axis: the axis of the examples.
 
         Returns:
-            b in this shape; 0 for examples that do not count.
+            b in this shape; 0 for padding.
 
         Raises:
-            CannotBatch: another device than a CPU draws from one generator for all.
+            CannotBatch: a device other than a CPU has one generator for all.
         """
         if self.device != "cpu":
             raise CannotBatch(f"dropout draws from the generator of {self.device}, which all clients share")
@@ -98,7 +98,7 @@ class Masks:
 
 
 class Dropouts(TorchFunctionMode):
-    """The mode in which functions with dropout draw from `Masks`.
+    """Mode in which functions with dropout draw from `Masks`.
 
     Args:
         masks: the generators of the clients.
@@ -110,7 +110,7 @@ class Dropouts(TorchFunctionMode):
         self._masks, self._call = masks, call
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of torch, or the one that replaces it."""
+        """Call a function of torch, or its replacement."""
         kwargs = kwargs or {}
         if (form := _FORMS.get(func)) is not None:
             return self._dropout(form, *args, **kwargs)
@@ -149,7 +149,7 @@ class Dropouts(TorchFunctionMode):
 def attention_weights(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scale: float | None = None
 ) -> torch.Tensor:
-    """Compute softmax(q k^T s + mask), with a boolean mask of the keys that count, or a float one."""
+    """Compute softmax(q k^T s + mask), with a boolean mask of the attended keys, or a float one."""
     scores = query * (scale or query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
@@ -158,7 +158,7 @@ def attention_weights(
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form of a function with dropout."""
+    """Form of a function with dropout."""
 
     by_channel: bool = False
     is_alpha: bool = False

@@ -1,10 +1,11 @@
-"""The hooks of an algorithm of the task's own for the clients of a product: torch.func maps each hook over all of them.
+"""The hooks of a custom algorithm for the clients of a group: torch.func maps each hook over all of them.
 
     begin --> [ loss --> gradients --> (optimizer's step) --> after_step ] K times --> end
 
-A hook is called once for the m clients that take a step, with tensors (m, ...) of which it sees one client's. Where it
-looks at batches, clients are mapped together whose batches have the same size, so that it sees no padding; at the end,
-those with the same number of steps. What it sets is copied: the state, shared tensors, attributes of `client` (k, ...).
+A hook is called once for the m clients that take a step, with tensors (m, ...) of which it sees one client's. If it
+looks at batches, only clients with batches of equal size are mapped together, so that it sees no padding; at the end,
+only clients with equal numbers of steps. The values that it sets are copied: the state, shared tensors, attributes of
+`client` (k, ...).
 """
 
 import warnings
@@ -30,33 +31,33 @@ from atoll.task.local import Local
 from atoll.task.randomness import states_of_generators
 from atoll.task.task import Task
 from atoll.tensors.layout import SHARED, STATE
-from atoll.training.local.as_built import AsBuilt
+from atoll.training.data.trees import tensors
 from atoll.training.local.client import Tensors, tensors_with
-from atoll.training.local.one_loss import one_loss
-from atoll.training.local.parameters import build_model, load_parameters, state_of, trained_by_name
 from atoll.training.local.scaffold import split
-from atoll.training.local.trees import tensors
+from atoll.training.model.as_built import AsBuilt
+from atoll.training.model.parameters import build_model, load_parameters, state_of, trained_by_name
+from atoll.training.trials.contract import one_loss
 
 DTYPES = (torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-"""The dtypes of a state that are stored as they are."""
+"""Dtypes of a state that are stored unchanged."""
 
-WAY_OUT = "change the hook, or train with the engines sequential and processes, which take it as it is"
+WAY_OUT = "change the hook, or train with the engines sequential and processes, which call it unchanged"
 
 KEPT = ("state", "shared", "attributes")
-"""The groups of tensors that hooks set."""
+"""Groups of tensors that hooks set."""
 
 Rows = slice | torch.Tensor
 
 Run = Callable[[MappedClient, Groups], Tensors]
-"""(client, its tensors) -> what a hook returns for it, by name."""
+"""Function (client, its tensors) -> what a hook returns for it, by name."""
 
 
 class HookRefused(CannotBatch):
-    """A hook that no product can take, whatever the net; the message names it."""
+    """Error: no group of clients supports a hook, whatever the net; the message names it."""
 
 
 class LooksAtBatch(Exception):
-    """A hook that was not known to look at batches, and the clients' batches have different sizes: begin again."""
+    """Signal: a hook unexpectedly looks at batches, and the clients' batches differ in size; the group restarts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,13 @@ class Part:
     rows: Rows
 
     batch: Tensors | None
-    """Their inputs and targets, and the outputs if they are there, (m, n, ...); None: the hook sees no batch."""
+    """Their inputs and targets, and the outputs if computed, (m, n, ...); None: the hook sees no batch."""
 
     num_steps: int
 
 
 class Hooks:
-    """The hooks of a task's algorithm.
+    """Hooks of a task's algorithm.
 
     Args:
         training: the settings of all clients' training.
@@ -88,7 +89,7 @@ class Hooks:
 
     @property
     def has_loss(self) -> bool:
-        """The presence of a loss of the algorithm's own."""
+        """Whether the algorithm has a custom loss."""
         return "loss" in self._hooks
 
     def begin_round(self, version: Arrays, local: Local) -> None:
@@ -102,15 +103,15 @@ class Hooks:
         self._start = {name: tensor.detach().clone() for name, tensor in state_of(self._model).items()}
         self._received = tensors_with(SHARED, self._version, self._device)
 
-    # ------------------------------------------------------------ a product
+    # ------------------------------------------------------------ a group
 
     def begin(self, context: Context, net: Net, owns: Sequence[Arrays | None]) -> None:
         """Begin the trainings of new clients.
 
         Args:
-            context: what the clients have of it in common.
-            net: with the starting weights of all of them.
-            owns: what each client has kept of its last training; None: nothing yet.
+            context: its fields that all clients share.
+            net: holds the starting weights of all clients.
+            owns: state that each client has kept from its last training; None: nothing yet.
 
         Raises:
             HookRefused: `begin` cannot be mapped, or the state cannot be stored.
@@ -125,7 +126,7 @@ class Hooks:
             self._call("begin", self._follow("begin"), Part(slice(0, self._count), None, 0))
 
     def take(self, inputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> None:
-        """Take the batch of the next step, (m n, ...)."""
+        """Set the batch of the next step, (m n, ...)."""
         self._sizes = sizes
         self._batch = {"inputs": self._by_client(inputs), "targets": self._by_client(targets)}
 
@@ -153,7 +154,7 @@ class Hooks:
         """Replace the gradients (m, ...) of all parameters in place.
 
         Raises:
-            HookRefused: the hook cannot be mapped, or leaves out a gradient.
+            HookRefused: the hook cannot be mapped, or omits a gradient.
         """
         if "gradients" not in self._hooks:
             return
@@ -185,7 +186,7 @@ class Hooks:
             steps: the number of steps of each client (k), in descending order.
 
         Raises:
-            HookRefused: a hook cannot be mapped, draws random numbers, or keeps something itself.
+            HookRefused: a hook cannot be mapped, draws random numbers, or keeps a state outside of `client`.
         """
         self._net.stack.take(self._count)
         self._batch = None
@@ -219,7 +220,7 @@ class Hooks:
         """Call a hook for the clients of a part, and copy what it sets; return what it returns, (m, ...).
 
         Raises:
-            HookRefused: torch.func cannot map it, or alone it would do something else.
+            HookRefused: torch.func cannot map it, or it would behave differently for one client alone.
         """
         stored = self._stored()
         groups = {group: {name: t[part.rows] for name, t in tensors.items()} for group, tensors in stored.items()}
@@ -236,14 +237,14 @@ class Hooks:
             client = MappedClient(common, own, lambda: self._batch_of(hook, own), self._attributes.of(own))
             returned = run(client, own)
             values = {("returned", name): tensor for name, tensor in returned.items()} | _set_by(client, own)
-            if hook != "end":  # after which nothing reads them
+            if hook != "end":  # nothing reads them afterwards
                 values |= self._attributes.set_by(client, own)
             keys.extend(values)
             return tuple(values.values())
 
         versions = _versions(groups), _versions({"": self._start | self._received})
         try:
-            with warnings.catch_warnings():  # of the slow way for operations without a rule, which `auto` measures
+            with warnings.catch_warnings():  # about the slow path for operations without a rule, which `auto` measures
                 warnings.filterwarnings("ignore", "There is a performance drop")
                 values = vmap(alone)(*_flat(groups))
             found = dict(zip(keys, values, strict=True))
@@ -259,7 +260,7 @@ class Hooks:
         return {name: value for (group, name), value in found.items() if group == "returned"}
 
     def _follow(self, hook: str) -> Run:
-        """Return the call of a hook that returns nothing."""
+        """Return the call of a hook without a result."""
 
         def run(client: MappedClient, _: Groups) -> Tensors:
             self._hooks[hook](client)
@@ -268,7 +269,7 @@ class Hooks:
         return run
 
     def _refuse(self, hook: str, reason: str) -> NoReturn:
-        self._load()  # what it may have changed in place
+        self._load()  # tensors that it may have changed in place
         name = ".".join(filter(None, (type(self._algorithm).__name__, hook)))
         raise HookRefused(f"task.algorithm: {name} {reason}; {WAY_OUT}") from None
 
@@ -276,7 +277,7 @@ class Hooks:
         return Common(self._task, self._model, self._local, self._context, self._start, self._received, num_steps)
 
     def _stored(self) -> Groups:
-        """Return the memory of the tensors that the clients have each for itself, (k, ...) or (m, ...)."""
+        """Return the memory of the tensors that each client has separately, (k, ...) or (m, ...)."""
         weights = self._net.stack.weights
         return {
             "parameters": {name: weights[name] for name in trained_by_name(self._model)},
@@ -295,13 +296,13 @@ class Hooks:
         *,
         is_copy: bool,
     ) -> None:
-        """Check that a hook leaves memory as it is where a change would reach other clients, or none.
+        """Check that a hook changes no memory in place whose change would reach other clients, or get lost.
 
         Raises:
-            CannotBatch: it does not.
+            CannotBatch: it does.
         """
         if _versions({"": self._start | self._received}) != versions[1]:
-            raise CannotBatch("changes client.start or client.received in place, which all clients have in common")
+            raise CannotBatch("changes client.start or client.received in place, which all clients share")
         moved = {name for name, version in _versions(groups).items() if version != versions[0][name]}
         if hook == "loss" and (names := [name for name in moved if name.startswith(("parameters ", "buffers "))]):
             raise CannotBatch(f"changes {names[0].partition(' ')[2]} in place, before the gradient is taken")
@@ -313,17 +314,17 @@ class Hooks:
             kept = {_memory(value) for (group, _), value in found.items() if group != "returned"}
             kept |= {_memory(tensor) for group in KEPT for tensor in groups[group].values()}
             if any(_memory(value) in kept for (group, _), value in found.items() if group == "returned"):
-                raise CannotBatch("returns a tensor that the client keeps, which local.clip_norm clips: clone() it")
+                raise CannotBatch("returns a tensor that the client keeps, and local.clip_norm clips it: clone() it")
         moving = {_memory(t) for group in ("parameters", "buffers", "gradients") for t in groups[group].values()}
         for (group, name), value in found.items():
             if group != "returned" and _memory(value) in moving:
                 raise CannotBatch(
-                    f"sets {_named(group, name)} to the memory of a parameter or gradient, which changes: clone() it"
+                    f"sets {_named(group, name)} to a view of a parameter or gradient, which changes: clone() it"
                 )
         self._check_attributes(groups, found)
 
     def _check_attributes(self, groups: Groups, found: Mapping[tuple[str, str], torch.Tensor]) -> None:
-        """Check that no attribute shares its memory, which is copied, with another tensor, which alone would follow it.
+        """Check that no attribute, which is copied, shares memory with another tensor: the copy would not follow it.
 
         Raises:
             CannotBatch: one does.
@@ -334,12 +335,12 @@ class Hooks:
         uses = Counter(_memory(tensor) for tensor in (*kept.values(), *common))
         for (group, name), tensor in kept.items():
             if group == "attributes" and tensor.numel() and uses[_memory(tensor)] > 1:
-                raise CannotBatch(f"sets {_named(group, name)} to the memory of another tensor of client: clone() it")
+                raise CannotBatch(f"sets {_named(group, name)} to a view of another tensor of client: clone() it")
 
     def _keep(
         self, rows: Rows, groups: Groups, versions: Mapping[str, int], found: Mapping[tuple[str, str], torch.Tensor]
     ) -> None:
-        """Copy what a hook has set, and what it has changed in place in copies, to the memory of all clients."""
+        """Copy what a hook has set, and what it has changed in place, to the memory of all clients."""
         stored = self._stored()
         if not isinstance(rows, slice):
             now = _versions(groups)
@@ -353,13 +354,13 @@ class Hooks:
             place = stored[group][name]
             if (value.shape[1:], value.dtype) != (place.shape[1:], place.dtype):
                 is_now, was = ((tuple(t.shape[1:]), t.dtype) for t in (value, place))
-                raise CannotBatch(f"sets {_named(group, name)} to {is_now}, and it was {was}")
+                raise CannotBatch(f"sets {_named(group, name)} to {is_now}; before, it was {was}")
             place[rows] = value
 
     # ------------------------------------------------------------ the clients
 
     def _parts(self, hook: str, batch: Tensors | None) -> list[Part]:
-        """Return the parts of the clients that take the step."""
+        """Return the groups of clients that take the step."""
         assert batch is not None
         sizes = self._sizes
         self._attributes.freeze(len(sizes))
@@ -374,7 +375,7 @@ class Hooks:
         return parts
 
     def _batch_of(self, hook: str, own: Groups) -> tuple[Any, Any]:
-        """Return inputs and targets of one client, as alone."""
+        """Return inputs and targets of one client, as if it trained alone."""
         if "batch" in own:
             return own["batch"]["inputs"], own["batch"]["targets"]
         if hook == "begin":
@@ -395,18 +396,16 @@ class Hooks:
             found = self._hooks["state"](self._model) if "state" in self._hooks else {}
             self._first = {name: tensor.detach().clone() for name, tensor in found.items()}
             if faults := [f"{n} is {t.dtype}" for n, t in self._first.items() if t.dtype not in DTYPES]:
-                self._refuse("state", f"returns {', '.join(faults)}, and float32 and whole numbers are batched")
+                self._refuse("state", f"returns {', '.join(faults)}; only float32 and whole numbers can be batched")
         first = self._first or {}
         every = [own or first for own in kept]
         return {name: torch.stack([tensors[name] for tensors in every]) for name in every[0]}
 
     def _check_traces(self) -> None:
         if states_of_generators() != self._drawn:
-            self._refuse("", "draws random numbers in a hook, and each client draws its own when it trains alone")
+            self._refuse("", "draws random numbers in a hook, and each client draws others when it trains alone")
         if paths := self._held.differences():
-            self._refuse(
-                "", f"changes {paths[0]} in a hook: the object is common to all clients, and client.state is not"
-            )
+            self._refuse("", f"changes {paths[0]} in a hook: the object is shared by all clients; client.state is not")
 
 
 def _own_hooks(algorithm: Algorithm | None) -> dict[str, Callable[..., Any]]:
@@ -419,7 +418,7 @@ def _set_by(client: MappedClient, own: Groups) -> dict[tuple[str, str], torch.Te
     """Return the tensors that a hook has set.
 
     Raises:
-        CannotBatch: the names are others than before.
+        CannotBatch: the names differ from before.
     """
     before = {"state": own["state"], "shared": own["shared"]}
     found: dict[tuple[str, str], torch.Tensor] = {}
@@ -431,7 +430,7 @@ def _set_by(client: MappedClient, own: Groups) -> dict[tuple[str, str], torch.Te
 
 
 def _named(group: str, name: str) -> str:
-    """Return what a hook's code calls a tensor."""
+    """Return the name by which a hook's code refers to a tensor."""
     return f"client.{name.partition(' ')[0]}" if group == "attributes" else f"client.{group}, {name},"
 
 
@@ -440,7 +439,7 @@ def _flat(groups: Groups) -> list[torch.Tensor]:
 
 
 def _versions(groups: Groups) -> dict[str, int]:
-    """Return the numbers of changes in place."""
+    """Return the version counters of tensors, which count changes in place."""
     return {f"{group} {name}": t._version for group, tensors in groups.items() for name, t in tensors.items()}
 
 

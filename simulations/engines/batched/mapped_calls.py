@@ -1,8 +1,8 @@
 """Calls out of a forward that torch.func maps over clients, with the examples of all clients as one long batch.
 
 In the mapped forward a tensor seems to be one client's, (n, ...). torch asks the rule of an autograd function for the
-tensors of all clients, (m, n, ...): so layers without a rule of torch's own, and layers whose clients draw from
-generators of their own, compute with (m n, ...) as in a stacked model.
+tensors of all clients, (m, n, ...): so layers without such a rule, and layers whose clients draw from separate
+generators, compute with (m n, ...) as in a stacked model.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ class Call:
     """Tensors -> a tensor, or a tuple of tensors."""
 
     axes: Sequence[int | None]
-    """The axis of each input's examples; None: the input is common to all."""
+    """Axis of each input's examples; None: all clients share the input."""
 
     out_axes: Sequence[int]
     """The axis of each output's examples."""
@@ -32,7 +32,7 @@ def from_mapped(call: Call, *inputs: torch.Tensor | None) -> tuple[torch.Tensor,
     """Call a function from the mapped forward; return the outputs of the one client.
 
     Raises:
-        CannotBatch: no input belongs to a client, or one that must be common does.
+        CannotBatch: no input belongs to a client, or one that must be shared does.
     """
     outputs: tuple[torch.Tensor, ...] = _ForAll.apply(call, *inputs)  # type: ignore[no-untyped-call]
     return outputs

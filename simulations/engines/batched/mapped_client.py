@@ -1,7 +1,7 @@
-"""One client of a product, as a hook of the task's own algorithm sees it while torch.func maps the hook over them all.
+"""One client of a group, as a hook of a custom algorithm sees it while torch.func maps the hook over all clients.
 
-Tensors of the clients are this one's there, of the same shapes as alone. What the clients have in common is the same
-object for all; what belongs to one of them and is no tensor is refused by name.
+There, tensors have the values and shapes of this one client. Values that all clients share are the same object for all;
+access to a value of one client that is not a tensor is refused by name.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,31 +21,31 @@ from atoll.task.context import Context
 from atoll.task.errors import TaskBroken
 from atoll.task.local import Local
 from atoll.task.task import Task
+from atoll.training.data.trees import children, map_tensors, tensors
 from atoll.training.local.client import Tensors, evaluating
-from atoll.training.local.one_loss import one_loss
-from atoll.training.local.trees import children, map_tensors, tensors
+from atoll.training.trials.contract import one_loss
 
 COMMON = ("round", "version", "options")
 
 Groups = dict[str, Tensors]
-"""Tensors by name, in groups: parameters, buffers, state, shared, attributes, and what else a hook gets."""
+"""Tensors by name, in groups: parameters, buffers, state, shared, attributes, and other arguments of a hook."""
 
 GIVEN = ("_common", "_own", "_batch", "state", "shared")
-"""The attributes that a client has before a hook is called."""
+"""Attributes that a client has before a hook is called."""
 
 PLAIN = (bool, int, float, str, type(None))
-"""The types of values that all clients may have in common as attributes."""
+"""Types of values that clients may share as attributes."""
 
 
 class SharedContext(Context):
-    """The context of the clients of one product; see `Context`.
+    """Context that the clients of one group share; see `Context`.
 
     Args:
         task: the task, with its options.
         job: the job of any of the clients.
 
     Raises:
-        CannotBatch: from a field in which the clients differ.
+        CannotBatch: a field differs between the clients.
     """
 
     def __init__(self, task: Task, job: Job) -> None:
@@ -59,12 +59,12 @@ class SharedContext(Context):
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """The values that the clients of a product have in common."""
+    """Values that the clients of a group share."""
 
     task: Task
 
     model: nn.Module
-    """A model of the task, of which the forward pass alone is used."""
+    """Model of the task, used only for its forward pass."""
 
     local: Local
 
@@ -78,16 +78,16 @@ class Common:
 
 
 class MappedClient:
-    """A client inside of the map; see `algorithm.Client`.
+    """Client inside of the map; see `algorithm.Client`.
 
     Args:
-        common: what all clients have in common.
-        own: the tensors of this one.
+        common: values that all clients share.
+        own: the tensors of this client.
         batch: returns its inputs and targets.
         attributes: what hooks have set on it, by name.
 
     Raises:
-        CannotBatch: from what a client of a product does not have.
+        CannotBatch: an attribute does not exist for a client of a group.
     """
 
     state: Tensors
@@ -108,20 +108,20 @@ class MappedClient:
         if name == "leaves_out":
             raise CannotBatch("sets client.leaves_out, which names tensors client by client")
         if name in GIVEN[:3] or hasattr(MappedClient, name):
-            raise CannotBatch(f"sets client.{name}, which is no name of a hook's own: choose another one")
+            raise CannotBatch(f"sets client.{name}, a reserved name: choose another one")
         object.__setattr__(self, name, value)
 
     @property
     def model(self) -> NoReturn:
-        """No model: each tensor is there for all clients."""
+        """Refuse the access: the tensors of all clients exist, but no model of one client."""
         raise CannotBatch(
-            "looks at client.model, and a product has no model of one client: client.parameters has its tensors, and "
+            "reads client.model, and one client of a group has no model: client.parameters has its tensors, and "
             "client.outputs calls it"
         )
 
     @property
     def leaves_out(self) -> NoReturn:
-        """No names of one client."""
+        """Refuse the access: the names of one client are not available."""
         raise CannotBatch("reads client.leaves_out, which names tensors client by client")
 
     @property
@@ -151,17 +151,17 @@ class MappedClient:
 
     @property
     def parameters(self) -> Tensors:
-        """The parameters that are trained, as they are now."""
+        """The trained parameters, with their current values."""
         return dict(self._own["parameters"])
 
     @property
     def inputs(self) -> Any:
-        """The inputs of the present batch."""
+        """The inputs of the current batch."""
         return self._batch()[0]
 
     @property
     def targets(self) -> Any:
-        """The targets of the present batch."""
+        """The targets of the current batch."""
         return self._batch()[1]
 
     def outputs(self, tensors: Mapping[str, torch.Tensor], inputs: Any = None) -> Any:
@@ -171,7 +171,7 @@ class MappedClient:
             return functional_call(self._common.model, self._filled(tensors), (inputs,))
 
     def gradient(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-        """Return the gradient on the present batch at other parameters; see `algorithm.Client`."""
+        """Return the gradient on the current batch at other parameters; see `algorithm.Client`."""
         filled, (inputs, targets) = self._filled(tensors), self._batch()
 
         def loss_of(leaves: Tensors) -> torch.Tensor:
@@ -183,26 +183,26 @@ class MappedClient:
 
     def full_gradient(self, tensors: Mapping[str, torch.Tensor]) -> NoReturn:
         """Refuse the call: the clients have different numbers of examples."""
-        raise CannotBatch("calls client.full_gradient, over data of which each client has another number of examples")
+        raise CannotBatch("calls client.full_gradient, over data whose number of examples differs between the clients")
 
     def full_loss(self, tensors: Mapping[str, torch.Tensor]) -> NoReturn:
-        """Refuse the call: it returns a number of Python, and each client has its own."""
-        raise CannotBatch("calls client.full_loss, which is a number of Python, and each client has its own")
+        """Refuse the call: it returns a Python number, which differs between the clients."""
+        raise CannotBatch("calls client.full_loss, a Python number that differs between the clients")
 
     def _filled(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-        """Return the tensors of a forward pass, which changes none of these."""
+        """Return the tensors of a forward pass that changes none of these."""
         start, trained = self._common.start, self._own["parameters"]
         if unknown := sorted(tensors.keys() - start.keys()):
-            raise TaskBroken(f"{', '.join(unknown)}: no tensor of the model (its tensors: {', '.join(start)})")
+            raise TaskBroken(f"{', '.join(unknown)}: not a tensor of the model (its tensors: {', '.join(start)})")
         every = start | self._own["buffers"] | trained | dict(tensors)
         return {name: t.detach() if name in trained else t.detach().clone() for name, t in every.items()}
 
 
 class Attributes:
-    """The attributes that hooks set on `client` until the training ends, of all clients of a product.
+    """Attributes that hooks set on `client` until the training ends, for all clients of a group.
 
-    Each is a tree: every client has tensors of its own (k, ...) in it, and the types, shapes and plain values are those
-    of all. So another form is taken where every client still trains.
+    Each is a tree in which every client has its tensors (k, ...), while types, shapes and plain values are common to
+    all. So its form may change only while every client still trains.
 
     Args:
         count: the number of clients, k.
@@ -216,12 +216,12 @@ class Attributes:
         self.freeze(count)
 
     def freeze(self, clients: int) -> None:
-        """Begin a hook of some clients, in each part of which the attributes are those of now."""
+        """Begin a hook for some clients: all parts of it see the current attributes."""
         self._given, self._given_memory = self._trees, self._memory
         self._may_change, self._set = clients == self._count, (self._trees, self._forms)
 
     def tensors(self) -> Tensors:
-        """Return the tensors (k, ...) of all clients before the hook, by attribute and place in its tree."""
+        """Return the tensors (k, ...) of all clients before the hook, by attribute and position in its tree."""
         return dict(self._given_memory)
 
     def of(self, own: Groups) -> dict[str, Any]:
@@ -249,10 +249,10 @@ class Attributes:
         return found
 
     def with_room(self, values: Mapping[tuple[str, str], torch.Tensor]) -> Tensors:
-        """Return the tensors (k, ...) with room for those that a part of the clients has set (m, ...).
+        """Return the tensors (k, ...) with room for the values that a part of the clients has set (m, ...).
 
         Raises:
-            CannotBatch: they have another form than those of other clients.
+            CannotBatch: their form differs from other clients'.
         """
         trees, forms = self._set
         if others := sorted(
@@ -260,8 +260,8 @@ class Attributes:
         ):
             if not self._may_change:
                 raise CannotBatch(
-                    f"sets client.{others[0]} to other types, shapes or plain values than those of other clients of a "
-                    "product, whose batches differ in size or whose training has ended"
+                    f"sets client.{others[0]} to types, shapes or plain values that differ from other clients' of a "
+                    "group, whose batches differ in size or whose training has ended"
                 )
             before, self._trees, self._forms = self._memory, trees, forms
             self._memory = {
@@ -274,7 +274,7 @@ class Attributes:
 
 
 _PLACE = torch.empty(0)
-"""The tensor in the place of each client's own."""
+"""Placeholder for each client's tensor."""
 
 
 def _places(name: str, tree: Any) -> list[str]:
@@ -282,7 +282,7 @@ def _places(name: str, tree: Any) -> list[str]:
 
 
 def _form(name: str, tree: Any) -> object:
-    """Return what the clients of a product have in common of an attribute.
+    """Return the form of an attribute that the clients of a group share.
 
     Raises:
         CannotBatch: it holds something that is neither a tensor nor a plain value.
@@ -294,6 +294,6 @@ def _form(name: str, tree: Any) -> object:
         return type(tree), [(repr(key), _form(name, part)) for key, part in parts.items()]
     if not isinstance(tree, PLAIN):
         raise CannotBatch(
-            f"sets client.{name}, which holds a {type(tree).__name__}: a product takes tensors and numbers"
+            f"sets client.{name}, which holds a {type(tree).__name__}: a group supports tensors and numbers"
         )
     return type(tree), repr(tree)

@@ -1,8 +1,8 @@
-"""The loss and the metrics of several clients in one product: each client's mean over its own examples.
+"""The loss and the metrics of several clients as one group: each client's mean over its own examples.
 
 A function of one batch is mapped over the clients with torch.func, or called for each client if it cannot be mapped
 (for example, if it calls `.item()`). Clients with batches of equal length are measured together. The plain cross
-entropy needs none of this: each example has a weight.
+entropy needs no mapping: each example has a weight.
 """
 
 import math
@@ -19,8 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 from atoll.simulations.engines.batched.outputs import by_client, filled
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.task.metrics import Metric, Metrics, Statistics, of_batch
-from atoll.training.local.trees import map_tensors, tensors
-from atoll.training.local.units import IGNORED, Units, are_numbered, as_units
+from atoll.training.data.trees import map_tensors, tensors
+from atoll.training.data.units import IGNORED, Units, are_numbered, as_units
 
 Sizes = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -30,8 +30,8 @@ class Losses:
 
     Args:
         loss: the task's loss of one batch.
-        own: returns the losses of the task and those whose gradient is taken, (m,), from outputs (m n, ...); None: they
-            are the same.
+        own: returns the task's losses and the losses to differentiate, (m,), from outputs (m n, ...); None: they are
+            the same.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Losses:
     ) -> None:
         self._loss, self._own = loss, own
         self.is_plain = own is None and (loss is nn.functional.cross_entropy or _is_plain_module(loss))
-        """Identity of the loss: True if it is the plain cross entropy, without options."""
+        """Whether the loss is the plain cross entropy, without options."""
         self._each = Each(lambda outputs, targets: (loss(outputs, targets),))
 
     def __call__(self, outputs: Any, targets: torch.Tensor, sizes: Sizes) -> torch.Tensor:
@@ -60,7 +60,7 @@ class Losses:
         return found.flatten()
 
     def both(self, outputs: Any, targets: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the losses to report (m,), and those whose gradient is taken; arguments and errors as for a call."""
+        """Return the losses to report (m,) and the losses to differentiate; arguments and errors as for a call."""
         if self._own is not None:
             return self._own(outputs)
         losses = self(outputs, targets, sizes)
@@ -68,7 +68,7 @@ class Losses:
 
 
 class Each:
-    """A function of one batch, applied to each of m clients.
+    """Function of one batch, applied to each of m clients.
 
     Args:
         function: (outputs, targets) -> numbers, as tensors or Python numbers.
@@ -127,7 +127,7 @@ class Each:
 
 
 class UnitsOfEach:
-    """The units of each client's batch, as `Units.factors` has them of one.
+    """Units of each client's batch, which `Units.factors` has for one client.
 
     Args:
         units: of the task's loss.
@@ -149,7 +149,7 @@ class UnitsOfEach:
             return counts, counts
         if not are_numbered(targets):
             return rows, rows
-        if targets.numel() and int(targets.min()) >= 0:  # none is ignored
+        if targets.numel() and int(targets.min()) >= 0:  # no unit is ignored
             counts = rows * targets[0].numel()
             return counts, counts
         counted = (targets.view(len(sizes), -1, targets[0].numel()) != IGNORED).sum(2)
@@ -158,12 +158,12 @@ class UnitsOfEach:
 
 
 class Measured:
-    """The statistics of the clients of a product, collected step by step.
+    """Statistics of the clients of a group, collected step by step.
 
     Args:
         metrics: the metrics of the task.
         clients: the number of clients.
-        units: the units of the task's loss; None: guessed.
+        units: the units of the task's loss; None: inferred.
     """
 
     def __init__(self, metrics: Mapping[str, Each], clients: int, units: "UnitsOfEach | None" = None) -> None:
@@ -186,7 +186,7 @@ class Measured:
             seen = map_tensors(torch.Tensor.detach, outputs)
             try:
                 found = metric(seen, targets, sizes)
-            except Exception:  # any: of the task's code, which may fail at one client and not at another
+            except Exception:  # any error: the task's code may fail for one client and not for another
                 found = metric.alone(name, seen, targets, sizes)
             self._found[name].append(found)
 
@@ -194,7 +194,7 @@ class Measured:
         """Return the statistics of each client, summed in the order of the sequential engine."""
         columns: dict[str, list[np.ndarray[Any, Any]]] = {}
         for name, steps in self._found.items():
-            if len(set(map(len, steps))) > 1:  # its steps have different numbers of sums: it has none
+            if len(set(map(len, steps))) > 1:  # its steps have different numbers of sums, so it has no metric
                 columns[name] = [np.full(self._clients, np.nan)]
                 continue
             columns[name] = [self._table(numbers).sum(axis=0) for numbers in zip(*steps, strict=True)]
@@ -242,7 +242,7 @@ def own_rows(sizes: Sizes, width: int) -> torch.Tensor:
 
 
 def are_classes(targets: torch.Tensor) -> bool:
-    """Return whether targets are class numbers: not class probabilities, and without ignored (negative) ones."""
+    """Return whether targets are class numbers: not class probabilities, and not ignored (negative)."""
     return not targets.is_floating_point() and int(targets.min()) >= 0
 
 

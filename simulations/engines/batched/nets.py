@@ -24,22 +24,22 @@ from atoll.simulations.engines.batched.stacked_layers import keep_in_range
 from atoll.simulations.engines.batched.swapping import swap
 from atoll.task.arrays import Arrays
 from atoll.task.local import Local
-from atoll.training.local.parameters import state_of
-from atoll.training.local.trees import map_tensors, tensors
+from atoll.training.data.trees import map_tensors, tensors
+from atoll.training.model.parameters import state_of
 
 
 class Net:
-    """A model with the weights of up to k clients.
+    """Model with the weights of up to k clients.
 
     Args:
         kind: "by hand", "stacked" or "mapped".
         model: a newly built model on its device, which the net modifies.
         losses: the loss of the task.
         local: the settings of the optimizer.
-        places: the places of the trained parameters in a row.
+        places: the columns of the trained parameters in a row.
         count: the number of clients, k.
         masks: the clients' generators, on the device that computes.
-        follower: what changes gradients and follows steps; None: nothing.
+        follower: changes gradients and follows steps; may be None.
 
     Raises:
         CannotBatch: this kind does not support a layer of the model.
@@ -78,7 +78,7 @@ class Net:
                     tensor.copy_(torch.tensor(version[name]))
 
     def begin(self, start: torch.Tensor, corrections: torch.Tensor | None, *, clients: int, length: int) -> None:
-        """Begin new clients, as `Stack.begin`, and discard the remains of a failed step."""
+        """Begin new clients, as `Stack.begin` does, and discard the remains of a failed step."""
         self._shared.leaves.clear()
         self.stack.begin(start, corrections, clients=clients, length=length)
 
@@ -88,7 +88,7 @@ class Net:
         Args:
             inputs: (m n, ...).
             targets: (m n, ...).
-            sizes: (m), the number of each client's first examples that count.
+            sizes: (m), the number of each client's examples; later rows are padding.
 
         Returns:
             Each client's mean loss before the step (m), and the outputs, a tree of tensors (m n, ...).
@@ -112,12 +112,12 @@ class Net:
         return outputs
 
     def _mapped(self, inputs: torch.Tensor) -> Any:
-        """Map the forward alone, so that the backward is autograd's over products of m matrices."""
+        """Map only the forward, so that the backward is autograd's, over products of m matrices."""
         leaves = {place: self._shared.leaf(name) for place, name in self._places.items()}
         form: list[Any] = []
 
         def alone(weights: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            outputs = functional_call(self._model, weights, (x,), tie_weights=False)  # `_places` has the ties
+            outputs = functional_call(self._model, weights, (x,), tie_weights=False)  # `_places` handles the ties
             check_rows(outputs, len(x))
             form.append(outputs)
             return tuple(tensors(outputs))
@@ -134,7 +134,7 @@ def _by_hand(model: nn.Module, losses: Losses, stack: Stack) -> Chain:
 
 
 def _places_of(model: nn.Module, names: Sequence[str]) -> dict[str, str]:
-    """Return the names of trained parameters by their places; a tied parameter has a place in each of its modules."""
+    """Return the names of trained parameters by their modules' places; a tied parameter has a place in each module."""
     owners = {id(parameter): name for name, parameter in model.named_parameters() if name in set(names)}
     return {
         f"{prefix}.{attribute}".lstrip("."): owners[id(parameter)]

@@ -1,8 +1,8 @@
-"""The check that clients in one product get the same results as alone: a few of them are trained both ways.
+"""The check that clients get the same results as one group as alone: a few of them are trained both ways.
 
 It finds models that cannot be batched (an operation without a rule, examples that influence each other, randomness
-other than dropout) before the first round, with the reason. The hooks of an algorithm of the task's own are tried
-in two rounds, the second with the state and the shared tensors of the first.
+other than dropout) before the first round, with the reason. The hooks of a custom algorithm are tried in two rounds,
+the second with the state and the shared tensors of the first.
 """
 
 import logging
@@ -39,7 +39,7 @@ NOISE = 1e-5
 """Maximum distance of a tensor of an algorithm, relative to the whole result, that counts as rounding."""
 
 TRIED = 4
-"""Number of clients that are trained both ways, in one product."""
+"""Number of clients that are trained both ways, as one group."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +51,11 @@ TRIES = 3
 
 
 class Probed(Protocol):
-    """A trainer of clients in one product, with any kind of net."""
+    """Trainer of clients as one group, with any kind of net."""
 
     @property
     def at_once(self) -> int:
-        """The number of clients in a product."""
+        """The number of clients in a group."""
         ...
 
     def take(self, kind: str) -> None:
@@ -69,12 +69,12 @@ class Probed(Protocol):
     def product(
         self, chosen: Sequence[int], jobs: Sequence[Job], examples: Sequence[Examples], rows: Rows
     ) -> dict[int, Trained | Failed]:
-        """Train the clients of the chosen jobs in one product; return their results by the index of the job."""
+        """Train the clients of the chosen jobs as one group; return their results by the index of the job."""
         ...
 
 
 class Alone(Protocol):
-    """A trainer of one client after another, with the bits of a deployed one."""
+    """Trainer of one client after another, with the bits of a deployed one."""
 
     def begin(self, version: Arrays, number: int = 0) -> None:
         """Take the version that the next clients train from, and its number."""
@@ -86,14 +86,14 @@ class Alone(Protocol):
 
 
 class Probe:
-    """The trial of the kinds of net.
+    """Trial of the kinds of net.
 
     Args:
         trainer: the trainer that gets the net.
         training: the settings of all clients' training.
         loop: the loop, for the examples of the clients and their state.
         alone: trains one client, from the version that the trainer begins with.
-        resting: the tensors that no optimizer moves.
+        resting: the tensors that no optimizer updates.
     """
 
     def __init__(self, trainer: Probed, training: Training, loop: Loop, alone: Alone, resting: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ class Probe:
         """Give the trainer the first kind of net that supports the model and agrees.
 
         Raises:
-            CannotBatch: no kind does; with the reason of each.
+            CannotBatch: no kind does; lists each kind's reason.
         """
         reasons = []
         for kind in KINDS:
@@ -126,13 +126,13 @@ class Probe:
         """Train the first few clients both ways; if all of them fail both ways, the next few.
 
         Raises:
-            CannotBatch: the results differ, or no group has any.
+            CannotBatch: the results differ, or no group has results.
         """
         request = {"local": dict(self._training.overrides), "algorithm": self._training.algorithm}
         self._version = ModelBench(self._task, request).initial(0)
         sites = cycle(self._task.sites)
         if not any(self._agrees_on(list(islice(sites, min(TRIED, self._trainer.at_once)))) for _ in range(TRIES)):
-            raise CannotBatch("every client that was tried leaves the finite numbers: there is nothing to compare")
+            raise CannotBatch("every tried client diverges to NaN or infinity: there is nothing to compare")
 
     def _agrees_on(self, sites: Sequence[str]) -> bool:
         """Return whether the results of these clients agree; False if there are none to compare.
@@ -158,7 +158,7 @@ class Probe:
     def _one_round(
         self, jobs: Sequence[Job], examples: Sequence[Examples]
     ) -> tuple[list[Trained | Failed], list[bool]]:
-        """Train the clients both ways; return their results alone, and which of those that show something agree."""
+        """Train the clients both ways; return their results alone, and which of the conclusive ones agree."""
         rows, rows_alone = Rows(self._loop.form, len(jobs)), Rows(self._loop.form, len(jobs))
         results = self._trainer.product(range(len(jobs)), jobs, examples, rows)
         every, compared = list[Trained | Failed](), []
@@ -167,7 +167,7 @@ class Probe:
             layers = self._loop.exchange.own_of(job)[0]
             compared.append(_compare(results[index], every[-1], self._resting, layers))
         self._check_isolation(jobs, examples, results)
-        return every, compared[1:] or compared  # the first one's batches are full, and so show less
+        return every, compared[1:] or compared  # the first client's batches are full, and so reveal less
 
     def _check_isolation(
         self, jobs: Sequence[Job], examples: Sequence[Examples], results: dict[int, Trained | Failed]
@@ -207,7 +207,7 @@ def _revealing(examples: Examples, batch_size: int | None, number: int) -> Examp
     """Return a few of a client's examples that reveal an influence between examples or between clients.
 
     The first client has two batches, the others one and a few examples more, so that their second batches are padded.
-    Floats have another size for each client, and are largest in the first example, which is the padding.
+    Floats are scaled differently for each client, and are largest in the first example, which is the padding.
     """
     size = batch_size or examples.count
     most = examples.count if examples.count > size else max(min(2, examples.count), examples.count - number)
@@ -231,12 +231,12 @@ def _loud(examples: Examples) -> Examples | None:
 
 
 def _compare(product: Trained | Failed, alone: Trained | Failed, resting: Sequence[str], layers: Arrays) -> bool:
-    """Compare the results of a client in the product and alone; return False if both have failed.
+    """Compare the results of a client in the group and alone; return False if both have failed.
 
     Args:
-        product: the result of the product.
+        product: the result in the group.
         alone: the result of the same client alone.
-        resting: the tensors that no optimizer moves.
+        resting: the tensors that no optimizer updates.
         layers: the local layers that the client began with.
 
     Raises:
@@ -245,11 +245,11 @@ def _compare(product: Trained | Failed, alone: Trained | Failed, resting: Sequen
     if isinstance(product, Failed) and isinstance(alone, Failed):
         return False
     if isinstance(product, Failed) or isinstance(alone, Failed):
-        way = "in the product" if isinstance(product, Failed) else "alone"
-        raise CannotBatch(f"{product.client_id} leaves the finite numbers only {way}")
+        way = "in the group" if isinstance(product, Failed) else "alone"
+        raise CannotBatch(f"{product.client_id} diverges to NaN or infinity only {way}")
     for name in resting:
         if not np.array_equal(product.update[name], alone.update[name]):
-            raise CannotBatch(f"{name} changes while a client trains, and no optimizer moves it")
+            raise CannotBatch(f"{name} changes while a client trains, although no optimizer updates it")
     change, expected = _change(product, layers), _change(alone, layers)
     distance, length = np.linalg.norm(change - expected), np.linalg.norm(expected)
     if not distance <= TOLERANCE * length:
@@ -259,7 +259,7 @@ def _compare(product: Trained | Failed, alone: Trained | Failed, resting: Sequen
 
 
 def _compare_hooks(product: Trained, alone: Trained, noise: float) -> None:
-    """Compare each tensor that an algorithm of the task's own sends or keeps.
+    """Compare each tensor that a custom algorithm sends or keeps.
 
     Raises:
         HookRefused: one differs.
@@ -270,7 +270,7 @@ def _compare_hooks(product: Trained, alone: Trained, noise: float) -> None:
         if not np.linalg.norm(one - other) <= TOLERANCE * np.linalg.norm(other) + noise:
             kind, _, short = name.partition("/")
             where = "client.state" if STATE.startswith(kind) else "client.shared"
-            raise HookRefused(f"task.algorithm: {where}, {short}, has other values in a product than alone; {WAY_OUT}")
+            raise HookRefused(f"task.algorithm: {where}, {short}, differs between a group and one client; {WAY_OUT}")
 
 
 def _next(version: Arrays, results: Sequence[Trained | Failed]) -> Arrays:
@@ -291,7 +291,7 @@ def _again(job: Job, result: Trained | Failed) -> Job:
 
 
 def _change(result: Trained, layers: Arrays) -> Array:
-    """Return all floats of a result, of the update and of the change of the client's state."""
+    """Return all floats of a result: of the update, and of the change of the client's state."""
     update, own = ({name: each[name] for name in sorted(each)} for each in (result.update, result.own))
     floats = [array for array in update.values() if array.dtype == np.float32]
     floats += [array - layers.get(name, 0) for name, array in own.items()]

@@ -1,15 +1,15 @@
-"""Recurrent layers of many clients in one product: nn.RNN, nn.GRU and nn.LSTM, with their backward written out.
+"""Recurrent layers of many clients as one group: nn.RNN, nn.GRU and nn.LSTM, with a hand-written backward.
 
 The products with the inputs of all T steps are one product of m matrices, and so are the gradients of both matrices;
-only the product with the state before is repeated for each step. Legend: m clients, n examples of each, T steps of a
-sequence, x_t the input, h_t the state, c_t the memory, σ the logistic function, ⊙ the product of numbers, δ the
+only the product with the previous state is repeated for each step. Legend: m clients, n examples of each, T steps of a
+sequence, x_t the input, h_t the state, c_t the memory, σ the logistic function, ⊙ the elementwise product, δ the
 gradient of a gate before its function.
 
     a = x_t W^T + b,  u = h_{t-1} U^T + b'
     RNN     h = tanh(a + u), or the positive part
     LSTM    i, f, g, o = σ, σ, tanh, σ of a + u;  c = f ⊙ c_{t-1} + i ⊙ g;  h = o ⊙ tanh(c)
     GRU     r, z = σ(a + u);  g = tanh(a_g + r ⊙ u_g);  h = (1 - z) ⊙ g + z ⊙ h_{t-1}
-    back    W moves by δ^T x, U by δ'^T h_{t-1}; the gradient of h_{t-1} is δ' U and what passes the gates
+    back    W moves by δ^T x, U by δ'^T h_{t-1}; the gradient of h_{t-1} is δ' U plus the part through the gates
 
 Sources: Hochreiter and Schmidhuber, "Long Short-Term Memory", Neural Computation 1997; Cho et al., EMNLP 2014.
 """
@@ -31,19 +31,19 @@ class Cell(Protocol):
     """The gates of a layer at one step, with G numbers for each of H units."""
 
     adds: bool
-    """Dependence of the gates on a + u alone: then `a` is that sum, and δ' = δ."""
+    """Whether the gates depend only on a + u: then `a` is that sum, and δ' = δ."""
 
     def step(self, a: torch.Tensor, u: torch.Tensor, before: State) -> tuple[State, State]:
-        """Return the state, and what the backward needs, from a and u (m, n, G H)."""
+        """Return the state, and the values that the backward needs, from a and u (m, n, G H)."""
         ...
 
     def back(self, saved: State, before: State, after: State) -> tuple[torch.Tensor, torch.Tensor, State]:
-        """Return δ, δ' (m, n, G H), and the gradients of the state before that pass the gates.
+        """Return δ, δ' (m, n, G H), and the part of the previous state's gradients that passes the gates.
 
         Args:
-            saved: of `step`.
-            before: the state before.
-            after: the gradients of the state after.
+            saved: values from `step`.
+            before: the previous state.
+            after: the gradients of the new state.
         """
         ...
 
@@ -66,7 +66,7 @@ class Plain:
         return (h,), (h,)
 
     def back(self, saved: State, before: State, after: State) -> tuple[torch.Tensor, torch.Tensor, State]:
-        """Return δ twice, and no further gradient."""
+        """Return δ for both sums, as they are equal, and no gradient through the gates."""
         (h,), (dh,) = saved, after
         delta = dh * (h > 0) if self._is_relu else torch.ops.aten.tanh_backward(dh, h)
         return delta, delta, (torch.zeros_like(dh),)
@@ -126,7 +126,7 @@ class Gated:
 
 
 class _Direction:
-    """The weights and the cell of one layer in one direction."""
+    """Weights and cell of one layer in one direction."""
 
     def __init__(self, stack: Stack, cell: Cell, prefix: str, suffix: str, has_bias: bool) -> None:
         self.stack, self.cell = stack, cell
@@ -151,7 +151,7 @@ class _Direction:
 
 
 class _Scan(torch.autograd.Function):
-    """The steps of one layer in one direction: x (m, T, n, I), and the first state -> (m, T, n, H), and the last."""
+    """Steps of one layer in one direction: x (m, T, n, I), and the first state -> (m, T, n, H), and the last."""
 
     @staticmethod
     def forward(ctx: Any, layer: _Direction, anchor: torch.Tensor, x: torch.Tensor, *first: torch.Tensor) -> Any:
@@ -194,7 +194,7 @@ class Recurrent(Stacked):
         """Map the sequences of (m n) examples, and the first state, to the outputs and the last state, as torch does.
 
         Raises:
-            CannotBatch: sequences are packed, or one without examples.
+            CannotBatch: sequences are packed, or a single one without a batch axis.
         """
         if not isinstance(x, torch.Tensor) or x.dim() != 3:
             raise CannotBatch(f"{self.prefix}: packed sequences, and a single one, are not stacked")
@@ -214,7 +214,7 @@ class Recurrent(Stacked):
         return () if hx is None else tuple(hx) if self._is_lstm else (hx,)
 
     def _run(self, x: torch.Tensor, *states: torch.Tensor) -> State:
-        """Map (m n, T, I), or (T, m n, I), as `forward`."""
+        """Map (m n, T, I), or (T, m n, I), as `forward` does."""
         layer, m = self.layer, self.shared.stack.clients
         x = x if layer.batch_first else x.transpose(0, 1)
         x = x.unflatten(0, (m, -1)).transpose(1, 2)  # type: ignore[no-untyped-call]

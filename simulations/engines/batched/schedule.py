@@ -1,7 +1,7 @@
 """The schedule of several clients: the examples of each in each step, the same and in the same order as alone.
 
 Clients are sorted by their number of steps, most first, so that in each step the first m of them train. A batch has the
-width of the longest of these m; the rows of the others are padded with examples that do not count.
+width of the longest of these m; the rows of the others are padded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,14 +32,14 @@ class Batch:
 
 
 class Schedule:
-    """The steps of some clients.
+    """Steps of some clients.
 
     Args:
         jobs: the jobs of the clients.
         examples: the examples of each client.
         local: the settings with epochs, batch size and order.
         offsets: the offset of each client's examples in the tensors that contain all examples.
-        joins: whether a last batch of one example joins the batch before it, as in `batch_sizes`.
+        joins: whether a last batch of one example joins the previous batch, as in `batch_sizes`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Schedule:
     def _gathered(
         self, jobs: Sequence[Job], local: Local, epochs: Array, counts: Array, sizes: Array, per_epoch: Array
     ) -> Array:
-        """Return the rows (m, S, n) of batches of which some are longer than others of the same client."""
+        """Return the rows (m, S, n) of batches, some of which are longer than others of the same client."""
         flat = np.zeros((len(jobs), int((epochs * counts).max())), np.int64)
         _place(flat, jobs, local, epochs, counts, counts)
         step = np.arange(self._sizes.shape[1])[None, :]
@@ -108,7 +108,7 @@ class Schedule:
 
 
 def _place(flat: Array, jobs: Sequence[Job], local: Local, epochs: Array, counts: Array, strides: Array) -> None:
-    """Write the positions in each client's data (m, L): an epoch's order at each multiple of the client's stride.
+    """Write each client's row of example indices (m, L): one epoch's order at each multiple of the client's stride.
 
     Batches have the width of the rows, or an epoch has only one batch, so that an epoch's order is contiguous.
     """

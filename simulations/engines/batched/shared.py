@@ -30,7 +30,7 @@ class Running:
     """The buffers of the batch norms of several clients.
 
     Args:
-        buffers: a model's buffers by name, as `running_of`.
+        buffers: a model's buffers by name, from `running_of`.
         count: the number of clients, k.
         device: the device that computes.
     """
@@ -39,7 +39,7 @@ class Running:
         self._every = {name: b.new_empty((count, *b.shape), device=device) for name, b in buffers.items()}
 
     def begin(self, version: Arrays, layers: Sequence[Arrays]) -> None:
-        """Begin new clients, each from the version and from its own local layers."""
+        """Begin new clients, each from the version and its local layers."""
         for name, every in self._every.items():
             if name in version:
                 every[:] = torch.tensor(version[name])
@@ -61,7 +61,7 @@ class Running:
 
 
 class Shared:
-    """The state that all stacked layers of one model share.
+    """State that all stacked layers of one model share.
 
     Args:
         stack: the weights.
@@ -71,7 +71,7 @@ class Shared:
     """
 
     sizes: Sizes
-    """The number of each client's examples in the present step (m)."""
+    """Number of each client's examples in the current step (m)."""
 
     def __init__(self, stack: Stack, masks: Masks, running: Running, *, is_mapped: bool) -> None:
         self.stack, self.masks, self.running, self._is_mapped = stack, masks, running, is_mapped
@@ -96,8 +96,8 @@ class Shared:
 
         Args:
             function: tensors -> a tensor, or a tuple of tensors.
-            inputs: its inputs; if torch.func maps the forward, those of one client.
-            axes: the axis of each input's examples; None: the input is common to all.
+            inputs: its inputs; if torch.func maps the forward, inputs of one client.
+            axes: the axis of each input's examples; None: all clients share the input.
             out_axes: the axis of each output's examples; one: the output is a tensor.
         """
         if not self._is_mapped:
@@ -106,7 +106,7 @@ class Shared:
         return outputs if len(out_axes) > 1 else outputs[0]
 
     def laid_out(self, y: torch.Tensor) -> torch.Tensor:
-        """Return y (m n, L, E) in memory of the order (L, m n, E), in which torch leaves it, and a mask is drawn."""
+        """Return y (m n, L, E) with the memory order (L, m n, E), as in torch, in which a mask is drawn."""
         return y.transpose(0, 1).contiguous().transpose(0, 1) if self.masks.is_watched else y
 
     def backward(self, loss: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ Without G, a gradient of 200,000 numbers is never written, which saves half of s
 because a product of many matrices into columns of wider rows is computed one by one, at a third of the speed. The W of
 a linear layer whose clients all begin with the same weights is not even computed until it is needed: see `factors`.
 
-Clients are sorted by their number of steps: those that still train are always the first ones.
+Clients are sorted by their number of steps: the ones still training always come first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,17 +29,17 @@ EPSILON = 1e-8
 Array = np.ndarray[Any, Any]
 
 Place = tuple[str, slice, tuple[int, ...]]
-"""A parameter's name, its columns and its shape."""
+"""Parameter's name, its columns and its shape."""
 
 Blocks = Mapping[str, torch.Tensor]
 
 
 class CannotBatch(Exception):
-    """Clients that cannot be trained in one product; the message is a sentence for a person."""
+    """Error: clients cannot be trained as one group; the message is a sentence for the user."""
 
 
 class Follower(Protocol):
-    """The hooks of an algorithm in a step."""
+    """Hooks of an algorithm in a step."""
 
     def change_gradients(self, gradients: dict[str, torch.Tensor]) -> None:
         """Replace the gradients (m, ...) in place, before they are clipped."""
@@ -60,14 +60,14 @@ def is_plain(local: Local) -> bool:
 
 
 class Stack:
-    """The weights W and their optimizer.
+    """Weights W of the clients and their optimizer.
 
     Args:
         local: the settings of the optimizer, its rate, the proximal term, the clipping.
-        places: the places of the trained parameters in a row.
+        places: the columns of the trained parameters in a row.
         count: the number of clients, k.
         device: the device of the weights.
-        follower: what changes gradients and follows steps; None: nothing.
+        follower: changes gradients and follows steps; may be None.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Stack:
         self._columns = {name: columns for name, columns, _ in places}
         self._factorable: dict[str, Factors] = {}
         self.factors: dict[str, Factors] = {}
-        """The factors of layers whose weights are not in `blocks` at present."""
+        """Factors of layers whose weights are not in `blocks` now."""
         self._is_direct = is_plain(local) and follower is None
         self._targets_of_all = self.blocks if self._is_direct else self._zeros()
         self._scales = {"beta": 1.0, "alpha": -local.lr} if self._is_direct else {"beta": 0.0, "alpha": 1.0}
@@ -126,7 +126,7 @@ class Stack:
         self._targets = self._views(self._targets_of_all)
 
     def linear(self, weight: str, bias: str | None, delta: torch.Tensor, x: torch.Tensor) -> None:
-        """Take the gradient of a linear layer, from δ (clients, n, out) and x (clients, n, in)."""
+        """Accept the gradient of a linear layer, as δ (clients, n, out) and x (clients, n, in)."""
         self._see(weight)
         if weight in self.factors:
             self.factors[weight].add(delta, x)
@@ -136,7 +136,7 @@ class Stack:
             self.put(bias, delta.sum(1))
 
     def put(self, name: str, gradient: torch.Tensor) -> None:
-        """Take the gradient (clients, ...) of a parameter of another kind."""
+        """Accept the gradient (clients, ...) of any other parameter."""
         self._see(name)
         if not self._is_direct:
             self._targets[name].copy_(gradient)
@@ -144,7 +144,7 @@ class Stack:
         self._targets[name].add_(gradient, alpha=-self._local.lr)
 
     def step(self) -> None:
-        """Complete the step, once all gradients are taken.
+        """Complete the step, once all gradients are present.
 
         Raises:
             CannotBatch: the loss does not depend on some parameter.
@@ -178,7 +178,7 @@ class Stack:
         self.factors = {}
 
     def _adjust_and_descend(self) -> None:
-        """Apply the parts of a step that products have not applied: corrections, clipping, the optimizer."""
+        """Apply the parts of a step that products do not include: corrections, clipping, the optimizer."""
         local, m = self._local, self.clients
         starts = self._start if len(self._start) == 1 else self._start[:m]
         gradients = {name: block[:m] for name, block in self._targets_of_all.items()}

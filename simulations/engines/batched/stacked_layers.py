@@ -1,14 +1,14 @@
 """Layers with the weights of several clients, for the examples of all clients as one long batch.
 
-Between these layers the user's own forward computes with a batch of (clients x examples): attention, pooling,
-activations and reshaping process each example independently. Legend: m clients, n examples of each, x (m n, ...).
+Between these layers the user's forward computes with a batch of (clients x examples): attention, pooling, activations
+and reshaping process each example independently. Legend: m clients, n examples of each, x (m n, ...).
 
     linear       one product of m matrices (baddbmm), whose backward passes δ and x to the `Stack`
     convolution  a grouped one: (n, m C, ...) with m groups
     norms        the common normalization, then scale and shift of each client
     embedding    a look-up by client and token
 
-`batch_norm`, `recurrent` and `attention` have layers of which each is more than one of these.
+`batch_norm`, `recurrent` and `attention` contain more complex layers.
 """
 
 from collections.abc import Callable, Iterator
@@ -69,12 +69,12 @@ class Stacked(nn.Module):
 
     def __init__(self, shared: Shared, layer: Any, name: str) -> None:
         super().__init__()
-        object.__setattr__(self, "layer", layer)  # not a child module, because its own parameters are unused
+        object.__setattr__(self, "layer", layer)  # not a child module, because its parameters are unused
         self.shared, self.prefix = shared, f"{name}." if name else ""
         self.weight, self.bias = self.named("weight"), self.named("bias")
 
     def named(self, parameter: str) -> str | None:
-        """Return the full name of one of the layer's parameters; None: it has none of that name."""
+        """Return the full name of one of the layer's parameters; None: the layer lacks it."""
         return self.prefix + parameter if isinstance(getattr(self.layer, parameter, None), nn.Parameter) else None
 
     @staticmethod
@@ -83,7 +83,7 @@ class Stacked(nn.Module):
         yield from ()
 
     def __getattr__(self, name: str) -> Any:
-        """Return the layer's attribute, which some of torch's modules read of their children."""
+        """Return the layer's attribute, which some of torch's modules read from their children."""
         return getattr(self.layer, name)
 
     def scaled(self, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -28,7 +28,7 @@ CALLED: dict[type[nn.Module], type[Stacked]] = {
     **dict.fromkeys(RECURRENT, Recurrent),
     nn.MultiheadAttention: Attention,
 }
-"""Layers that are replaced also in a model that torch.func maps, because it cannot, or does it slowly."""
+"""Layers that are also replaced in a model mapped by torch.func, which cannot map them, or only slowly."""
 
 STACKED: dict[type[nn.Module], type[Stacked]] = {
     nn.Linear: Linear,
@@ -65,7 +65,7 @@ def swap(model: nn.Module, shared: Shared, *, is_mapped: bool = False) -> nn.Mod
 
 
 def _replaced(model: nn.Module, is_mapped: bool) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers to replace: those with trained parameters, and batch norms, but no part of another layer."""
+    """Yield the layers to replace: layers with trained parameters, and batch norms, but no part of another layer."""
     inside = "\0"
     for name, module in model.named_modules(remove_duplicate=False):
         is_trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
@@ -78,7 +78,7 @@ def _replaced(model: nn.Module, is_mapped: bool) -> Iterator[tuple[str, nn.Modul
 
 
 def _is_called(module: nn.Module) -> bool:
-    """Return whether torch.func has no rule for a layer; its rule for embeddings forgets the token of the padding."""
+    """Return whether torch.func has no correct rule for a layer; its rule for embeddings ignores the padding token."""
     return type(module) in CALLED or (type(module) is nn.Embedding and module.padding_idx is not None)
 
 
@@ -91,7 +91,7 @@ def _is_used(owners: dict[int, str], parameters: list[nn.Parameter], name: str) 
 def _obstacles(module: Any) -> Iterator[str]:
     """Yield the reason that a layer cannot be stacked, if there is one."""
     if type(module) not in STACKED:
-        yield "has weights of its own that only torch.func can stack"
+        yield "has custom weights that only torch.func can stack"
     elif not all(parameter.requires_grad for parameter in module.parameters()):
         yield "is frozen in part"
     elif module._forward_hooks or module._forward_pre_hooks or hasattr(module, "parametrizations"):

@@ -1,8 +1,8 @@
-"""The evaluation of many clients in one forward pass, which all of them share: they measure the same model.
+"""The evaluation of many clients in one forward pass, because they all measure the same model.
 
-Each window tries a few of its clients alone, too. If their sums differ by more than rounding (examples that influence
-each other, a model that draws), the whole window is evaluated one client after another. So the way follows from the
-window alone, whichever process measures it.
+Each window evaluates a few of its clients alone, too. If their sums differ by more than rounding (examples that
+influence each other, a model that draws random numbers), the whole window is evaluated one client after another. So the
+choice depends only on the window, whichever process measures it.
 """
 
 import logging
@@ -25,10 +25,10 @@ from atoll.task.context import depends_on_context
 from atoll.task.metrics import Statistics, of_parts
 from atoll.task.randomness import generators_kept, seed_everything
 from atoll.task.task import Task
-from atoll.training.local.parameters import build_model
+from atoll.training.data.trees import map_tensors
+from atoll.training.data.units import units_of
 from atoll.training.local.training import EVALUATED_AT_ONCE
-from atoll.training.local.trees import map_tensors
-from atoll.training.local.units import units_of
+from atoll.training.model.parameters import build_model
 
 TRIED = 4
 """Number of clients of a window that are evaluated both ways."""
@@ -50,7 +50,7 @@ Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def together_if_possible(training: Training) -> Measurer:
-    """Return the measurer of many clients at once; of one after another, if they measure different models."""
+    """Return the measurer of many clients at once, or of one after another if they measure different models."""
     task = training.task
     is_one_model = isinstance(task, Task) and task.algorithm is None and training.local.keep is None
     if not is_one_model or depends_on_context(task):
@@ -59,7 +59,7 @@ def together_if_possible(training: Training) -> Measurer:
 
 
 class Together:
-    """The evaluation of many clients in one forward pass, as the module describes.
+    """Evaluation of many clients in one forward pass, as the module describes.
 
     Args:
         training: the settings of all clients' training.
@@ -73,7 +73,7 @@ class Together:
         self._rows_max: dict[torch.Size, int] = {}
 
     def begin(self, version: Arrays, number: int = 0) -> None:
-        """Take the version that is measured next; raise TaskMismatch if it belongs to another model."""
+        """Load the version that is measured next; raise TaskMismatch if it belongs to another model."""
         self._alone.begin(version, number)
 
     def measure(self, jobs: Sequence[Job]) -> Found:
@@ -103,7 +103,7 @@ class Together:
                 alone = self._alone.one(jobs[chosen[place]], mine[place])
                 if not _agree(found[place], alone, mine[place].count):
                     return {}
-        except Exception as error:  # nothing narrower: one client after another shows whose data or code fails
+        except Exception as error:  # any error: one client after another shows whose data or code fails
             logger.warning("%d clients are evaluated one by one: %s", len(chosen), last_line(error))
             return {}
         return dict(zip(chosen, found, strict=True))
@@ -142,7 +142,7 @@ class Together:
         return found
 
     def _passes(self, tensors: Sequence[torch.Tensor], lengths: Ints) -> list[tuple[int, int]]:
-        """Return the first and the end of the parts of each forward pass, in as many examples as fit."""
+        """Return the start and end of the parts of each forward pass, with as many examples as fit."""
         shape = tensors[0].shape[1:]
         if shape not in self._rows_max:
             self._rows_max[shape] = self._fitting(tensors[0])
@@ -155,7 +155,7 @@ class Together:
         return passes
 
     def _fitting(self, inputs: torch.Tensor) -> int:
-        """Return the number of examples of a forward pass; at least those of one client's."""
+        """Return the number of examples of a forward pass; at least one client's."""
         of_one = 1
         with suppress(Exception):  # evaluating one client after another reports faults of the model
             model = build_model(self._task, self._training.model_seed).eval()
@@ -174,7 +174,7 @@ class _Parts(NamedTuple):
 def _parts(counts: Ints, offsets: Ints | None) -> _Parts:
     """Return the parts of clients with these numbers of examples, which begin at the offsets; None: one after another.
 
-    The order is that of the lengths, and among equal ones that of the clients.
+    They are ordered by length, and equal lengths by client.
     """
     numbers = -(-counts // EVALUATED_AT_ONCE)
     clients = np.repeat(np.arange(len(counts)), numbers)
@@ -199,7 +199,7 @@ def _table(examples: Sequence[Examples]) -> torch.Tensor | None:
 
 
 def _agree(one: Statistics, other: Statistics, count: int) -> bool:
-    """Return whether the sums of a client's examples differ by rounding alone."""
+    """Return whether the sums of a client's examples differ only by rounding."""
     if {name: len(sums) for name, sums in one.items()} != {name: len(sums) for name, sums in other.items()}:
         return False
     a, b = (np.array([number for name in sorted(one) for number in sums[name]]) for sums in (one, other))

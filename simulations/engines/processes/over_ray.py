@@ -34,7 +34,7 @@ START_TIMEOUT_S = 120.0
 """Longest wait for an actor while there is none [s]."""
 
 STARTS = 3
-"""Attempts to start a Ray on this machine, because at times one of its processes dies at once, once twice in a row."""
+"""Attempts to start Ray on this machine, because sometimes one of its processes dies at once, even twice in a row."""
 
 CONNECT_TIMEOUT_S = 5.0
 
@@ -43,26 +43,26 @@ AHEAD = 2
 
 
 DEATHS_MAX = 3
-"""Deaths of actors over one window after which the window is at fault, as where it needs more memory than there is."""
+"""Deaths of actors over one window after which the window is at fault, for example because it needs too much memory."""
 
 
 class RayMissing(RuntimeError):
-    """Ray is not installed, there is no cluster at the given address, or it has fewer processors than workers."""
+    """Error: Ray is not installed, no cluster is at the given address, or it has fewer processors than workers."""
 
 
 class OverRay:
-    """An engine of Ray's actors with one processor each, and a share of the cluster's GPUs if they compute there.
+    """Engine of Ray's actors with one processor each, and a share of the cluster's GPUs if they compute there.
 
     An actor that dies, alone or with its node, loses nothing: its windows are computed again by others, with the same
     bits, and a new actor takes its place as soon as the cluster has a processor for it.
 
     Args:
-        training: the settings of all clients' training; the task is pickled, together with its file and the user's own
+        training: the settings of all clients' training; the task is pickled, together with its file and the user's
             files that it imports.
         workers: the number of actors; None: one for each processor of the cluster.
         address: the address of a running cluster; None: start one on this machine.
-        batched: True if each actor trains many clients in one product.
-        at_once: the number of clients in a product; None: as many as fit into the cache.
+        batched: True if each actor trains many clients as one group.
+        at_once: the number of clients in a group; None: as many as fit into the cache.
 
     Raises:
         RayMissing: Ray is not installed (the message says how), no cluster answers at `address`, or it is too small.
@@ -127,11 +127,11 @@ class OverRay:
         return _Place(handle, handle.ready.remote())
 
     def _collected(self, work: str, version: Arrays, windows: Sequence[list[Job]]) -> Iterator[Any]:
-        """Yield the result of each window in their order; those whose actor has died are computed again.
+        """Yield the result of each window in their order; windows of dead actors are computed again.
 
         Args:
             work: the method of the actors.
-            version: the version from which the clients of all windows train, or which they measure.
+            version: the version that the clients of all windows train from or measure.
             windows: the jobs.
         """
         self._num_versions += 1
@@ -160,13 +160,13 @@ class OverRay:
             yield found
 
     def _replace(self, place: "_Place") -> None:
-        """Put a new actor into the place of a dead one, unless that is done; it starts when there is a processor."""
+        """Replace a dead actor by a new one, unless that is done; it starts when a processor is free."""
         if place in self._actors:
             logger.warning("an actor of Ray has died, alone or with its node: its clients are computed again")
             self._actors[self._actors.index(place)] = self._new_actor()
 
     def _idlest(self, given: "Collection[tuple[_Place, Any]]") -> "_Place":
-        """Return the started actor with the shortest queue; wait for one if there is none."""
+        """Return the started actor with the shortest queue; wait for one if none has started."""
         futures = [future for _, future in given]
         waiting = set(self._ray.wait(futures, num_returns=len(futures), timeout=0)[1]) if futures else set()
         load = dict.fromkeys(self._started(), 0)
@@ -179,7 +179,7 @@ class OverRay:
         """Return the actors that have started, in their order; wait until there is at least one.
 
         Raises:
-            WorkerDied: there is none after `START_TIMEOUT_S`.
+            WorkerDied: none has started after `START_TIMEOUT_S`.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
@@ -216,16 +216,16 @@ class OverRay:
 
 
 class _Lost(Exception):
-    """A result is lost, because its actor has died."""
+    """Error: a result is lost, because its actor has died."""
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """The place of an actor among the others."""
+    """Slot of an actor in the engine."""
 
     handle: Any
     ready: Any
-    """The future of its start."""
+    """Future of its start."""
     is_ready: bool = False
 
 
@@ -254,7 +254,7 @@ class _Actor:
         self._trainer, self._form = self._plan.trainer(), form
         self._measurer: Measurer | None = None
         self._trained = self._measured = 0
-        """The number of the version that was last trained from, and measured."""
+        """Numbers of the versions that were last trained from, and measured."""
 
     def ready(self) -> None:
         """Do nothing: the answer shows that the actor has started."""
@@ -262,7 +262,7 @@ class _Actor:
     def train(
         self, count: int, number: int, version: Arrays, jobs: Sequence[Job]
     ) -> tuple[np.ndarray[Any, Any], list[Written | Failed]]:
-        if self._trained != count:  # of another version than the last window
+        if self._trained != count:  # from another version than the last window
             self._trainer.begin({name: array.copy() for name, array in version.items()}, number)
             self._trained = count
         rows = Rows(self._form, len(jobs))
@@ -309,7 +309,7 @@ def _connect(ray: Any, address: str, options: Mapping[str, Any]) -> None:
         if port.isdigit() and "//" not in host:  # Ray itself would retry for minutes
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
         ray.init(address=address, **options)
-    except Exception as error:  # nothing narrower: Ray raises many kinds
+    except Exception as error:  # any error: Ray raises many kinds
         ray.shutdown()
         reason = " ".join(str(error).split())
         raise RayMissing(f"simulation.ray_address: no Ray answers on {address!r}: {reason}") from error
@@ -320,7 +320,7 @@ def _start(ray: Any, options: Mapping[str, Any]) -> None:
         try:
             ray.init(**options)
             return
-        except Exception as error:  # nothing narrower: Ray raises it if its own process does not start in time
+        except Exception as error:  # any error: Ray raises it if its process does not start in time
             ray.shutdown()
             if not starts_left:
                 raise WorkerDied(f"no Ray started on this machine in {STARTS} attempts: {error}") from error

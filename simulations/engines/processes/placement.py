@@ -1,17 +1,17 @@
-"""The placement of workers on GPUs: which one each of them computes on, and its share there. Pure."""
+"""The placement of workers on GPUs: the device of each worker, and its share there. Pure."""
 
 import math
 from collections.abc import Sequence
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""The variable by which CUDA shows a process some GPUs alone, read when the process first uses one."""
+"""Environment variable that limits the GPUs that CUDA shows a process, read when the process first uses one."""
 
 SHARES = 10_000
-"""The parts of a GPU that Ray tells apart."""
+"""Number of equal parts of a GPU that Ray distinguishes."""
 
 
 def placed(workers: int, devices: Sequence[int]) -> list[int]:
-    """Return the device of each worker: they take turns, so that no two devices differ by more than one worker.
+    """Return the device of each worker: the workers take turns, so no two devices differ by more than one worker.
 
     Args:
         workers: their number.
@@ -21,9 +21,9 @@ def placed(workers: int, devices: Sequence[int]) -> list[int]:
 
 
 def share_of_gpu(workers: int, gpus: int) -> float:
-    """Return the share of a GPU of each worker, where the fullest GPU has all of its own: 1 / ceil(workers / gpus).
+    """Return each worker's share of a GPU, so that the fullest GPU holds all of its workers: 1 / ceil(workers / gpus).
 
-    It is rounded down to what Ray tells apart, so that the workers of a GPU never need more than all of it.
+    It is rounded down to Ray's resolution, so that the workers of a GPU never need more than all of it.
     """
     return SHARES // math.ceil(workers / gpus) / SHARES
 
@@ -32,7 +32,7 @@ def visible(number: int, listed: str | None) -> str:
     """Return CUDA_VISIBLE_DEVICES for a process with one device.
 
     Args:
-        number: the device, as this process counts them.
+        number: the device, as this process numbers them.
         listed: CUDA_VISIBLE_DEVICES of this process; None: it sees all.
     """
     names = [name.strip() for name in (listed or "").split(",") if name.strip()]

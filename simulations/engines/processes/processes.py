@@ -1,8 +1,8 @@
 """The engine of several processes: each trains windows of the cohort, with the same bits for any number of processes.
 
 Workers are forked if that is safe, so that a task may be any object and its data is in memory once. For a GPU, and for
-several threads in each worker, they come from a fork server, and the task must be picklable: the user's own files that
-it needs are sent with it. Messages have names alone; versions, updates and the clients' states are in shared memory.
+several threads in each worker, they come from a fork server, and the task must be picklable: the user's files that it
+needs are sent with it. Messages contain only names; versions, updates and the clients' states are in shared memory.
 """
 
 import multiprocessing
@@ -38,23 +38,23 @@ AHEAD = 2
 """Maximum number of windows in a worker's queue, so that it need not wait for the next one."""
 
 WINDOWS_MAX = 4
-"""Maximum number of windows for each worker that are begun or finished, but not yet taken from the engine."""
+"""Maximum number of windows per worker that are started or finished, but not yet taken from the engine."""
 
 START_TIMEOUT_S = 120.0
 
 
 class WorkerDied(RuntimeError):
-    """A worker process of an engine has ended; the engine is closed."""
+    """Error: a worker process of an engine has ended; the engine is closed."""
 
 
 class Processes:
-    """An engine of several processes with a sequential or a batched trainer in each.
+    """Engine of several processes with a sequential or a batched trainer in each.
 
     Args:
         training: the settings of all clients' training.
         workers: the number of processes; None: one for each available processor.
-        batched: True if each process trains many clients in one product.
-        at_once: the number of clients in a product; None: as many as fit into the cache.
+        batched: True if each process trains many clients as one group.
+        at_once: the number of clients in a group; None: as many as fit into the cache.
         threads: the threads of each operation.
         devices: the GPUs, by their numbers here, on which the processes take turns if they compute on GPUs; empty: all.
 
@@ -103,7 +103,7 @@ class Processes:
         self._version.write(0, {}, version)
         self._num_versions += 1
         windows = windows_of(jobs)
-        found = self._collect(deque(enumerate(windows)), len(windows), _Worker.measure, ahead=1)  # its queue has arrays
+        found = self._collect(deque(enumerate(windows)), len(windows), _Worker.measure, ahead=1)  # the queue has arrays
         return list(found)
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class _Worker:
         plan: the plan of its trainer.
         form: the form of the results.
         version: the descriptor of the version's memory.
-        seen: variables of its environment, by which it sees its GPU alone; empty where it is forked.
+        seen: environment variables that limit it to its GPU; empty if it is forked.
     """
 
     def __init__(self, plan: Plan, form: Form, version: int, seen: Mapping[str, str]) -> None:
@@ -197,7 +197,7 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         self._blocks = Blocks(form, is_shared=True)
         self.tasks: deque[tuple[int, Rows | None]] = deque()
-        """The queue of windows: the number of each, and the rows for its results; None: they are sums."""
+        """Queue of windows: the number of each, and the rows for its results; None: the results are sums."""
         sent_plan, descriptor = (plan, version) if method == "fork" else (Parcel(plan, seen), -1)
         arguments = (theirs, sent_plan, form, descriptor)
         self.process = context.Process(target=work, args=arguments, daemon=True, name="atoll-engine")
@@ -258,7 +258,7 @@ class _Worker:
         ]
 
     def died(self) -> WorkerDied:
-        """Return the error that describes the end of the process."""
+        """Return the error that describes how the process ended."""
         self.process.join(5)
         code = self.process.exitcode
         ending = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
@@ -285,7 +285,7 @@ Give = Callable[[_Worker, int, int, Sequence[Job]], None]
 
 
 def _seen_by_each(count: int, device: str, devices: Sequence[int]) -> list[dict[str, str]]:
-    """Return the environment of each process that lets it see the GPU on which it computes alone."""
+    """Return each process's environment that limits it to its GPU."""
     if device == "cpu":
         return [{}] * count
     numbers = placed(count, devices or range(torch.cuda.device_count()))

@@ -1,8 +1,8 @@
-"""The user's own files that a task needs, for processes that cannot find them: on other machines, or of a fork server.
+"""The user's files that a task needs, for processes that cannot find them: on other machines, or from a fork server.
 
 A task's file imports modules of its folder, which other machines do not have. The source of every such module that is
 loaded here is sent, and nothing else of the folder: no data, no models, no other task. The receiver imports them under
-their own names and with the paths that they have here, also in functions that import only when they are called.
+the same names and paths, even in functions that import only when they are called.
 """
 
 import importlib.abc
@@ -27,7 +27,7 @@ OURS = "atoll"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The source of one module."""
+    """Source of one module."""
 
     path: str
     """Path on the machine that sends it."""
@@ -67,14 +67,14 @@ def let_import(files: Mapping[str, Source], *, first: bool = False) -> None:
     Args:
         files: the sources by module.
         first: True if they take precedence over modules that this process finds by itself; on the sending machine it
-            finds those that were not sent.
+            finds the modules that were not sent.
     """
     if files:
         sys.meta_path.insert(0 if first else len(sys.meta_path), _Finder(files, has_folders=first))
 
 
 class Parcel:
-    """A wrapper that is unpickled in another process of this machine as its content, after the user's files.
+    """Wrapper that is unpickled in another process of this machine as its content, after importing the user's files.
 
     Args:
         content: any object that multiprocessing can pickle.
@@ -99,7 +99,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._files, self._has_folders = files, has_folders
         folders = {name.rpartition(".")[0] for name in files} - set(files) - {""}
         self._folders = set[str]() if has_folders else folders
-        """Namespace packages, which have no file of their own."""
+        """Namespace packages, which have no file."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -9,7 +9,7 @@ Messages to it, each a tuple that begins with its kind:
     quit
 
 Its answers: ready; done, [results or sums]; failed, traceback. No arrays of a training are sent: a result has the names
-of its arrays. Only a client's state that is not of the form, as that of a Flower app, is sent itself.
+of its arrays. Only a client's state that does not fit the form, such as a Flower app's, is sent itself.
 """
 
 import multiprocessing.process
@@ -42,7 +42,7 @@ from atoll.task.metrics import Statistics
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The trainer of a worker, as it is sent to the worker."""
+    """Trainer of a worker, as sent to the worker."""
 
     training: Training
 
@@ -50,10 +50,10 @@ class Plan:
     """Threads of each operation."""
 
     at_once: int | None = None
-    """Clients in a product; None: one after another."""
+    """Clients in a group; None: one after another."""
 
     kind: str | None = None
-    """Kind of the net that computes the product."""
+    """Kind of the net that computes a group."""
 
     def measurer(self) -> Measurer:
         """Build the measurer, in the worker."""
@@ -81,7 +81,7 @@ def plan_of(training: Training, batched: bool, at_once: int | None, *, threads: 
 
 
 class Sent(NamedTuple):
-    """A job as it is sent to a worker, with the names of the client's arrays; a tuple, because there are many."""
+    """Job as sent to a worker, with the names of the client's arrays; a tuple, because there are many."""
 
     client_id: str
     seed: int
@@ -93,7 +93,7 @@ class Sent(NamedTuple):
 
     @classmethod
     def of(cls, job: Job, rows: Rows, index: int) -> "Sent":
-        """Return the message of a job, and copy the client's arrays into its row, if they have a place there."""
+        """Return the message of a job, and copy the client's arrays into its row, if it has room for them."""
         own = None if job.own is None else _sent(job.own, rows)
         if isinstance(own, tuple):
             rows.write(index, {}, job.own)
@@ -109,7 +109,7 @@ class Sent(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A result as it is sent back, with the names of its arrays, which are in a row."""
+    """Result as sent back, with the names of its arrays, which are in a row."""
 
     client_id: str
     num_examples: int | float
@@ -155,7 +155,7 @@ class Written(NamedTuple):
 
 
 def _sent(own: Arrays, rows: Rows) -> tuple[str, ...] | Arrays:
-    """Return the names of a client's arrays, if rows have places for them; the arrays themselves otherwise."""
+    """Return the names of a client's arrays, if rows have room for them; otherwise the arrays."""
     return tuple(own) if rows.has_places_for(own) else own
 
 
@@ -170,7 +170,7 @@ def work(connection: Connection, plan: Plan, form: Form, version: int) -> None:
         connection: the connection to the engine.
         plan: the plan of its trainer.
         form: the form of the results.
-        version: the descriptor of the version's memory; -1: it comes through the connection.
+        version: the descriptor of the version's memory; -1: it arrives through the connection.
     """
     for number in ENDING:  # a terminal or a supervisor sends them to the whole group
         signal.signal(number, signal.SIG_IGN)  # the parent handles them, and ends this process
@@ -189,16 +189,16 @@ def work(connection: Connection, plan: Plan, form: Form, version: int) -> None:
 
 
 def may_have_children() -> None:
-    """Let this process have processes of its own: the DataLoader of a task's loop.
+    """Allow this process to have child processes: the DataLoader of a task's loop.
 
-    multiprocessing forbids them to a daemon, which its parent's exit ends; so do `end_with_the_parent`, which this
-    process has, and the watchdog of a DataLoader's workers.
+    multiprocessing forbids children to a daemon, which it kills when the parent exits; here `end_with_the_parent` and
+    the watchdog of a DataLoader's workers already do this.
     """
     multiprocessing.process.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
 
 
 def _serve(connection: Connection, plan: Plan, form: Form, descriptor: int) -> None:
-    the_version = Form((), form.update)  # as own tensors, whose integers have their own dtype
+    the_version = Form((), form.update)  # as separate tensors, whose integers keep their dtype
     shared = Rows(the_version, 1, mapped(descriptor, Rows.num_bytes(the_version, 1)))
     trainer, blocks = plan.trainer(), dict[int, Rows]()
     measured = _Measured(plan, shared)
@@ -220,13 +220,13 @@ def _serve(connection: Connection, plan: Plan, form: Form, descriptor: int) -> N
                 trainer.begin(shared.own_of(0), sent[0].version if sent else 0)
                 begun_with = version
             connection.send(("done", _train(trainer, blocks[block], sent)))
-        except Exception as error:  # the message of ClientFailed has the traceback already
+        except Exception as error:  # the message of ClientFailed already has the traceback
             text = str(error) if type(error).__name__ == "ClientFailed" else traceback.format_exc()
             connection.send(("failed", text))
 
 
 class _Measured:
-    """The evaluations of a worker, whose measurer is made for the first of them.
+    """Evaluations of a worker, whose measurer is made for the first one.
 
     Args:
         plan: the plan of the worker.

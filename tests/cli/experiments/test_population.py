@@ -36,7 +36,7 @@ def test_a_long_table_is_cut_and_says_so() -> None:
     result = invoke("population", DIGITS, *SHARDS, "--rows", 2)
     assert len(result.stdout.split("\n\n")[1].splitlines()) == 3
     note, more = told(result.stderr)
-    assert note.startswith("the data of 5 sites are pooled and dealt anew to 30 clients")
+    assert note.startswith("the data of 5 sites are pooled and dealt to 30 clients")
     assert more == "and 28 more: --rows 30, or --json"
 
 
@@ -66,7 +66,7 @@ def test_mistakes_are_refused_one_a_line(tmp_path: Path) -> None:
     assert kind.startswith(f"--set: population.kind: got 'shard': allowed: {kinds}")
     assert client.startswith("--set: population.client: unknown key (did you mean clients? known: kind, clients, ")
     assert refused("population", DIGITS, "--set", "population.kind=dirichlet", "--set", "population.sigma=1.0") == [
-        "population: sigma is no option of dirichlet (allowed: alpha, balanced, clients)",
+        "population: sigma is not an option of dirichlet (allowed: alpha, balanced, clients)",
         "population: dirichlet needs alpha, clients",
     ]
     assert refused("population", DIGITS, *SHARDS, "--set", "population.clients=2000") == [

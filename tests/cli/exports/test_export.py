@@ -133,7 +133,7 @@ def test_an_unfinished_run_is_followed_to_its_end(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("atoll.cli.exports.export.time.sleep", goes_on)
     result = invoke("export", "jsonl", run, "--follow")
-    assert result.stderr == f"{run}: no process runs this simulation: start it, and the export goes on\n"
+    assert result.stderr == f"{run}: no process runs this simulation: start it, and the export continues\n"
     assert result.stdout == f"run (finished): 4 rows written to {run}/jsonl/run.jsonl\n"
     assert points("jsonl", run / "jsonl", "run") == expected(run)
 
@@ -157,7 +157,7 @@ def test_a_tracking_server_that_does_not_answer_is_one_sentence(
     result = invoke("export", "mlflow", write_run(tmp_path / "run", [line(1)]), "--to", "http://u:secret@127.0.0.1:9")
     assert result.exit_code == 75
     assert result.stderr.startswith("atoll: http://u@127.0.0.1:9: ")
-    assert result.stderr.endswith("; the same command goes on\n")
+    assert result.stderr.endswith("; the same command resumes it\n")
     assert "secret" not in result.stderr
 
 

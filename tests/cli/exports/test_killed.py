@@ -21,22 +21,7 @@ from tests.exports.readers import expected, points
 from tests.simulations.experiments.runs import line, write_run
 from tests.waiting import BOUND_S
 
-PROGRAM = """
-import os, signal, sys, threading
-from atoll.cli.main import run
-from atoll.exports import exporter
-
-def kill(seconds, export=exporter.export):
-    def begin(source, destination):
-        threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGKILL]).start()
-        return export(source, destination)
-    return begin
-
-exporter.ROWS_AT_ONCE = 1  # so that the kill falls among many writes
-exporter.export = kill(float(sys.argv.pop(1)))
-sys.argv[0] = "atoll"
-run()
-"""
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("tool", ["tensorboard", "mlflow", "wandb", "jsonl"])
@@ -46,8 +31,8 @@ def test_an_export_that_is_killed_again_and_again_ends_with_each_number_once(too
     place, rng, codes = tmp_path / "to", random.Random(tool), list[int]()
     arguments = ("export", tool, str(run), "--to", str(place))
     for _ in range(num_killed):
-        command = [sys.executable, "-c", PROGRAM, str(rng.uniform(0.02, 0.2)), *arguments]
-        codes.append(subprocess.run(command, stdout=subprocess.DEVNULL, timeout=BOUND_S).returncode)
+        command = [sys.executable, "-m", "tests.cli.exports.killed_export", str(rng.uniform(0.02, 0.2)), *arguments]
+        codes.append(subprocess.run(command, stdout=subprocess.DEVNULL, timeout=BOUND_S, cwd=ROOT).returncode)
     assert codes == [-signal.SIGKILL] * num_killed
     (found,) = shown(*arguments)
     assert 0 < found["rows"] <= num_rounds

@@ -148,7 +148,7 @@ def test_a_log_that_was_cut_off_fails_against_a_known_checkpoint(state: Path) ->
     assert verdict("--state", state)[0] == 0
     code, found = verdict("--state", state, "--checkpoint", known)
     assert code == 1
-    assert "cut off, or written anew" in found["faults"][0]
+    assert "cut off, or rewritten" in found["faults"][0]
 
 
 def test_a_log_without_a_line_is_faulty(state: Path) -> None:

@@ -31,7 +31,7 @@ def test_a_site_joins_with_a_code_and_ends_when_it_is_revoked_from_elsewhere(
         it.start("coordinator", "coordinator", "--state", it.state, "--set=coordinator.listen=127.0.0.1:0")
         wait_for(lambda: running_coordinator(it.state))
         code = invoke("client", "invite", "a", "--state", it.state).stdout.strip()
-        assert "is for client a, and not for owner, operator or auditor; it stays good" in refused("join", code)[0]
+        assert "is for client a, and not for owner, operator or auditor; it remains valid" in refused("join", code)[0]
         it.start("a", "agent", f"{TINY}:task", "--site", "a", "--join", code)
         invited = invoke("client", "invite", "olga", "--role", "operator", "--state", it.state).stdout.strip()
         assert shown("join", invited)["role"] == "operator"
@@ -129,7 +129,7 @@ def test_a_coordinator_that_is_stopping_is_waited_for_and_its_members_come_from_
 
 
 def test_the_members_of_what_is_no_state_directory_are_refused(tmp_path: Path) -> None:
-    assert "is no state directory" in refused("client", "members", "--state", tmp_path / "none")[0]
+    assert "is not a state directory" in refused("client", "members", "--state", tmp_path / "none")[0]
     with StateDirectory.open(tmp_path / "insecure"):
         pass  # it has no register
     assert shown("client", "members", "--state", tmp_path / "insecure") == []

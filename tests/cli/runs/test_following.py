@@ -65,7 +65,7 @@ def test_a_gap_is_noted_beside_the_output(state: Path) -> None:
     assert result.exit_code == 0
     (gap,) = told(result.stderr)
     assert gap.startswith(f"the journal ends with entry {ENDED}, before entry 400: it was restored from a backup")
-    assert gap.endswith(f"; this goes on from entry {ENDED - 1}")
+    assert gap.endswith(f"; this continues from entry {ENDED - 1}")
     assert result.stdout.startswith("r is running, version 3 of 9")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import waiting
-from atoll.cli.command import TERMINAL
+from atoll.cli.group import TERMINAL
 from atoll.operations import admin
 from atoll.operations.reporter import reporting_to
 from atoll.protocol.identity.names import Role

@@ -105,7 +105,7 @@ def test_kept_results_are_shown_again(tmp_path: Path) -> None:
     StateDirectory.open(tmp_path / "state").close()
     ended = invoke("run", "statistics", "--show", "0", "--state", tmp_path / "state")
     assert ended.exit_code == 2
-    assert "no statistics were asked for yet" in ended.stderr
+    assert "no statistics were requested yet" in ended.stderr
     keep(tmp_path / "state", 1, RESULT)
     assert shown("run", "statistics", "--show", "1", "--state", tmp_path / "state") == RESULT
     missing = invoke("run", "statistics", "--show", "7", "--state", tmp_path / "state")
@@ -146,7 +146,7 @@ def test_the_sites_of_a_task_on_this_machine_have_the_same_form(tmp_path: Path) 
     ("arguments", "sentence"),
     [
         (["--plot", "x.png"], "--plot draws the labels"),
-        ([*IID], "an ArrayTask has its own"),
+        ([*IID], "an ArrayTask reads its data itself"),
         ([], "an ArrayTask gives them by `statistics` or `num_examples`"),
     ],
 )

@@ -49,21 +49,28 @@ def shell(disk: Path, size: str, *lines: str) -> list[str]:
     return [*NAMESPACE, "sh", "-c", "\n".join([mount, *lines])]
 
 
+def check_told(text: str) -> None:
+    """Check what a start without room says: one sentence, with what is needed, what there is, and what happens next."""
+    (line,) = (line for line in text.splitlines() if "has no room" in line)
+    assert "state has no room: " in line
+    assert "are needed at least, and the disk has " in line
+    assert line.endswith("a service manager starts it again by itself (exit code 75)")
+    assert "Traceback" not in text
+
+
 @pytest.mark.parametrize("what", COMMANDS)
 @pytest.mark.parametrize("size", ["4k", *(pytest.param(size, marks=pytest.mark.long) for size in ("24k", "64k"))])
 def test_a_start_on_a_full_disk_is_worth_another_try(what: str, size: str, tmp_path: Path) -> None:
     if (what, size) in {("aggregator", "24k"), ("aggregator", "64k"), ("authority", "24k"), ("authority", "64k")}:
         pytest.skip("this start has room enough in it")
+    if what in READY and size == "4k":
+        pytest.skip("the next test begins with it")
     ended = subprocess.run(
         shell(tmp_path, size, f"exec {ATOLL} {COMMANDS[what]}"),
         capture_output=True, text=True, timeout=BOUND_S, check=False,
     )  # fmt: skip
     assert ended.returncode == 75, ended.stderr
-    (line,) = (line for line in ended.stderr.splitlines() if "has no room" in line)
-    assert "state has no room: " in line
-    assert "are needed at least, and the disk has " in line
-    assert line.endswith("a service manager starts it again by itself (exit code 75)")
-    assert "Traceback" not in ended.stderr
+    check_told(ended.stderr)
 
 
 @pytest.mark.parametrize("what", READY)
@@ -75,7 +82,7 @@ def test_what_a_full_disk_has_left_is_no_hindrance_when_there_is_room(what: str,
     (tmp_path / "disk").mkdir()
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            shell(tmp_path / "disk", "4k", command, "echo code $?", grown, f"exec {command}"),
+            shell(tmp_path / "disk", "4k", command, "echo code $? >&2", grown, f"exec {command}"),
             stdout=stream,
             stderr=stream,
         )
@@ -90,4 +97,6 @@ def test_what_a_full_disk_has_left_is_no_hindrance_when_there_is_room(what: str,
     finally:
         process.kill()
         process.wait()
-    assert "code 75\n" in log.read_text()
+    refused, code, _ = log.read_text().partition("code 75\n")
+    assert code, log.read_text()
+    check_told(refused)

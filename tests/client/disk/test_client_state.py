@@ -50,7 +50,7 @@ def test_a_state_with_other_bytes_is_refused_by_its_name(folder):
     for damaged in ("firsu", "firs", ""):
         path.write_text(damaged)
         with pytest.raises(
-            StateDamaged, match=f"{path.name} is damaged.*: put the file of a backup back, or delete it"
+            StateDamaged, match=f"{path.name} is damaged.*; put the file of a backup back, or delete it"
         ):
             PersonalState(folder).find(RUN, RoundId(1))
     path.unlink()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from atoll.client.policy.content import content_of
+from atoll.client.policy.gate import content_of
 from atoll.client.session.events import Invitation
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from atoll.client.disk.spool import Entry, Spool
-from atoll.client.policy.content import content_of
 from atoll.client.policy.decide import Decision, Kind, Outcome, PolicyRequest, Rule, Standing
-from atoll.client.policy.gate import Gate, failure_of
+from atoll.client.policy.gate import Gate, content_of, failure_of
 from atoll.client.policy.history import NAME, PolicyHistory
 from atoll.client.session.events import EvaluationRequest, Invitation, StatisticsRequest
 from atoll.protocol.manifest import UpdateManifest

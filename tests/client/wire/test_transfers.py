@@ -189,7 +189,7 @@ async def test_download_ends_when_its_link_is_closed(tmp_path, way):
 async def test_large_download_needs_no_connection_of_its_own(tmp_path, monkeypatch, slams):
     """Download from a port that strangers flood: it refuses new connections, or sends them no byte."""
     monkeypatch.setattr(download_module, "BEGIN_S", 0.3)
-    version = Version(model(w=4 * MIB))
+    version = Version(model(w=2 * MIB))  # large enough
     async with lagoon() as coordinator, door_before(coordinator.port) as door:
         coordinator.add(version)
         partial, link = partial_of(tmp_path, version), Link(InsecureDialer(), door.address)

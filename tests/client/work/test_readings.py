@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from atoll.client.work.readings import Readings
+from atoll.client.work.worker import Readings
 
 
 def test_a_run_has_one_reading_and_another_after_its_end(tmp_path):

@@ -12,8 +12,9 @@ from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, TrainOrder
 from atoll.client.work.worker import DataAway, WorkerRunner, workers_of
 from atoll.ground.printable import conclusion
-from atoll.operations.faults import EXIT_AWAY, code_of
+from atoll.operations.faults import code_of
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.signals import ExitCode
 from atoll.tensors.safetensors_file import read, write
 from tests.client.fake_coordinator import live, until
 
@@ -178,7 +179,7 @@ def test_data_that_are_missing_may_come_back_so_the_agent_is_started_again(tmp_p
                 await running.describe()
             (fault,) = caught.value.faults
             assert "No such file or directory: '/nowhere/data.bin'" in fault
-            assert code_of(caught.value) == EXIT_AWAY
+            assert code_of(caught.value) == ExitCode.AWAY
 
     scenario()
 

@@ -11,8 +11,8 @@ from torch.utils.data import Subset
 
 from atoll.task.metrics import values
 from atoll.task.task import Task
-from atoll.training.local.parameters import initial_parameters, load_parameters, update_of
 from atoll.training.local.training import evaluate, train_locally
+from atoll.training.model.parameters import initial_parameters, load_parameters, update_of
 from examples import mnist, table
 from examples.datasets.folder import NoData
 from tests.cli.invoking import refused

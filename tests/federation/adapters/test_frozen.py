@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from atoll.tensors import safetensors_file
-from atoll.training.local.frozen import frozen_digest
-from atoll.training.local.parameters import build_model
+from atoll.training.model.frozen import frozen_digest
+from atoll.training.model.parameters import build_model
 from tests.federation.adapters import frozen_task
 from tests.federation.processes import federation
 from tests.simulations.federation.simulating import simulate

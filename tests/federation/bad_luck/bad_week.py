@@ -46,7 +46,7 @@ TOLD = {
     "disk": r"waiting for room on disk",
     "losses": r"accepted by --accept-losses: run week-1: .* is missing",
     "nights": r"the coordinator is back after 20 h",
-    "restore": r"an older state was restored",
+    "restore": r"an older or empty state is in use",
     "rollback": r"failed: rollback: .*atoll site accept-rollback week-1",
 }
 """Lines of the coordinator's log that tell each trouble."""

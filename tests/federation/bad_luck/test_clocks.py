@@ -1,12 +1,12 @@
 """Clocks of real processes that are set while the federation lives: the coordinator says it, and rounds go on."""
 
 import re
-import subprocess
 
 import pytest
 
+from tests.cli.invoking import ran
 from tests.federation.bad_luck.set_clock import SetClock, needs_compiler
-from tests.federation.processes import ATOLL, federation
+from tests.federation.processes import federation
 from tests.turns import in_turn
 
 pytestmark = [needs_compiler]
@@ -100,5 +100,4 @@ def test_a_certificate_that_a_clock_ahead_has_made_is_made_anew_by_a_right_one(t
         it.coordinator(stay=True, extra=("--accept-clock",), **FAST)
         it.wait_for(lambda: it.log("coordinator").count("invite a site") == 2)
         assert "is not valid yet, only from" in it.log("coordinator")
-        invited = subprocess.run([ATOLL, "client", "invite", "north", "--state", it.state], capture_output=True)
-        assert invited.returncode == 0, invited.stderr
+        ran("client", "invite", "north", "--state", it.state)

@@ -178,7 +178,7 @@ def test_a_killed_coordinator_is_told_and_the_same_command_goes_on(tmp_path):
         os.kill(coordinator.pid, signal.SIGKILL)
         _, told = run.communicate(timeout=BOUND_S)
     assert run.returncode == 1
-    assert told.splitlines()[-1] == "atoll: SIGKILL ended the coordinator: the same command goes on with the run"
+    assert told.splitlines()[-1] == "atoll: SIGKILL ended the coordinator: the same command resumes the run"
     done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S)
     assert done.returncode == 0, done.stderr
     assert [path.name[-2:] for path in (tmp_path / "coordinator" / "runs").iterdir()] == ["-1"]

@@ -140,7 +140,7 @@ def check_small_cells(found, rows):
     assert found["left_out"]["south"]["test.examples"] == "fewer than 10 examples"
     assert (found["merged"]["test"]["examples"], found["merged"]["test"]["sites"]) == (101, 1)
     assert found["not_shown"]["south"] == "its policy allows only sums over several sites"
-    assert "the rest of the sum of all would be theirs" in found["not_shown"]["north"]
+    assert "the rest of the total would be theirs" in found["not_shown"]["north"]
     assert "labels" not in found["sites"]["north"]["train"], "less it, the sum would be south's"
 
 

@@ -21,6 +21,7 @@ from atoll.task.randomness import training_seed
 from tests.cli.invoking import invoke
 from tests.flower.exported.tasks import TASKS
 from tests.flower.flowers_own import result_of
+from tests.turns import in_turn
 
 ROUNDS, TOLERANCE = 6, 1e-6
 FLOWERS = "atoll.flower.native"
@@ -85,7 +86,9 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "given"), CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize(
+    ("name", "given"), [in_turn(*values, number=n, days=2, id=id) for n, (id, values) in enumerate(CASES.items())]
+)
 def test_flowers_own_loop_gives_the_model_of_a_run_here(tmp_path, monkeypatch, name, given):
     monkeypatch.chdir(tmp_path)
     theirs, ours = exported(tmp_path, name, given), simulated(name, given)

@@ -12,7 +12,7 @@ from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
 from atoll.parallel.checkpoint.export import export_checkpoint, export_model, import_model
 from atoll.tensors.safetensors_file import read, read_buffers
-from atoll.training.local.parameters import buffers_of, parameters_of
+from atoll.training.model.parameters import buffers_of, parameters_of
 from tests.parallel.checkpoint.runs import TIED, TIED_NAMES, Tiny, build, everything, save_after, step
 from tests.parallel.ranks import call_on_ranks
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from atoll.parallel.data.order import Order
-from atoll.training.local.batches import batch_sizes
+from atoll.training.data.batches import batch_sizes
 
 MODEL_WITH_BATCHNORM = nn.BatchNorm1d(1)
 

@@ -10,7 +10,7 @@ from atoll.parallel.engine.admissible import fit
 from atoll.parallel.engine.assemble import assemble, check_model
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
-from atoll.training.local.parameters import overlaps_itself
+from atoll.training.model.parameters import overlaps_itself
 from tests.parallel.engine import odd_models, reference
 from tests.parallel.engine.cases import mine, mlp, plan, tied_blocks
 

@@ -22,9 +22,10 @@ from atoll.parallel.exchange.write import write_part
 from atoll.task.errors import NotFinite, TaskMismatch
 from atoll.tensors import safetensors_file
 from atoll.tensors.layout import pieces_in_order
-from atoll.training.local.parameters import parameters_of
+from atoll.training.model.parameters import parameters_of
 from tests.parallel.exchange.layouts import LAYOUTS, plain
 from tests.parallel.ranks import call_on_ranks
+from tests.turns import in_turn
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -87,7 +88,7 @@ def boxes_of(path: Path, pieces: list[Any]) -> list[tuple[Any, np.ndarray[Any, A
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [in_turn(name, number=n, days=2) for n, name in enumerate(LAYOUTS)])
 def test_each_box_is_owned_once_and_goes_to_and_from_files_exactly(name: str, tmp_path: Path) -> None:
     make, degrees, _ = LAYOUTS[name]
     whole = parameters_of(make())
@@ -164,7 +165,7 @@ class Counted(torch.nn.Module):
 
 
 def test_integers_and_half_floats_have_the_differences_of_one_process(tmp_path: Path) -> None:
-    from atoll.training.local.parameters import load_parameters, update_of
+    from atoll.training.model.parameters import load_parameters, update_of
 
     model = Counted()
     start = parameters_of(model) | {"weight": np.array([1.001, 2.001], np.float32)}

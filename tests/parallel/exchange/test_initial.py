@@ -21,7 +21,7 @@ from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.exchange import initial
 from atoll.parallel.exchange.initial import NotRepeatable, blank_of, fill
 from atoll.parallel.exchange.shares import shares_of
-from atoll.training.local.parameters import parameters_of
+from atoll.training.model.parameters import parameters_of
 from tests.parallel.exchange.layouts import LAYOUTS
 from tests.parallel.ranks import call_on_ranks
 
@@ -115,10 +115,10 @@ def test_one_parameter_at_a_time_has_memory(make: Callable[[], nn.Module], monke
 
 def test_a_model_that_is_built_in_another_way_is_noticed() -> None:
     widths = iter((3, 4, 5))
-    with pytest.raises(NotRepeatable, match="weight is another one than before"):
+    with pytest.raises(NotRepeatable, match="weight differs from the first construction"):
         filled(lambda: nn.Linear(3, next(widths)))
     numbers = iter((2, 1, 1))
-    with pytest.raises(NotRepeatable, match=r"1\.weight is another one than before"):
+    with pytest.raises(NotRepeatable, match=r"1\.weight differs from the first construction"):
         filled(lambda: nn.ModuleList(nn.Linear(3, 3) for _ in range(next(numbers))))
     with pytest.raises(NotRepeatable, match=r"1\.rate has another value in each construction: register"):
         filled(lambda: seeded(lambda: nn.Sequential(nn.Linear(3, 3), with_attribute("rate", torch.rand(()).item()))))

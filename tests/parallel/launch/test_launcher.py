@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.parallel.launch.environment import environment_of
-from atoll.parallel.launch.launcher import Launcher, elastic
+from atoll.parallel.launch.launcher import Launcher, elastic, environment_of
 from atoll.parallel.launch.spec import Spec
 from tests.process_table import descendants, is_running
 from tests.waiting import BOUND_S

@@ -132,5 +132,13 @@ proximal = replace(tasks.task, algorithm=Proximal())
 clipped = replace(proximal, local=replace(tasks.task.local, prox_mu=0.3, clip_norm=0.5, momentum=0.5))
 normed = replace(tasks.task, algorithm=Normed())
 averaged = replace(tasks.task, algorithm=Averaged())
-feddyn, fedcm, ditto = _example("feddyn"), _example("fedcm"), _example("ditto")
-pfedme, moon, mime, ifca = _example("pfedme"), _example("moon"), _example("mime"), _example("ifca")
+
+OF_EXAMPLES = ("feddyn", "fedcm", "ditto", "pfedme", "moon", "mime", "ifca")
+"""The tasks of the examples, which import scikit-learn: each is made when a test asks for it."""
+
+
+def __getattr__(name: str) -> Task:
+    if name not in OF_EXAMPLES:
+        raise AttributeError(name)
+    globals()[name] = task = _example(name)
+    return task

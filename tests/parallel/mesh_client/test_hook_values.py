@@ -133,7 +133,7 @@ SAME: list[int] = []
         (with_gradient(), "client.it has a gradient"),
         (torch.eye(2).to_sparse(), "client.it is a tensor of a kind"),
         ([SAME, SAME], "client.it[1] is the same object as another"),
-        ({torch.ones(1)}, "client.it is a set of other things than numbers and texts"),
+        ({torch.ones(1)}, "client.it is a set of other things than numbers and strings"),
         (np.array([None]), "client.it has NumPy's dtype object"),
     ],
 )

@@ -209,7 +209,7 @@ class Failing(Algorithm):
 @pytest.mark.parametrize(
     ("algorithm", "plan", "words"),
     [
-        (Noisy(), SHARDS, "a hook draws random numbers, and each rank of a mesh draws its own"),
+        (Noisy(), SHARDS, "a hook draws random numbers, and each rank of a mesh draws different ones"),
         (Noisy(), Plan(mesh=Mesh(dp_replicate=2)), "a hook draws random numbers"),
         (Unrepeatable(), SHARDS, "Unrepeatable gives other numbers when it is repeated (round 1, step 1, the gradient"),
         (Looking(), SHARDS, "Looking uses client.inputs"),

@@ -8,7 +8,7 @@ from atoll import Local
 from atoll.parallel.engine.plan import given_plan
 from atoll.parallel.mesh_client.needs import moments_of, needs_of_ranks
 from atoll.tensors.pieces import part_name
-from atoll.training.local.parameters import model_on_meta
+from atoll.training.model.parameters import model_on_meta
 from tests.parallel.mesh_client import tasks
 from tests.parallel.mesh_client.clients import on_a_mesh, plan_of, write_version
 

@@ -12,7 +12,7 @@ from atoll.parallel.engine.microbatches import split
 from atoll.parallel.engine.passes import share_of_loss
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.mesh_client.tally import Tally
-from atoll.training.local.units import units_of
+from atoll.training.data.units import units_of
 from tests.parallel.mesh_client import tasks
 
 BOXES = [torch.ones(3, 2), torch.ones(1, 2), torch.ones(2, 2)]

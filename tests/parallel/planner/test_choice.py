@@ -9,6 +9,7 @@ from atoll.parallel.mesh_client.needs import needs_of_ranks
 from atoll.parallel.planner.choice import choose, need_of
 from atoll.parallel.planner.rank_memory import Machine, machine_of, memory_of_host
 from tests.parallel.mesh_client import tasks
+from tests.turns import table
 
 WIDTH, DEPTH = 64, 8
 PARAMETERS = DEPTH * WIDTH * WIDTH
@@ -81,9 +82,11 @@ def test_settings_that_need_tp_between_machines_are_refused_with_the_way_out():
     assert plan.mesh.tp == 2
 
 
+MESHES = ("dp=4", "dp_shard=4", "dp_replicate=2,dp_shard=2", "tp=2", "dp_shard=2,tp=2")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["dp=4", "dp_shard=4", "dp_replicate=2,dp_shard=2", "tp=2", "dp_shard=2,tp=2"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("mesh", "optimizer"), table(MESHES, ["sgd", "adam"], days=2))
 def test_the_need_is_that_of_the_engine_s_own_boxes_and_what_is_gathered(mesh, optimizer):
     """The tables of positions are held beside it, and what is gathered comes on top."""
     plan, local = given_plan(mesh, {"zero": 3} if "shard" in mesh else {}), tasks.Local(optimizer=optimizer)

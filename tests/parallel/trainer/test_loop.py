@@ -16,20 +16,20 @@ from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointMismatc
 from atoll.parallel.engine.blueprint import Blueprint
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.trainer import forward
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import data_of_sites, pooled
 from atoll.parallel.trainer.flops import flops_per_example
-from atoll.parallel.trainer.forward import check_forward
 from atoll.parallel.trainer.job import Job, JobRefused
 from atoll.parallel.trainer.logs import read_log
 from atoll.parallel.trainer.saver import RunDiffers
+from atoll.parallel.trials import way
+from atoll.parallel.trials.mesh import try_on_mesh
 from atoll.task import metrics
 from atoll.task.errors import NotFinite, TaskBroken
 from atoll.tensors.safetensors_file import BUFFERS, read_metadata
-from atoll.training.local.batches import fetcher
-from atoll.training.local.parameters import state_of
+from atoll.training.data.batches import fetcher
 from atoll.training.local.training import evaluate, seed_everything
+from atoll.training.model.parameters import state_of
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import CONFIG, mesh, model, run
 
@@ -253,12 +253,12 @@ def own_rows(make_model: Callable[[], nn.Module]) -> tuple[Job, Any]:
 
 def look_at(make_model: Callable[[], nn.Module]) -> None:
     job, data = own_rows(make_model)
-    check_forward(job.task, job.plan, job.config.seed, data)
+    try_on_mesh(job.task, job.plan, job.config.seed, data)
 
 
-def test_the_look_at_a_forward_pass_takes_the_rows_as_the_task_collates_them() -> None:
+def test_the_trial_of_a_forward_pass_takes_the_rows_as_the_task_collates_them() -> None:
     look_at(tasks.make_model)
-    with pytest.raises(JobRefused, match="forward changes them in place"):
+    with pytest.raises(TaskBroken, match="forward changes them in place"):
         look_at(tasks.clamped.model)
 
 
@@ -287,15 +287,15 @@ class Wider(Skipping):
 
 @pytest.mark.parametrize("make_model", [Skipping, Wider])
 def test_a_chain_that_is_not_all_that_a_forward_pass_does_is_refused(make_model: Callable[[], nn.Module]) -> None:
-    with pytest.raises(JobRefused, match="pp=2: the stages one after another give other outputs than the model"):
+    with pytest.raises(TaskBroken, match="pp=2: the stages one after another give other outputs than the model"):
         look_at(make_model)
 
 
 def test_the_chain_of_a_model_that_is_too_large_to_build_is_followed_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "SMALL", 1)
+    monkeypatch.setattr(way, "SMALL", 1)
     look_at(tasks.make_model)
     look_at(lambda: nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(6, 2)))
-    with pytest.raises(JobRefused, match="pp=2: last does not take what the piece before it returned, so forward does"):
+    with pytest.raises(TaskBroken, match="pp=2: last does not take what the piece before it returned, so forward does"):
         look_at(Skipping)
 
 

@@ -106,7 +106,7 @@ def clamped_on_ranks(folder: Path, plan: Plan) -> None:
 
 @pytest.mark.parametrize("plan", [mesh(dp_shard=2), mesh(pp=2)], ids=["zero-3", "pp"])
 def test_a_weight_that_forward_clamps_is_refused_before_the_first_step(plan: Plan, tmp_path: Path) -> None:
-    with pytest.raises(RankFailed, match=r"JobRefused: 0\.layer\.weight: forward changes them in place.*parametriz"):
+    with pytest.raises(RankFailed, match=r"TaskBroken: 0\.layer\.weight: forward changes them in place.*parametriz"):
         call_on_ranks(clamped_on_ranks, 2, tmp_path, plan)
     assert not (tmp_path / "checkpoints").exists()
 
@@ -133,15 +133,15 @@ def test_ranks_draw_numbers_of_their_own_along_dp_and_pp(tmp_path: Path) -> None
 
 
 def masks_of_a_rank(folder: Path, plan: Plan, stop_after: int) -> dict[int, set[bytes]]:
-    """The masks by layer, but those of the look before the training, and of the pass that infers shapes."""
-    look = trainer_run.check_forward
+    """The masks by layer, but those of the trials before the training, and of the pass that infers shapes."""
+    trials = trainer_run.try_on_mesh
 
-    def without_masks(*of_training: Any) -> Any:
-        found = look(*of_training)
+    def without_masks(*of_training: Any, **options: Any) -> Any:
+        found = trials(*of_training, **options)
         tasks.MASKS.clear()
         return found
 
-    trainer_run.check_forward = without_masks  # in this process alone
+    trainer_run.try_on_mesh = without_masks  # in this process alone
     run(folder, task=tasks.dropping, plan=plan, stop_after=stop_after)
     return {layer: set(masks[1:]) for layer, masks in tasks.MASKS.items()}
 

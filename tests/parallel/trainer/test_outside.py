@@ -22,7 +22,7 @@ from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.outside import Outside, functions_of
 from atoll.task.metrics import of_batch
-from atoll.training.local.as_built import AsBuilt
+from atoll.training.model.as_built import AsBuilt
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import model as model_of
 from tests.parallel.trainer.training import run

@@ -94,7 +94,7 @@ def test_no_garbage_was_left_by_a_crash(data):
 )
 def test_what_no_crash_leaves_is_damage(data):
     end = end_of(SIGNED + data)
-    assert end.damage.startswith("in place of line ")
+    assert end.damage.startswith("line ")
     assert end.head.seq > SIGNED_AT.seq
 
 

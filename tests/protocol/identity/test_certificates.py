@@ -143,7 +143,7 @@ def test_a_certificate_names_exactly_one_identity(uris: list[str]) -> None:
 
 def test_a_certificate_is_for_exactly_what_its_role_does() -> None:
     wrong = _by_hand([NORTH.uri], list(USAGES[Role.AGGREGATOR]))
-    with pytest.raises(CertificateError, match="usages are not those of the role client"):
+    with pytest.raises(CertificateError, match="usages do not fit the role client"):
         check_issued(wrong, to_pem(CA.certificate), _KEY.public_key())
 
 

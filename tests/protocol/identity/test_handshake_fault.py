@@ -148,7 +148,7 @@ async def test_a_member_whose_own_certificate_is_not_valid_yet_says_so(tmp_path,
             async with asyncio.timeout(BOUND_S):
                 while "proven no identity" not in caplog.text:
                     await asyncio.sleep(0.05)
-    assert f"this machine's own certificate, of {mine.identity}, is valid from" in line
+    assert f"this machine's certificate, of {mine.identity}, is valid from" in line
     assert sound(line, mine.certificate_pem)
     assert re.search(r"a connection from 127.0.0.1 port \d+ has|\d connections \(127.0.0.1: \d\) have", caplog.text)
     assert f"by this machine's clock, which shows {time.strftime('%Y-%m-%d', time.gmtime())}" in caplog.text
@@ -162,7 +162,7 @@ async def test_a_member_whose_own_certificate_has_expired_ends_and_says_so(tmp_p
         command, environment, mine = starts(who, tmp_path, authority, address, LATE)
         async with process(tmp_path, *command, **environment) as log:
             line = await said(log, TWO_CLOCKS)
-    assert line.endswith("enrol anew, with a new join code")
+    assert line.endswith("enrol again, with a new join code")
     assert sound(line, mine.certificate_pem)
 
 
@@ -211,7 +211,7 @@ async def test_a_port_that_is_outside_of_its_own_time_logs_just_that(tmp_path, m
     async with serving(tmp_path / "coordinator", authority, EARLY) as address:
         command, environment, _ = starts("agent", tmp_path, authority, address, NOW)
         async with process(tmp_path, *command, **environment), asyncio.timeout(BOUND_S):
-            while "this machine's own certificate, of coordinator" not in caplog.text:
+            while "this machine's certificate, of coordinator" not in caplog.text:
                 await asyncio.sleep(0.05)
     line = next(line for line in caplog.text.splitlines() if "proven no identity" in line)
     assert sound(line, (tmp_path / "coordinator/certificate.pem").read_bytes())

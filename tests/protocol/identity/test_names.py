@@ -22,7 +22,7 @@ def test_a_name_of_another_form_is_refused_and_named(name: str) -> None:
 
 @pytest.mark.parametrize("uri", ["", "atoll://", "atoll://client", "atoll://king/north", "https://client/north"])
 def test_a_uri_of_another_form_names_nobody(uri: str) -> None:
-    with pytest.raises(ValueError, match="is no identity"):
+    with pytest.raises(ValueError, match="is not an identity"):
         Identity.parse(uri)
 
 

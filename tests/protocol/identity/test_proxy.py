@@ -129,7 +129,7 @@ def test_an_insecure_channel_to_another_machine_is_refused_with_a_proxy_as_witho
     ("answer", "what"),
     [
         (b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "opens no tunnel to atoll.example:443: HTTP 407"),
-        (b"SSH-2.0-OpenSSH\r\n\r\n", "is no HTTP proxy"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "is not an HTTP proxy"),
         (b"HTTP/1.1 2", "does not answer CONNECT"),
         (b"x" * 70_000, "does not answer CONNECT"),
     ],

@@ -88,7 +88,7 @@ def test_a_failure_is_logged_once_and_repeated_until_it_is_delivered(tmp_path, c
     said = [record.message for record in caplog.records]
     assert said[0] == DISK.sentence
     assert said[1].startswith("notify: http://127.0.0.1: it answers 503")
-    assert said[2] == "notify: http://127.0.0.1 takes messages again"
+    assert said[2] == "notify: http://127.0.0.1 accepts messages again"
     assert len(said) == 3
     assert "secret" not in " ".join(said)
 

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from atoll.operations.faults import EXIT_AWAY
 from atoll.protocol.identity.certificates import Issuer
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.names import COORDINATOR
+from atoll.protocol.signals import ExitCode
 from atoll.server.backup import backup
 from atoll.server.backup.backup import back_up
 from atoll.server.backup.contents import BackupFailed, belongs, is_immutable, is_key, parse_contents
@@ -209,7 +209,7 @@ def test_what_lies_where_a_half_backup_would_is_never_touched(state, out, is_fol
         ["restore", state.parent / "source.tar", part.with_suffix("")],
     ):
         (fault,) = refused(*command)
-        assert fault.startswith(f"{part} exists (of a backup or restore that was killed or still runs, or a file")
+        assert fault.startswith(f"{part} exists (left by a killed or still running backup or restore, or one")
         assert precious.read_text() == "precious"
         assert not (state.parent / out).exists()
 
@@ -260,7 +260,7 @@ def test_what_fails_leaves_nothing_behind(state, out, monkeypatch):
             ["restore", state.parent / "source", state.parent / "new"],
         ):
             ended = invoke(*command)
-            assert ended.exit_code == EXIT_AWAY
+            assert ended.exit_code == ExitCode.AWAY
             assert f"{command[-1]} has no room: " in ended.stderr
     assert everything(state.parent) == before
     for command in (
@@ -298,7 +298,7 @@ def test_a_state_directory_is_not_made_where_one_stands_but_through_a_link(state
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     assert refused("restore", tmp_path / "b.tar", ".") == [
-        ". is the current directory, which a new one would replace: change to its parent, and name it there"
+        ". is the current directory, which the new one would replace: name it from its parent"
     ]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to("empty")
@@ -316,7 +316,7 @@ def test_a_tar_file_that_was_cut_short_is_refused(state, tmp_path, num_bytes):
     whole = (tmp_path / "b.tar").read_bytes()
     (tmp_path / "cut.tar").write_bytes(whole[:num_bytes])
     (fault,) = refused("restore", tmp_path / "cut.tar", tmp_path / "new")
-    assert fault.startswith(f"{tmp_path / 'cut.tar'} is no ")
+    assert fault.startswith(f"{tmp_path / 'cut.tar'} is not a ")
     assert not (tmp_path / "new.part").exists()
 
 
@@ -332,7 +332,7 @@ def test_a_tar_file_that_names_sizes_that_no_file_has_is_refused(state, tmp_path
         block[head + 148 : head + 156] = b"%06o\0 " % sum(block[head : head + 512])
         (tmp_path / "bad.tar").write_bytes(block)
         assert refused("restore", tmp_path / "bad.tar", tmp_path / "new")[0].startswith(
-            f"{tmp_path / 'bad.tar'} is no "
+            f"{tmp_path / 'bad.tar'} is not a "
         )
     assert not (tmp_path / "new.part").exists()
 
@@ -385,7 +385,7 @@ def test_what_a_backup_says_of_itself_is_read():
         ({"files": [PART, PART]}, "files: a path is there twice"),
         ({"files": [PART, PART | {"path": "state.db/x"}]}, "files: a path is there twice"),
         ({"files": [PART | {"path": 5}]}, "files.0.path: Input should be a valid string"),
-        ({"files": [PART | {"path": "a\0b"}]}, "files.0.path: lies outside, or is no path"),
+        ({"files": [PART | {"path": "a\0b"}]}, "files.0.path: lies outside, or is not a path"),
         ({"files": [PART | {"path": "../a"}]}, "lies outside"),
         ({"files": [PART | {"path": "/etc/x"}]}, "lies outside"),
         ({"files": [PART | {"path": "a//b"}]}, "lies outside"),

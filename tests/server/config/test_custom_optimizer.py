@@ -89,11 +89,11 @@ def test_what_makes_no_optimizer_is_refused_when_the_run_is_made(
 
 
 def test_options_are_for_one_s_own_and_names_are_checked() -> None:
-    with pytest.raises(ValueError, match="options are for an optimizer of your own, and name is fedavg"):
+    with pytest.raises(ValueError, match="options are for a custom optimizer, and name is fedavg"):
         OptimizerConfig(options={"alpha": 1.0})
     with pytest.raises(ValueError, match=r'allowed: "fedavg" .* module:object'):
         OptimizerConfig(name="fedadamm")
-    with pytest.raises(ValueError, match=r"lr is no option of .*half .allowed: none"):
+    with pytest.raises(ValueError, match=r"lr is not an option of .*half .allowed: none"):
         OptimizerConfig(name="m:half", lr=0.5)
     assert set(CUSTOM_OPTIMIZER.built_in) == set(SERVER_OPTIMIZERS.variants)
 
@@ -119,7 +119,7 @@ def test_what_looks_at_whole_updates_needs_their_exact_mean(file: str) -> None:
     config = OptimizerConfig(name=f"{file}:Looking", options={"rate": 1.0})
     Method.of(AggregationConfig(), config)
     for aggregation in (AggregationConfig(rule="median"), AggregationConfig(partial=True)):
-        with pytest.raises(ConfigError, match="which looks at whole updates and their exact mean: it does not go with"):
+        with pytest.raises(ConfigError, match="which reads whole updates and their exact mean: it does not go with"):
             Method.of(aggregation, config)
 
 

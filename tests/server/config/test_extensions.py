@@ -58,7 +58,7 @@ def test_a_run_goes_on_with_another_sampler_where_its_package_is_gone() -> None:
 
 @pytest.mark.usefixtures("package")
 def test_an_option_of_a_built_in_rule_is_none_of_a_package_s() -> None:
-    with pytest.raises(ValueError, match=r"malicious is no option of loudest .allowed: none"):
+    with pytest.raises(ValueError, match=r"malicious is not an option of loudest .allowed: none"):
         AggregationConfig(rule="loudest", malicious=1)
 
 

@@ -22,7 +22,7 @@ def config(*overrides: str) -> RunConfig:
         (["model.mode=min"], "model: mode without best decides nothing: set best, or leave it out"),
         (["stop.patience=3", "stop.source=clients"], "stop: source, patience without metric decides nothing"),
         (["stop.metric=auc"], "stop: metric 'auc' never ends the run: set patience, target, or both"),
-        (["stop.metric=auc", "stop.min_delta=1.0", "stop.target=1.0"], "stop: min_delta is of patience"),
+        (["stop.metric=auc", "stop.min_delta=1.0", "stop.target=1.0"], "stop: min_delta needs patience"),
         (
             ["model.best=auc", "model.source=clients"],
             "model: best 'auc' is measured by evaluation.clients_every, which is 0: set it to 1 or more, or "
@@ -100,10 +100,10 @@ def test_a_resume_with_several_impossible_changes_lists_all_of_them() -> None:
     text = "\n".join(error.value.faults)
     for words in (
         "round.quorum",
-        "seed: a run keeps it",
+        "seed: fixed for the life of a run",
         "rounds: got 2; 3 versions are",
         "nonsense",
-        "round.mode: a run",
+        "round.mode: fixed",
     ):
         assert words in text, text
     with pytest.raises(ConfigError) as error:

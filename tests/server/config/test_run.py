@@ -167,7 +167,9 @@ def test_a_user_s_own_sampler_is_a_reference() -> None:
 def test_ports_that_clash_are_refused(settings: dict[str, str], faults: list[str]) -> None:
     with pytest.raises(ConfigError) as refusal:
         load_text(HostFile, "", [f"coordinator.{name}={value}" for name, value in settings.items()], name="")
-    assert list(refusal.value.faults) == [f"coordinator: {it} are the same port: give each its own" for it in faults]
+    assert list(refusal.value.faults) == [
+        f"coordinator: {it} are the same port: give each a different one" for it in faults
+    ]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ def test_every_option_of_an_optimizer_reaches_it_and_no_other_is_taken(name: str
         if option in SERVER_OPTIMIZERS.options_of(name):
             assert getattr(OptimizerConfig(**{"name": name, option: value}).build(), option) == value
         else:
-            with pytest.raises(ValueError, match=f"{option} is no option of {name} .allowed: "):
+            with pytest.raises(ValueError, match=f"{option} is not an option of {name} .allowed: "):
                 OptimizerConfig(**{"name": name, option: value})
 
 
@@ -273,8 +275,8 @@ def test_every_rule_is_built_with_its_options(rule: str) -> None:
     ("settings", "fault"),
     [
         ({"rule": "meen"}, 'allowed: "mean" | "median"'),
-        ({"rule": "median", "malicious": 1}, "malicious is no option of median .allowed: none"),
-        ({"rule": "mean", "radius": 1.0}, "radius is no option of mean"),
+        ({"rule": "median", "malicious": 1}, "malicious is not an option of median .allowed: none"),
+        ({"rule": "mean", "radius": 1.0}, "radius is not an option of mean"),
         ({"rule": "trimmed_mean"}, "trimmed_mean needs malicious"),
         ({"rule": "centered_clipping"}, "centered_clipping needs radius"),
         ({"rule": "median", "mix_neighbours": True}, "median with mix_neighbours needs malicious"),
@@ -286,7 +288,7 @@ def test_every_rule_is_built_with_its_options(rule: str) -> None:
         ({"algorithm": "fednova", "norm_bound": 1.0}, "does not go with norm_bound"),
         ({"algorithm": "fedmoon"}, "algorithm"),
         ({"algorithm": "scaffold", "rule": "median"}, "does not go with rule 'median'; scaffold needs num_clients"),
-        ({"num_clients": 3}, "num_clients is no option of fedavg"),
+        ({"num_clients": 3}, "num_clients is not an option of fedavg"),
         ({"rule": "trimmed_mean", "malicious": 0.5}, "less than 0.5"),
         ({"rule": "trimmed_mean", "malicious": -1}, "greater than or equal to 0"),
         ({"norm_bound": "mean"}, "norm_bound"),
@@ -295,8 +297,8 @@ def test_every_rule_is_built_with_its_options(rule: str) -> None:
         ({"codec": "topk"}, "codec topk needs topk_fraction"),
         ({"codec": "topk", "topk_fraction": 0.0}, "greater than or equal to 0.000001"),
         ({"codec": "topk", "topk_fraction": 1.5}, "less than or equal to 1"),
-        ({"codec": "sign", "topk_fraction": 0.1}, "topk_fraction is no option of codec sign"),
-        ({"topk_fraction": 0.1}, "topk_fraction is no option of codec none"),
+        ({"codec": "sign", "topk_fraction": 0.1}, "topk_fraction is not an option of codec sign"),
+        ({"topk_fraction": 0.1}, "topk_fraction is not an option of codec none"),
     ],
 )
 def test_an_aggregation_that_makes_no_sense_is_refused(settings: dict[str, Any], fault: str) -> None:
@@ -392,8 +394,8 @@ def test_fedasync_has_one_step_and_every_table_that_says_otherwise_is_named() ->
     with pytest.raises(ConfigError) as caught:
         load_text(RunFile, text, name="run.toml")
     assert caught.value.faults == (
-        "run.toml: optimizer: mode fedasync has none but its alpha, which is round.alpha",
-        "run.toml: aggregation: median is a rule for several updates, mode fedasync takes one by one",
+        "run.toml: optimizer: mode fedasync has only its alpha, which is round.alpha",
+        "run.toml: aggregation: median is for several updates, mode fedasync applies one by one",
     )
 
 
@@ -442,7 +444,7 @@ def test_only_oort_has_a_pacer() -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("candidates = 9", "cohort: candidates is no option of uniform (allowed: none)"),
+        ("candidates = 9", "cohort: candidates is not an option of uniform (allowed: none)"),
         ("sampler = 'power_of_choice'", "cohort: power_of_choice needs candidates"),
         (
             "sampler = 'power_of_choice'\ncandidates = 5",
@@ -450,11 +452,11 @@ def test_only_oort_has_a_pacer() -> None:
         ),
         (
             "sampler = 'power_of_choice'\ncandidates = 9\npenalty = 1.0",
-            "cohort: penalty is no option of power_of_choice",
+            "cohort: penalty is not an option of power_of_choice",
         ),
-        ("sampler = 'oort'\ncandidates = 9", "cohort: candidates is no option of oort (allowed: exploration, expl"),
+        ("sampler = 'oort'\ncandidates = 9", "cohort: candidates is not an option of oort (allowed: exploration, expl"),
         ("sampler = 'oort'\npatience = 0.0", "cohort.patience: got 0.0; allowed: number > 0, <= 1"),
-        ("sampler = 'mine.py:draw'\npenalty = 1.0", "cohort: penalty is no option of mine.py:draw (allowed: none)"),
+        ("sampler = 'mine.py:draw'\npenalty = 1.0", "cohort: penalty is not an option of mine.py:draw (allowed: none)"),
     ],
 )
 def test_an_option_of_another_sampler_is_a_fault(text: str, fault: str) -> None:

@@ -91,7 +91,7 @@ def test_two_starts_of_one_setting_are_refused():
         "run.toml: schedule: local.lr: has start, and local.lr is set too: leave one out"
     ]
     mode = ("round.mode=fedasync", "round.concurrency=2", 'schedule.optimizer.lr={kind = "cosine"}')
-    assert any("mode fedasync has none but its alpha" in line for line in faults(TASK, *mode))
+    assert any("mode fedasync has only its alpha" in line for line in faults(TASK, *mode))
 
 
 def test_a_resumed_run_may_change_them_and_the_record_names_them_as_they_are_set():
@@ -131,7 +131,7 @@ def test_a_value_of_a_task_beyond_64_bits_or_not_finite_is_a_fault_under_the_nam
     told = faults('task = "a.py:task"\nschedule.local.lr.kind = "list"', *overrides)
     found = {fault.removeprefix("--set: ").partition(":")[0]: fault for fault in told}
     assert set(found) == {"task.scale", "task.other", "schedule.local.lr.values", "local.n"}
-    assert "beyond 64 bits cannot travel" in found["task.scale"]
+    assert "beyond 64 bits cannot be sent" in found["task.scale"]
     assert found["task.other"].endswith("got nan; allowed: true | false | integer | number | string, finite")
 
 

@@ -15,7 +15,7 @@ Usage = namedtuple("Usage", "total used free")
 @pytest.mark.parametrize("free_min", [1000, 2**60])
 def test_a_value_beyond_the_disk_is_refused_with_the_value_the_disk_and_the_way_out(tmp_path, monkeypatch, free_min):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1000, 100, 900))
-    with pytest.raises(OperatorError, match=rf"disk_free_min: got {free_min};.* has 1000 bytes in all.*67108864"):
+    with pytest.raises(OperatorError, match=rf"disk_free_min: got {free_min};.* has 1000 bytes in total.*67108864"):
         check_free_min(tmp_path / "not" / "yet", free_min)
 
 

@@ -79,7 +79,7 @@ def test_a_part_is_kept_when_its_findings_are_there_and_its_size_is_right(store)
     assert list(on_disk.manifests({0, 2})) == [parts[0], parts[2]]
     os.truncate(store.incoming_path(root.digest, 2), 7)
     assert on_disk.kept() == {0}
-    with pytest.raises(StoreCorrupted, match=r"0001\.bin: is not whole, its manifest has 8 bytes"):
+    with pytest.raises(StoreCorrupted, match=r"0001\.bin: is incomplete, its manifest has 8 bytes"):
         on_disk.make_whole()
 
 
@@ -96,14 +96,14 @@ def test_equal_parts_of_two_clients_are_two_files(store):
 @pytest.mark.parametrize(
     ("spoil", "fault"),
     [
-        (lambda data, findings: data.unlink(), "0001.bin: is not whole"),
-        (lambda data, findings: data.write_bytes(b"1234"), "0001.bin: is not whole"),
-        (lambda data, findings: findings.unlink(), "0001.bin: is not whole"),
+        (lambda data, findings: data.unlink(), "0001.bin: is incomplete"),
+        (lambda data, findings: data.write_bytes(b"1234"), "0001.bin: is incomplete"),
+        (lambda data, findings: findings.unlink(), "0001.bin: is incomplete"),
         (lambda data, findings: findings.write_bytes(b"\xff"), "0001.json: "),
         (lambda data, findings: findings.write_text("{}"), "not a StoredUpdateMeta"),
         (
             lambda data, findings: findings.write_text(findings.read_text().replace('\\"index\\":1', '\\"index\\":2')),
-            "not of the part that the update's manifest lists",
+            "does not belong to the part that the update's manifest lists",
         ),
     ],
 )
@@ -220,7 +220,7 @@ def test_a_rank_reads_its_parts_and_zeros_for_the_others(tmp_path):
     np.testing.assert_array_equal(found[0], [1.0, -2.0, 0.0, 0.0, 0.0, -4.0])
     np.testing.assert_array_equal(found[0] + found[1], VALUES.reshape(-1))
     assert stores[2].stored_update(root.digest, meta, None, rank=2).pieces == ()
-    with pytest.raises(StoreCorrupted, match=r"0001\.bin: is not whole"):
+    with pytest.raises(StoreCorrupted, match=r"0001\.bin: is incomplete"):
         stores[0].stored_update(root.digest, meta, None, rank=1)
 
 
@@ -283,5 +283,5 @@ def test_a_part_that_was_damaged_while_no_process_ran_is_named(store, tmp_path):
     file = next(path for path in tmp_path.rglob("*.bin"))
     file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
     again = RunStore(tmp_path / "run")
-    with pytest.raises(StoreCorrupted, match="its bytes are not those of its manifest"):
+    with pytest.raises(StoreCorrupted, match="its bytes do not match its manifest"):
         again.stored_update(root.digest, decode_meta(kept.meta, where="here"), None)

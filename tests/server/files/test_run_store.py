@@ -297,7 +297,7 @@ def test_what_is_known_of_another_update_is_named(store):
 
 
 @pytest.mark.parametrize(
-    ("data", "fault"), [(b"\0" * 12, "its bytes are not those of its manifest"), (b"", "has 0 bytes, its manifest 12")]
+    ("data", "fault"), [(b"\0" * 12, "its bytes do not match its manifest"), (b"", "has 0 bytes, its manifest 12")]
 )
 def test_damaged_bytes_of_a_small_update_are_named(store, small_bytes, data, fault):
     small_bytes()
@@ -327,7 +327,7 @@ def test_bytes_that_were_damaged_while_no_process_ran_are_named(store, tmp_path,
     data = bytearray(path.read_bytes())
     data[byte] ^= 1
     path.write_bytes(data)
-    with pytest.raises(StoreCorrupted, match=f"{path.name}: its bytes are not those of its manifest"):
+    with pytest.raises(StoreCorrupted, match=f"{path.name}: its bytes do not match its manifest"):
         stored_update(RunStore(tmp_path / "run"), digest, update)
 
 

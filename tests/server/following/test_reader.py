@@ -181,7 +181,7 @@ def test_it_follows_to_the_end_and_says_once_that_no_process_runs_the_run(writte
     items = list(follow(written.history, written.run, wait=wait))
     assert seqs(items) == ALL[:ENDED]
     assert [item.why for item in items if isinstance(item, Waiting)] == [
-        "no coordinator runs this run: start it, and the run goes on",
+        "no coordinator runs this run: start it, and the run continues",
         "",
     ]
     assert waits == [0.1, 0.2, 0.4, 0.1, 0.2, 0.4]

@@ -46,7 +46,7 @@ def test_a_jump_and_what_follows_from_it_are_one_line(clocks, caplog):
     assert said(clocks, caplog, true=60.0, uptime=60.0) == []
     back, agreed = said(clocks, caplog, true=-540.0, uptime=60.0)
     assert back.startswith("this machine's clock was set back by 10 min 0 s")
-    assert agreed == "the journal's clock, this machine's and those of the sites agree again"
+    assert agreed == "the journal's clock, this machine's clock and the sites' clocks agree again"
     assert len(clocks.jumps) == 2
 
 

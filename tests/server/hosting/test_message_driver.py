@@ -219,7 +219,7 @@ async def test_a_program_that_asks_for_the_nodes_and_nothing_else_is_in_the_log_
             await run.answer(call)
     (told,) = [record.message for record in caplog.records if "main()" in record.message]
     assert told == (
-        f"{RUN}: main() asks for the nodes again and again; 1 node is connected (north); its output is in program.log"
+        f"{RUN}: main() keeps asking for the nodes; 1 node is connected (north); its output is in program.log"
     )
 
 

@@ -107,7 +107,7 @@ async def test_a_code_for_somebody_else_is_refused_and_stays_good(tmp_path: Path
     async with house(tmp_path / "state") as at:
         code = await at.invite()
         for wanted in (Identity(Role.CLIENT, "south"), Identity(Role.OPERATOR, "north")):
-            with pytest.raises(EnrolmentFailed, match=f"is for client north, and not for {wanted}; it stays good"):
+            with pytest.raises(EnrolmentFailed, match=f"is for client north, and not for {wanted}; it remains valid"):
                 await Membership.take(tmp_path / "me", wanted, join=str(code))
         membership = await Membership.take(tmp_path / "me", NORTH, join=str(code))
         assert membership.keeper is not None

@@ -17,8 +17,7 @@ from atoll.protocol.identity.names import Role, is_name
 from atoll.protocol.manifest import UpdateManifest, parse_update
 from atoll.protocol.wire.stream import first_status
 from atoll.server.identity import guard as guard_module
-from atoll.server.identity.claims import client_of
-from atoll.server.identity.guard import Denied, Guard
+from atoll.server.identity.guard import Denied, Guard, client_of
 from atoll.server.identity.rules import RULES, Touches
 from atoll.tensors.layout import Piece
 from tests.client.fake_coordinator import live
@@ -238,7 +237,7 @@ async def test_a_call_that_does_not_begin_by_saying_what_it_touches_is_refused()
             async with MEMBERS[role].channel(address) as channel:
                 code, detail = await outcome(channel, path, sent=begun)
                 assert code is grpc.StatusCode.PERMISSION_DENIED, path
-                assert detail.endswith(" alone, and named nothing")
+                assert detail.endswith(", and named nothing")
 
 
 @live

@@ -169,8 +169,8 @@ async def test_an_authority_that_was_cut_while_it_was_made_is_made_anew(tmp_path
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("light.py", "light.py is no directory; allowed: the directory of an authority"),
-        ("dangling", "dangling is no directory; allowed: the directory of an authority"),
+        ("light.py", "light.py is not a directory; allowed: an authority's directory"),
+        ("dangling", "dangling is not a directory; allowed: an authority's directory"),
         ("no/such/place", "no/such/place cannot be made, as there is no directory no/such: mount it, or make it"),
     ],
 )

@@ -136,7 +136,7 @@ def test_a_damaged_next_authority_is_named(tmp_path, clock, file):
     (tmp_path / "next" / file).write_bytes(b"x")
     if file == "cross.pem":
         (tmp_path / "next" / file).unlink()
-    with pytest.raises(CredentialError, match="no whole next authority"):
+    with pytest.raises(CredentialError, match="not a complete authority"):
         Authority.open(tmp_path, LIFE, begins=True)
 
 

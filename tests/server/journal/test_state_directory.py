@@ -265,7 +265,7 @@ def test_a_damaged_database_is_refused_with_what_to_do(tmp_path, start, length):
     (path / "runs" / "r" / "versions" / "000003.safetensors").write_bytes(b"")
     overwrite(path / "state.db", start, length)
     with pytest.raises(
-        StoreCorrupted, match=r"state.db: damaged.*from a backup.*Model versions in .* \(1\) are safetensors"
+        StoreCorrupted, match=r"state.db: damaged.*from a backup.*Model versions in .* \(1\) are separate safetensors"
     ) as caught:
         StateDirectory.open(path)
     assert "can still be read" in str(caught.value)

@@ -35,7 +35,7 @@ def test_where_the_rest_of_the_sum_would_tell_a_site_apart_nobody_is_shown_alone
     found, reasons = shown_alone(it)
     assert found == {}
     assert reasons["a"] == reasons["b"] != reasons["c"]
-    assert "the rest of the sum of all would be theirs" in reasons["a"]
+    assert "the rest of the total would be theirs" in reasons["a"]
     assert shown_sum(it)[0].sums == {"loss": (6.0, 30.0)}
 
 
@@ -77,7 +77,7 @@ def test_an_answer_of_another_form_is_left_out_of_that_metric_alone():
     found, why = shown_sum(it)
     assert found.sums == {"f": (5.0,), "loss": (3.0, 33.0)}
     assert (found.num_clients, why) == (3, "")
-    assert found.left_out == {"b": "metric 'f': 2 sums, not 1 as the others"}
+    assert found.left_out == {"b": "metric 'f': 2 sums, not 1 like the others"}
 
 
 def test_a_metric_over_fewer_sites_than_one_asks_for_has_no_sum():

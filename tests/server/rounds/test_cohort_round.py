@@ -550,7 +550,7 @@ def test_max_share_of_less_than_the_quorum_s_part_is_refused() -> None:
     ):
         StragglerPolicy(cohort_size=5, quorum=3, max_share=0.3)
     StragglerPolicy(cohort_size=3, quorum=3, max_share=1 / 3)
-    with pytest.raises(ValueError, match="max_share is of mode sync"):
+    with pytest.raises(ValueError, match="max_share belongs to mode sync"):
         StragglerPolicy(mode="fedbuff", max_share=0.5, buffer_size=4)
 
 

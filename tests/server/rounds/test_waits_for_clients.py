@@ -250,7 +250,7 @@ def test_no_deadline_passes_while_the_disk_has_no_room_and_all_move_by_that_time
     assert (wait.cause, wait.since) == ("disk", 1010.0)
     assert wait.sentence() == (
         "waiting for room on disk since 1970-01-01 00:16:50 UTC: an update of 9 bytes does not fit: "
-        "free some, and it goes on by itself"
+        "free some, and it continues by itself"
     )
     for hour in (1, 2, 3):
         assert drive.machine.deadline == 1010.0 + hour * HOUR, "a line each hour"
@@ -302,7 +302,7 @@ def test_a_stop_ends_a_run_that_waits_for_its_disk():
 
 # ---------------------------------------------------------------- the longest wait for the disk
 
-NO_ROOM = "it has waited for room on disk: an update of 9 bytes does not fit"
+NO_ROOM = "it has waited for disk space: an update of 9 bytes does not fit"
 
 
 def full(then: str = "pause", **policy: Any) -> Drive:

@@ -47,7 +47,7 @@ def test_a_single_one_is_not_told_apart_by_the_others(least: int) -> None:
     found = shown_of(a=(1, ALONE), b=(2, merged_of(least)))
     assert found.sums == {ALL: (count(3), 2)}
     assert not found.sites
-    assert "the rest of the sum of all would be theirs" in found.not_alone["a"]
+    assert "the rest of the total would be theirs" in found.not_alone["a"]
 
 
 def test_a_sum_over_fewer_sites_than_one_asks_for_is_not_shown() -> None:
@@ -83,7 +83,7 @@ def test_a_part_of_another_shape_is_left_out_and_its_site_is_named() -> None:
     }
     found = shown(answers, dict.fromkeys(answers, ALONE))
     assert found.sums == {place: (Numbers("sum", (2,), (Fraction(2), Fraction(2))), 2)}
-    assert found.left_out == {"c": {place: "of another kind or shape than at the other sites"}}
+    assert found.left_out == {"c": {place: "of a different kind or shape than at the other sites"}}
 
 
 def test_extremes_are_those_of_all_or_none() -> None:
@@ -168,7 +168,7 @@ def test_answers_beyond_the_room_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_results_are_kept_by_number(tmp_path: Any) -> None:
-    with pytest.raises(LookupError, match="no statistics were asked for yet"):
+    with pytest.raises(LookupError, match="no statistics were requested yet"):
         results.read(tmp_path)
     for number in (1, 2):
         results.keep(tmp_path, number, {"number": number})

@@ -42,4 +42,4 @@ def test_a_late_connection_is_no_warning(own, caplog):
 
 def test_an_own_certificate_that_is_not_valid_is_the_cause(own, caplog):
     Unproven(lambda: own, lambda: own.leaf.expires_at + 1.0).tell(report(FailedHandshake.REFUSED))
-    assert "this machine's own certificate, of coordinator main, is valid from" in caplog.text
+    assert "this machine's certificate, of coordinator main, is valid from" in caplog.text

@@ -63,7 +63,7 @@ def test_a_failed_run_is_told_with_the_reason_and_two_commands() -> None:
     assert of_run(it) == {
         Condition.RUN_FAILED: "run digits-1 is failed at version 0, as in round 1 the quorum could no longer be "
         "reached: `atoll run show digits-1 --state /srv/atoll` has the cause, `atoll run resume digits-1 --state "
-        "/srv/atoll` goes on once that is removed"
+        "/srv/atoll` continues it once the cause is removed"
     }
 
 
@@ -121,7 +121,7 @@ def test_a_full_disk_is_told_in_the_words_of_run_list() -> None:
     it.do(DiskShort("12 MB do not fit"), 5.0)
     sentence = of_run(it)[Condition.DISK]
     assert "run digits-1 is waiting for room on disk since 1970-01-01 00:16:45 UTC" in sentence
-    assert sentence.endswith("12 MB do not fit: free some, and it goes on by itself")
+    assert sentence.endswith("12 MB do not fit: free some, and it continues by itself")
 
 
 def test_a_disk_below_its_limit() -> None:

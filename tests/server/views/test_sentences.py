@@ -187,7 +187,7 @@ def test_a_late_update_says_how_late():
         "west (late): its upload arrived 1.2 s after the round had closed and was refused (too_late)."
     )
     client.detail = "no round follows"
-    assert said_of(client).endswith("refused: it came after the round had closed (too_late): no round follows.")
+    assert said_of(client).endswith("refused: it arrived after the round had closed (too_late): no round follows.")
     client.reason, client.detail = "too_stale", "3 versions old, max_staleness is 1"
     assert said_of(client).endswith(
         "was refused: it was trained from a version that is too old (too_stale): 3 versions old, max_staleness is 1."
@@ -206,14 +206,14 @@ def test_a_late_update_that_was_kept_says_where_it_counts():
     client = reported(11.2)
     client.fate, client.work = Fate.CARRIED, 0.625
     text = (
-        "west (carried): its upload arrived 1.2 s after the round had closed and was kept for the next round that "
-        "commits: 1,200 examples, 62.5 % of the requested work, 4.0 MB"
+        "west (carried): its upload arrived 1.2 s after the round had closed and was kept for the next committed "
+        "round: 1,200 examples, 62.5 % of the requested work, 4.0 MB"
     )
     assert said_of(client) == f"{text}."
     client.used_in = 8
     assert said_of(client) == f"{text}; it counts in round 8."
     client.used_in, client.unused_because = None, "the run ended first (stopped)"
-    assert said_of(client) == f"{text}; no model holds it: the run ended first (stopped)."
+    assert said_of(client) == f"{text}; no model contains it: the run ended first (stopped)."
 
 
 def test_a_late_update_of_an_abandoned_round():
@@ -237,7 +237,7 @@ def test_a_lost_update_says_which_file_and_until_when_it_may_come_once_more():
     client = reported(1.0)
     client.lose("lost after it was accepted: x.bin is missing", 5.0)
     text = "west (failed): its update was lost after it was accepted: x.bin is missing, 5.0 s after the invitation"
-    assert said_of(client, RoundRecord(7, 6, 0.0, 2, 2, 2)) == f"{text}; if it comes once more in time, it counts."
+    assert said_of(client, RoundRecord(7, 6, 0.0, 2, 2, 2)) == f"{text}; if it arrives again in time, it counts."
     why = AbandonReason.FILES_LOST
     record = RoundRecord(7, 6, 0.0, 2, 2, 2, phase=Phase.ABANDONED, ended_at=9.0, abandon_reason=why)
     assert said_of(client, record) == f"{text}."

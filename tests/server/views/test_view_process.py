@@ -93,7 +93,7 @@ def test_why_there_is_no_view_is_told(
 
 
 def test_a_directory_that_holds_no_state_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Unseen, match=f"{tmp_path} is no state directory"):
+    with pytest.raises(Unseen, match=f"{tmp_path} is not a state directory"):
         run(seen(Viewer(tmp_path)))
 
 

@@ -43,8 +43,8 @@ def test_more_malicious_clients_than_there_are_is_a_fault() -> None:
     ("text", "fault"),
     [
         ('kind = "label_swap"', 'kind: got \'label_swap\'; allowed: "none" | "label_flip"'),
-        ('kind = "alie"\nsigma = 2.0', "sigma is no option of alie (allowed: knows, z)"),
-        ("z = 1.0", "z is no option of none (allowed: none)"),
+        ('kind = "alie"\nsigma = 2.0', "sigma is not an option of alie (allowed: knows, z)"),
+        ("z = 1.0", "z is not an option of none (allowed: none)"),
         ('kind = "ipm"\nmalicious = 1.5', "malicious: got 1.5; allowed: integer >= 0 | number >= 0, <= 1"),
         ('kind = "ipm"\nmalicious = true', "malicious: got True"),
         ('kind = "gaussian"\nsigma = inf', "sigma: got inf"),

@@ -12,7 +12,7 @@ from atoll.simulations.attacks.backdoor import success, triggered, triggered_tas
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.attacks.poison import Flip, Stamp, poisoned
 from atoll.task.task import Task
-from atoll.training.local.batches import fetcher
+from atoll.training.data.batches import fetcher
 
 IMAGES = torch.rand(12, 1, 4, 4, generator=torch.Generator().manual_seed(0)) / 2
 DIGITS = torch.arange(12) % 4

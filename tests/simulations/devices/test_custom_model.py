@@ -89,7 +89,7 @@ def test_settings_that_do_not_go_with_a_model_are_refused() -> None:
     text = "model = 'm:f'\ntrace = 'devices.csv'\n"
     with pytest.raises(ConfigError, match="model and trace: allowed is one of them"):
         load_text(DeviceConfig, text, name="")
-    with pytest.raises(ValueError, match="options median are of model, and model is absent"):
+    with pytest.raises(ValueError, match="options median belong to model, and model is absent"):
         config(options={"median": 1})
     with pytest.raises(ValueError, match="allowed: module:function"):
         config(model="phones")

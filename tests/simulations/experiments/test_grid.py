@@ -87,7 +87,7 @@ def test_what_a_sweep_shows_stands_in_its_table(tmp_path: Path) -> None:
         ),
         ("[grid]\nx = [1979-05-27]\n", ["grid.x: got datetime.date(1979, 5, 27); allowed: values, or lists of values"]),
         ("[grid]\nx = [0x" + "9" * 5000 + "]\n", ["grid.x: got an integer of 20000 bits; allowed: values, or lists"]),
-        ("[[grid.x]]\nname = 07:32:00\nseed = 1\n", ["grid: name: got datetime.time(7, 32); allowed: a text"]),
+        ("[[grid.x]]\nname = 07:32:00\nseed = 1\n", ["grid: name: got datetime.time(7, 32); allowed: a string"]),
         (
             "x = 1979-05-27\ny = [[1]]\n[grid]\nseed = [1]\n",
             [

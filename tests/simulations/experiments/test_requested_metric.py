@@ -42,7 +42,7 @@ def test_a_task_names_its_metrics_and_has_a_loss(metric: str) -> None:
     [
         ("server/accuracies", {}, "allowed: server/accuracy, server/loss"),
         ("server/loss", {"test_data": None}, "it will not be measured, because the task has no test_data"),
-        ("train/loss", {"fit": lambda *_: 1.0}, "it will not be measured, because the task has a fit of its own"),
+        ("train/loss", {"fit": lambda *_: 1.0}, "it will not be measured, because the task has a custom fit"),
         ("clients/loss", {}, "it will not be measured, because evaluation.clients_every is 0"),
         (
             "nobody/loss",

@@ -244,7 +244,7 @@ def test_a_run_whose_last_round_was_another_than_a_middle_one_is_given_no_more(t
 def test_a_schedule_that_ends_with_the_run_keeps_its_number_of_rounds(tmp_path, key):
     few, rounds = ("round.cohort_size=2", f'schedule.{key}={{kind = "cosine", end = 0.5}}'), f"schedule.{key}.rounds=3"
     begun, _ = simulate(tmp_path / "parts", *few, "rounds=3")
-    fault = rf"schedule\.{key} reached its end in round 3 of it, and would do so in round 6, so rounds 2 to 3 had other"
+    fault = rf"schedule\.{key} reached its end in round 3, and would now do so in round 6, so rounds 2 to 3 had other"
     with pytest.raises(ConfigError, match=f"the run there cannot have 6 rounds: {fault} values; --set {rounds}"):
         simulate(tmp_path / "parts", *few, "rounds=6")
     assert simulate(tmp_path / "parts", *few, "rounds=3")[0]["model_digest"] == begun["model_digest"]

@@ -113,7 +113,7 @@ def test_an_update_beyond_the_limit_is_refused_and_the_others_count(tmp_path):
         ("aggregation.weighting=uniform", "does not go with weighting 'uniform'"),
         ("aggregation.algorithm=fednova", "fednova needs the exact mean, and does not go with rule 'concatenate'"),
         ("aggregation.device=cuda", "device cuda is for the rule mean"),
-        ("aggregation.malicious=1", "malicious is no option of concatenate"),
+        ("aggregation.malicious=1", "malicious is not an option of concatenate"),
         ("aggregation.append_max=0", "append_max: got 0; allowed: integer >= 1"),
         ("optimizer.name=fedadam", "optimizer: rule concatenate appends rows, and takes no step"),
         ("schedule.optimizer.lr={kind='cosine', start=0.1, end=0.01}", "takes no step"),
@@ -128,12 +128,12 @@ def test_settings_that_weigh_or_change_rows_are_refused(given, fault):
 
 def test_updates_one_by_one_are_no_ensemble():
     given = ("aggregation.rule=concatenate", "round.mode=fedasync", "rounds=3")
-    with pytest.raises(ConfigError, match="concatenate is a rule for several updates"):
+    with pytest.raises(ConfigError, match="concatenate is for several updates"):
         settings(*given, task=TASK + "task")
 
 
 def test_the_limit_is_no_option_of_another_rule():
-    with pytest.raises(ConfigError, match="append_max is no option of mean"):
+    with pytest.raises(ConfigError, match="append_max is not an option of mean"):
         settings("aggregation.append_max=5", task=TASK + "task")
 
 

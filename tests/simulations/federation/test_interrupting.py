@@ -277,7 +277,7 @@ def test_the_bytes_of_a_state_are_covered_by_its_digest(tmp_path):
     ("change", "told"),
     [
         (lambda rows: rows[:-1], r"has trained on \d+ rows of 4 clients, and the task has \d+ rows of 4 clients now"),
-        (lambda rows: rows.flip(0), "has trained on other rows of client"),
+        (lambda rows: rows.flip(0), "has trained on rows of client"),
     ],
     ids=["fewer", "moved"],
 )
@@ -305,7 +305,7 @@ def test_another_model_and_missing_settings_are_the_operator_s_mistakes(tmp_path
     other = tmp_path / "line_task.py"
     other.write_text(text.replace("Linear(8, 2)", "Linear(8, 3)"))
     file = settings("rounds=5")
-    with pytest.raises(ConfigError, match="the task's model differs from that of the run"):
+    with pytest.raises(ConfigError, match="the task's model differs from the run's"):
         with opened(file, load_user_task(f"{other}:task"), tmp_path, on_round=print, is_fresh=False):
             pass
     unseal(tmp_path)

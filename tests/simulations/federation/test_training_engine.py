@@ -12,7 +12,7 @@ from atoll.server.config.run import RunConfig
 from atoll.simulations.engines.engine import Job, Training
 from atoll.simulations.federation.config import SimulationConfig
 from atoll.simulations.federation.training_engine import check_evaluations, engine_of, training_of
-from atoll.training.local.parameters import initial_parameters
+from atoll.training.model.parameters import initial_parameters
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -43,7 +43,7 @@ def test_clients_train_with_as_many_threads_as_the_settings_say(threads: int) ->
 
 @pytest.mark.parametrize("engine", ["auto", "sequential", "processes", "batched"])
 def test_a_cluster_that_no_engine_would_use_is_refused(engine: str) -> None:
-    with pytest.raises(ValueError, match=f'ray_address is of engine "ray", and engine is "{engine}"'):
+    with pytest.raises(ValueError, match=f'ray_address belongs to engine "ray", and engine is "{engine}"'):
         SimulationConfig.model_validate({"engine": engine, "ray_address": "10.0.0.1:6379"})
 
 

@@ -140,7 +140,7 @@ def test_an_interrupted_run_with_other_settings_begins_anew_and_an_ended_one_is_
     with opened(settings(), task, tmp_path, tell=told.append) as federation:
         result = federation.run()
     assert (result["state"], result["repeated"]) == ("finished", 0)
-    assert told == [f"the run in {tmp_path} was interrupted and had other settings (program.main): it begins anew"]
+    assert told == [f"the run in {tmp_path} was interrupted and had other settings (program.main): it starts again"]
     with pytest.raises(ConfigError, match="there is a run already, which is finished"):
         opened(file, task, tmp_path).__enter__()
 

@@ -66,7 +66,7 @@ def test_each_example_goes_to_the_client_that_the_function_names(place: str) -> 
     held = owners(f"{place}:by_lot", seed=3)
     assert held.task.sites == ("c0000", "c0001")
     assert held.train.owner.tolist() == owners(f"{place}:by_lot", seed=3).train.owner.tolist()
-    assert held.notes[0].startswith("the data of 2 sites are pooled and dealt anew")
+    assert held.notes[0].startswith("the data of 2 sites are pooled and dealt to")
 
 
 def test_the_draws_are_those_of_the_seed_by_whatever_name(
@@ -128,8 +128,8 @@ def test_an_answer_that_is_no_split_is_refused(place: str, function: str, fault:
     ("settings", "fault"),
     [
         ({"kind": "m:f"}, "m:f needs clients"),
-        ({"kind": "m:f", "clients": 2, "alpha": 1.0}, r"alpha is no option of m:f .allowed: clients, options"),
-        ({"kind": "iid", "clients": 2, "options": {"x": 1}}, r"options is no option of iid .allowed: clients"),
+        ({"kind": "m:f", "clients": 2, "alpha": 1.0}, r"alpha is not an option of m:f .allowed: clients, options"),
+        ({"kind": "iid", "clients": 2, "options": {"x": 1}}, r"options is not an option of iid .allowed: clients"),
         ({"kind": "iit", "clients": 2}, 'allowed: "natural" | "iid" |'),
     ],
 )

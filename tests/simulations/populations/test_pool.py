@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.pool import NoLabels, Pool, labels_of
 from atoll.simulations.populations.population import populate
-from atoll.training.local.batches import fetcher
+from atoll.training.data.batches import fetcher
 from tests.simulations.populations.tasks import Listed, digits_task, labelled
 
 

@@ -15,7 +15,7 @@ from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.population import Population, names, populate
 from atoll.simulations.populations.report import report
 from atoll.task.task import Task
-from atoll.training.local.batches import fetcher
+from atoll.training.data.batches import fetcher
 from tests.simulations.populations.tasks import Listed, digits_task, labelled, places, task_of
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -219,21 +219,21 @@ def test_however_large_sigma_is_everything_is_dealt(sigma: float) -> None:
 @pytest.mark.parametrize(
     ("settings_", "fault"),
     [
-        ({"kind": "natural", "clients": 3}, "clients is no option of natural (allowed: none)"),
+        ({"kind": "natural", "clients": 3}, "clients is not an option of natural (allowed: none)"),
         ({"kind": "iid"}, "iid needs clients"),
         ({"kind": "dirichlet", "clients": 3}, "dirichlet needs alpha"),
         ({"kind": "dirichlet", "clients": 3, "alpha": 0.0}, "greater than 0"),
-        ({"kind": "iid", "clients": 3, "alpha": 1.0, "sigma": 1.0}, "alpha, sigma is no option of iid"),
+        ({"kind": "iid", "clients": 3, "alpha": 1.0, "sigma": 1.0}, "alpha, sigma is not an option of iid"),
         ({"kind": "quantity", "clients": 3}, "quantity needs one of alpha and sigma"),
         ({"kind": "quantity", "clients": 3, "alpha": 1.0, "sigma": 1.0}, "quantity needs one of alpha and sigma"),
         ({"kind": "quantity", "clients": 3, "sigma": 1e9}, "less than or equal to 10"),
         ({"kind": "feature", "clients": 3}, "feature needs change"),
         (
             {"kind": "feature", "clients": 3, "change": "rotation", "strength": 1.0},
-            "strength is no option of the change",
+            "strength is not an option of the change",
         ),
         ({"kind": "shards", "clients": 0}, "greater than or equal to 1"),
-        ({"kind": "iid", "clients": 3, "balanced": True}, "balanced is no option of iid"),
+        ({"kind": "iid", "clients": 3, "balanced": True}, "balanced is not an option of iid"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings_: dict[str, Any], fault: str) -> None:
@@ -336,7 +336,7 @@ def test_the_clients_that_are_left_keep_their_draws() -> None:
 def test_natural_owners_whose_data_are_dealt_anew_are_mentioned(kind: str) -> None:
     task = task_of({"a": labelled([0, 1] * 200), "b": labelled([0, 1] * 200), "c": labelled([])})
     assert populate(config_of(kind, 4), task, seed=0).notes == (
-        "the data of 2 sites are pooled and dealt anew to 4 clients "
+        "the data of 2 sites are pooled and dealt to 4 clients "
         f'(population.kind = "{kind.split()[0]}"): the task\'s own sites are not simulated',
     )
     assert populate(config_of(kind, 4), task_of({"all": labelled([0, 1] * 200)}), seed=0).notes == ()
@@ -370,5 +370,5 @@ def test_inputs_that_cannot_be_changed_are_told_at_the_start() -> None:
 
 
 def test_a_stranger_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="there is no client 'north'; there are 3, from c0000"):
+    with pytest.raises(ValueError, match="there is no client 'north'; there are 3, the first is c0000"):
         populate(config_of("iid", 3), digits_task, seed=0).task.data("north", "train")

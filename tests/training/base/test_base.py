@@ -16,8 +16,8 @@ from atoll import Base, Deadline, Task
 from atoll.task.base import base_name
 from atoll.training.base import base_files
 from atoll.training.base.base_files import BaseRefused, Stored, stored_in
-from atoll.training.local.frozen import frozen_digest
-from atoll.training.local.parameters import build_model, initial_parameters
+from atoll.training.model.frozen import frozen_digest
+from atoll.training.model.parameters import build_model, initial_parameters
 from atoll.training.worker.bench import Received
 from atoll.training.worker.model_bench import ModelBench
 from tests.training.tasks import make_task

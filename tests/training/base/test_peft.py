@@ -19,8 +19,8 @@ from atoll import Base, Deadline, Local, Task, freeze_a
 from atoll.task.errors import TaskBroken
 from atoll.tensors import safetensors_file
 from atoll.training.base.peft_files import Adapter, NoAdapter, write_adapter
-from atoll.training.local.frozen import frozen_of
-from atoll.training.local.parameters import build_model, initial_parameters, load_parameters
+from atoll.training.model.frozen import frozen_of
+from atoll.training.model.parameters import build_model, initial_parameters, load_parameters
 from atoll.training.worker.bench import Received
 from atoll.training.worker.model_bench import ModelBench
 from atoll.training.worker.model_files import write_initial

@@ -12,7 +12,7 @@ from atoll import Deadline, Task
 from atoll.task.arrays import Arrays
 from atoll.task.errors import NotFinite, TaskBroken, TaskMismatch
 from atoll.training.local.local_layers import names_that_stay
-from atoll.training.local.parameters import initial_parameters
+from atoll.training.model.parameters import initial_parameters
 from atoll.training.worker.bench import Outcome, Received
 from atoll.training.worker.model_bench import ModelBench
 from tests.training.tasks import make_task

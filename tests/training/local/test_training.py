@@ -13,9 +13,9 @@ from atoll import Deadline, Local, Metric, Task
 from atoll.task import metrics
 from atoll.task.arrays import Arrays
 from atoll.task.errors import OutOfTime, TaskBroken
-from atoll.training.local.batches import batch_sizes, fetcher, to_device
-from atoll.training.local.parameters import initial_parameters, load_parameters, parameters_of, update_of
+from atoll.training.data.batches import batch_sizes, fetcher, to_device
 from atoll.training.local.training import Work, evaluate, train_locally
+from atoll.training.model.parameters import initial_parameters, load_parameters, parameters_of, update_of
 from tests.federation.quadratics_task import task as quadratics
 from tests.training.tasks import accuracy, data, linear, make_task
 from tests.waiting import BOUND_S
@@ -115,7 +115,7 @@ def test_a_metric_named_loss_replaces_the_default() -> None:
 DIGEST = """
 import hashlib, torch
 from atoll import Local
-from atoll.training.local.parameters import initial_parameters
+from atoll.training.model.parameters import initial_parameters
 from tests.training.tasks import make_task
 from tests.training.local.test_training import trained
 from torch import nn

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file, save_model
 
-from atoll.training.local.parameters import aliases_of, parameters_of
+from atoll.training.model.parameters import aliases_of, parameters_of
 from atoll.training.worker.warm_start import LENIENT, Start, StartRefused, matched, read, start_model
 
 

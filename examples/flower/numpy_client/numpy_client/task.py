@@ -22,7 +22,7 @@ def first_parameters():
 
 
 def model_of(parameters, penalty=1.0, steps=1):
-    """Return a model with these weights, which a training goes on from."""
+    """Return a model with these weights, which a training continues from."""
     model = LogisticRegression(C=1 / penalty, max_iter=steps, warm_start=True)
     model.classes_, model.coef_, model.intercept_ = np.arange(10), *parameters
     return model

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from atoll.parallel.mesh_client.supervisor.round_folder import prepare
+from atoll.parallel.mesh_client.supervisor.crew import prepare_folder
 from atoll.parallel.mesh_client.supervisor.shared_folder import check_shared
 from atoll.parallel.world import World
 from atoll.task.errors import TaskBroken
@@ -53,7 +53,7 @@ def test_another_folder_is_named_with_its_ranks(tmp_path):
 )
 def test_checkpoints_stay_for_the_very_same_order(tmp_path, changed, stays):
     request = {"op": "train", "model": "m/abc", "seed": 7, "local": {}, "out": "a", "budget_s": 60.0}
-    prepare(tmp_path / "round", request)
+    prepare_folder(tmp_path / "round", request)
     (tmp_path / "round" / "step-1").mkdir()
-    prepare(tmp_path / "round", request | changed)
+    prepare_folder(tmp_path / "round", request | changed)
     assert (tmp_path / "round" / "step-1").exists() == stays

@@ -44,6 +44,7 @@ from tests.simulations.engines.cases import (
     vectors,
     wide_chain,
 )
+from tests.turns import in_turn
 
 
 def flat(arrays: Arrays, names: Iterable[str]) -> np.ndarray:
@@ -69,7 +70,7 @@ def check(case: Case, training: Training) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", BATCHABLE, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [in_turn(each, number=n, days=2, id=each.name) for n, each in enumerate(BATCHABLE)])
 def test_it_agrees_with_a_deployed_client(case: Case) -> None:
     check(case, case.training())
 
@@ -505,7 +506,7 @@ def test_a_client_with_a_far_wider_batch_is_in_no_product_with_the_others(monkey
 
 def test_a_task_with_a_training_of_its_own_is_refused() -> None:
     training = replace(Case("fit").training(), task=replace(Case("fit").task(), fit=lambda *_: 1.0))
-    with pytest.raises(CannotBatch, match="the task has a training of its own"):
+    with pytest.raises(CannotBatch, match="the task has a custom training"):
         Batched(training)
 
 

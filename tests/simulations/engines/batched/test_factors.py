@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll import Local
-from atoll.simulations.engines.batched import batched, products
+from atoll.simulations.engines.batched import batched, factors
 from atoll.simulations.engines.batched.batched import BatchTrainer
 from atoll.simulations.engines.batched.chain import Chain
 from atoll.simulations.engines.batched.factors import Factors, pay
@@ -132,6 +132,6 @@ def test_a_product_is_the_same_by_every_library(
     b = torch.randn(n, r, generator=generator).t() if turned[1] else torch.randn(r, n, generator=generator)
     exact = a.double() @ b.double()
     for small in (0, 10**12):
-        monkeypatch.setattr(products, "SMALL", small)
-        torch.testing.assert_close(products.times(a, b).double(), exact, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(products.times(a.double(), b.double()), exact)
+        monkeypatch.setattr(factors, "ONEDNN_FROM", small)
+        torch.testing.assert_close(factors.times(a, b).double(), exact, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(factors.times(a.double(), b.double()), exact)

@@ -422,21 +422,21 @@ def steps_in_the_loss(self, client, loss, outputs):
 
 
 REFUSED: list[tuple[str, Callable[..., Any], str]] = [
-    ("gradients", counted, "changes count in a hook: the object is common"),
+    ("gradients", counted, "changes count in a hook: the object is shared"),
     ("after_step", listed, r"changes total in a hook"),
-    ("after_step", counted_globally, "in a hook: the object is common"),
-    ("begin", set_attribute, "begin sets client.anchor to the memory of a parameter or gradient, which changes: clone"),
-    ("begin", set_start, r"begin sets client.anchor to the memory of another tensor of client: clone\(\) it"),
-    ("begin", set_twice, "begin sets client.one to the memory of another tensor"),
-    ("begin", set_state, "begin sets client.mine to the memory of another tensor"),
-    ("begin", set_object, "begin sets client.meter, which holds a Random: a product takes tensors and numbers"),
+    ("after_step", counted_globally, "in a hook: the object is shared"),
+    ("begin", set_attribute, "begin sets client.anchor to a view of a parameter or gradient, which changes: clone"),
+    ("begin", set_start, r"begin sets client.anchor to a view of another tensor of client: clone\(\) it"),
+    ("begin", set_twice, "begin sets client.one to a view of another tensor"),
+    ("begin", set_state, "begin sets client.mine to a view of another tensor"),
+    ("begin", set_object, "begin sets client.meter, which holds a Random: a group supports tensors and numbers"),
     (
         "begin",
         lambda self, client: setattr(client, "num_steps", 3),
-        "begin sets client.num_steps, which is no name of a",
+        "begin sets client.num_steps, a reserved name",
     ),
-    ("after_step", set_number, "sets client.count to other types, shapes or plain values than those of other clients"),
-    ("loss", set_length, "sets client.length to other types, shapes or plain values than those of other clients"),
+    ("after_step", set_number, "sets client.count to types, shapes or plain values that differ from other clients'"),
+    ("loss", set_length, "sets client.length to types, shapes or plain values that differ from other clients'"),
     ("begin", lambda self, client: client.full_gradient(client.start), "begin calls client.full_gradient"),
     ("begin", lambda self, client: client.full_loss({}), "begin calls client.full_loss"),
     ("begin", lambda self, client: client.leaves_out.add("a"), "begin reads client.leaves_out"),
@@ -444,7 +444,7 @@ REFUSED: list[tuple[str, Callable[..., Any], str]] = [
     ("begin", lambda self, client: client.start["layers.0.0.weight"].zero_(), "changes client.start or"),
     ("begin", lambda self, client: client.received["s"].add_(1), "changes client.start or client.received in place"),
     ("end", lambda self, client: client.inputs.sum(), "end looks at the last batch"),
-    ("loss", looks_at_the_model, "loss looks at client.model"),
+    ("loss", looks_at_the_model, "loss reads client.model"),
     ("loss", steps_in_the_loss, "changes layers.0.0.weight in place"),
     ("gradients", scaled(lambda self, client, g: g.sum().item()), r"torch.func .*\.item"),
     ("gradients", scaled(lambda self, client, g: 2.0 if g.sum() > 0 else 1.0), "torch.func .*control flow"),
@@ -454,9 +454,9 @@ REFUSED: list[tuple[str, Callable[..., Any], str]] = [
     ("gradients", scaled(lambda self, client, g: self.tensor.add_(g.sum())), "torch.func"),
     ("gradients", scaled(lambda self, client, g: len(client.context.site)), "reads context.site"),
     ("gradients", lambda self, client, gradients: {}, "returns no gradient of layers.0.0.weight"),
-    ("gradients", keep(lambda client, gradients: gradients["layers.1.0.bias"]), "memory of a parameter or gradient"),
-    ("gradients", keep(lambda client, gradients: client.parameters["layers.1.0.bias"]), "memory of a parameter"),
-    ("gradients", keep(lambda client, gradients: torch.zeros(4)), r"to \(\(4,\), torch.float32\), and it was"),
+    ("gradients", keep(lambda client, gradients: gradients["layers.1.0.bias"]), "view of a parameter or gradient"),
+    ("gradients", keep(lambda client, gradients: client.parameters["layers.1.0.bias"]), "view of a parameter"),
+    ("gradients", keep(lambda client, gradients: torch.zeros(4)), r"to \(\(4,\), torch.float32\); before, it was"),
     ("after_step", lambda self, client: client.state.update(b=torch.zeros(2)), "adds names to client.state"),
     ("after_step", lambda self, client: client.state.clear(), "adds names to client.state, or removes them: a"),
     ("state", lambda self, model: {"a": torch.zeros(3, dtype=torch.float64)}, "a is torch.float64"),
@@ -482,7 +482,7 @@ def test_a_gradient_that_the_client_keeps_is_refused_where_it_is_clipped() -> No
 
 
 def test_layers_that_stay_at_a_client_are_refused() -> None:
-    with pytest.raises(CannotBatch, match="lets layers stay"):
+    with pytest.raises(CannotBatch, match="keeps layers at the clients"):
         Batched(training_of(Proximal(), {"keep": "layers.1.*"}))
 
 

@@ -1,1 +1,0 @@
-"""The style of docstrings and pages, and its tests."""

@@ -1,0 +1,3 @@
+from tests.parallel.engine.conftest import _one_thread
+
+__all__ = ["_one_thread"]
