@@ -20,7 +20,6 @@ from atoll.ground.printable import printable_size
 from atoll.operations.faults import CommandError, Interrupted
 from atoll.operations.reporter import reporting_to
 from atoll.operations.requests import CompareRequest
-from atoll.protocol.signals import interrupting
 
 if TYPE_CHECKING:
     from atoll.operations.requests import TrainRequest
@@ -105,7 +104,7 @@ def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "Json":
 
     def begun(interrupt: Callable[[], object]) -> AbstractContextManager[None]:
         note("federated")  # the settings have no fault
-        return interrupting(interrupt)
+        return TERMINAL.interrupting(interrupt)
 
     if_stopped("before a round began; the same command resumes it")
     with (
