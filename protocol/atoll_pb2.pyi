@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClientMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "failed", "evaluated", "goodbye", "ready", "give_statistics")
+    __slots__ = ("hello", "heartbeat", "failed", "evaluated", "goodbye", "ready", "give_statistics", "secure_keys", "secure_shares", "secure_agree", "secure_reveal", "secure_gone")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,11 @@ class ClientMessage(_message.Message):
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     GIVE_STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    SECURE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    SECURE_SHARES_FIELD_NUMBER: _ClassVar[int]
+    SECURE_AGREE_FIELD_NUMBER: _ClassVar[int]
+    SECURE_REVEAL_FIELD_NUMBER: _ClassVar[int]
+    SECURE_GONE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     failed: Failed
@@ -22,10 +27,15 @@ class ClientMessage(_message.Message):
     goodbye: Goodbye
     ready: Ready
     give_statistics: GiveStatistics
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., give_statistics: _Optional[_Union[GiveStatistics, _Mapping]] = ...) -> None: ...
+    secure_keys: SecureKeys
+    secure_shares: SecureShares
+    secure_agree: SecureAgree
+    secure_reveal: SecureReveal
+    secure_gone: SecureGone
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., give_statistics: _Optional[_Union[GiveStatistics, _Mapping]] = ..., secure_keys: _Optional[_Union[SecureKeys, _Mapping]] = ..., secure_shares: _Optional[_Union[SecureShares, _Mapping]] = ..., secure_agree: _Optional[_Union[SecureAgree, _Mapping]] = ..., secure_reveal: _Optional[_Union[SecureReveal, _Mapping]] = ..., secure_gone: _Optional[_Union[SecureGone, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "invite", "release", "evaluate", "run_ended", "ranks", "ask_statistics", "notice", "signature")
+    __slots__ = ("welcome", "invite", "release", "evaluate", "run_ended", "ranks", "ask_statistics", "notice", "secure_roster", "secure_boxes", "secure_survivors", "secure_opening", "signature")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     INVITE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +44,10 @@ class ServerMessage(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     ASK_STATISTICS_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    SECURE_ROSTER_FIELD_NUMBER: _ClassVar[int]
+    SECURE_BOXES_FIELD_NUMBER: _ClassVar[int]
+    SECURE_SURVIVORS_FIELD_NUMBER: _ClassVar[int]
+    SECURE_OPENING_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     invite: Invite
@@ -43,11 +57,15 @@ class ServerMessage(_message.Message):
     ranks: Ranks
     ask_statistics: AskStatistics
     notice: Notice
+    secure_roster: SecureRoster
+    secure_boxes: SecureBoxes
+    secure_survivors: SecureSurvivors
+    secure_opening: SecureOpening
     signature: Signature
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ..., ask_statistics: _Optional[_Union[AskStatistics, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ..., ask_statistics: _Optional[_Union[AskStatistics, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., secure_roster: _Optional[_Union[SecureRoster, _Mapping]] = ..., secure_boxes: _Optional[_Union[SecureBoxes, _Mapping]] = ..., secure_survivors: _Optional[_Union[SecureSurvivors, _Mapping]] = ..., secure_opening: _Optional[_Union[SecureOpening, _Mapping]] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "client_id", "session", "tasks", "num_examples", "label", "working_on", "software", "codecs", "process", "folder", "gives_statistics", "spreads_parts", "takes_messages", "clock", "takes_notices")
+    __slots__ = ("protocol", "client_id", "session", "tasks", "num_examples", "label", "working_on", "software", "codecs", "process", "folder", "gives_statistics", "spreads_parts", "takes_messages", "clock", "takes_notices", "joins_sessions")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +82,7 @@ class Hello(_message.Message):
     TAKES_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     TAKES_NOTICES_FIELD_NUMBER: _ClassVar[int]
+    JOINS_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     client_id: str
     session: str
@@ -80,7 +99,8 @@ class Hello(_message.Message):
     takes_messages: bool
     clock: float
     takes_notices: bool
-    def __init__(self, protocol: _Optional[int] = ..., client_id: _Optional[str] = ..., session: _Optional[str] = ..., tasks: _Optional[_Iterable[str]] = ..., num_examples: _Optional[int] = ..., label: _Optional[str] = ..., working_on: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., software: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ..., gives_statistics: bool = ..., spreads_parts: bool = ..., takes_messages: bool = ..., clock: _Optional[float] = ..., takes_notices: bool = ...) -> None: ...
+    joins_sessions: bool
+    def __init__(self, protocol: _Optional[int] = ..., client_id: _Optional[str] = ..., session: _Optional[str] = ..., tasks: _Optional[_Iterable[str]] = ..., num_examples: _Optional[int] = ..., label: _Optional[str] = ..., working_on: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., software: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ..., gives_statistics: bool = ..., spreads_parts: bool = ..., takes_messages: bool = ..., clock: _Optional[float] = ..., takes_notices: bool = ..., joins_sessions: bool = ...) -> None: ...
 
 class Work(_message.Message):
     __slots__ = ("run_id", "round_id")
@@ -236,7 +256,7 @@ class Ranks(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Invite(_message.Message):
-    __slots__ = ("run_id", "round_id", "task", "base_version", "model_digest", "time_left_s", "seed", "local", "grace_s", "manifest", "data", "algorithm", "codec", "counted_round", "model_seed", "rank", "audit_checkpoint", "spreads", "message", "group", "run_number", "asked_at")
+    __slots__ = ("run_id", "round_id", "task", "base_version", "model_digest", "time_left_s", "seed", "local", "grace_s", "manifest", "data", "algorithm", "codec", "counted_round", "model_seed", "rank", "audit_checkpoint", "spreads", "message", "group", "run_number", "asked_at", "secure")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +279,7 @@ class Invite(_message.Message):
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RUN_NUMBER_FIELD_NUMBER: _ClassVar[int]
     ASKED_AT_FIELD_NUMBER: _ClassVar[int]
+    SECURE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round_id: int
     task: str
@@ -281,7 +302,146 @@ class Invite(_message.Message):
     group: str
     run_number: int
     asked_at: float
-    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., task: _Optional[str] = ..., base_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., seed: _Optional[int] = ..., local: _Optional[str] = ..., grace_s: _Optional[float] = ..., manifest: _Optional[bytes] = ..., data: _Optional[bytes] = ..., algorithm: _Optional[str] = ..., codec: _Optional[str] = ..., counted_round: _Optional[int] = ..., model_seed: _Optional[int] = ..., rank: _Optional[int] = ..., audit_checkpoint: _Optional[str] = ..., spreads: bool = ..., message: _Optional[str] = ..., group: _Optional[str] = ..., run_number: _Optional[int] = ..., asked_at: _Optional[float] = ...) -> None: ...
+    secure: SecureTerms
+    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., task: _Optional[str] = ..., base_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., seed: _Optional[int] = ..., local: _Optional[str] = ..., grace_s: _Optional[float] = ..., manifest: _Optional[bytes] = ..., data: _Optional[bytes] = ..., algorithm: _Optional[str] = ..., codec: _Optional[str] = ..., counted_round: _Optional[int] = ..., model_seed: _Optional[int] = ..., rank: _Optional[int] = ..., audit_checkpoint: _Optional[str] = ..., spreads: bool = ..., message: _Optional[str] = ..., group: _Optional[str] = ..., run_number: _Optional[int] = ..., asked_at: _Optional[float] = ..., secure: _Optional[_Union[SecureTerms, _Mapping]] = ...) -> None: ...
+
+class SecureTerms(_message.Message):
+    __slots__ = ("terms", "ranges")
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    terms: bytes
+    ranges: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, terms: _Optional[bytes] = ..., ranges: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SecureSession(_message.Message):
+    __slots__ = ("run_id", "round_id", "attempt", "session")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    round_id: int
+    attempt: int
+    session: int
+    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., attempt: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
+
+class SecureKeys(_message.Message):
+    __slots__ = ("of", "keys")
+    OF_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    of: SecureSession
+    keys: MemberKeys
+    def __init__(self, of: _Optional[_Union[SecureSession, _Mapping]] = ..., keys: _Optional[_Union[MemberKeys, _Mapping]] = ...) -> None: ...
+
+class MemberKeys(_message.Message):
+    __slots__ = ("name", "terms", "mask_key", "box_key", "commitment", "chain_count", "chain_hash", "site_key", "certificate", "certification", "signature")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    MASK_KEY_FIELD_NUMBER: _ClassVar[int]
+    BOX_KEY_FIELD_NUMBER: _ClassVar[int]
+    COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_HASH_FIELD_NUMBER: _ClassVar[int]
+    SITE_KEY_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATION_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    terms: bytes
+    mask_key: bytes
+    box_key: bytes
+    commitment: bytes
+    chain_count: int
+    chain_hash: bytes
+    site_key: bytes
+    certificate: bytes
+    certification: bytes
+    signature: bytes
+    def __init__(self, name: _Optional[str] = ..., terms: _Optional[bytes] = ..., mask_key: _Optional[bytes] = ..., box_key: _Optional[bytes] = ..., commitment: _Optional[bytes] = ..., chain_count: _Optional[int] = ..., chain_hash: _Optional[bytes] = ..., site_key: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., certification: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class SecureRoster(_message.Message):
+    __slots__ = ("of", "threshold", "members")
+    OF_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    of: SecureSession
+    threshold: int
+    members: _containers.RepeatedCompositeFieldContainer[MemberKeys]
+    def __init__(self, of: _Optional[_Union[SecureSession, _Mapping]] = ..., threshold: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberKeys, _Mapping]]] = ...) -> None: ...
+
+class SecureBox(_message.Message):
+    __slots__ = ("position", "box")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    BOX_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    box: bytes
+    def __init__(self, position: _Optional[int] = ..., box: _Optional[bytes] = ...) -> None: ...
+
+class SecureShares(_message.Message):
+    __slots__ = ("of", "boxes")
+    OF_FIELD_NUMBER: _ClassVar[int]
+    BOXES_FIELD_NUMBER: _ClassVar[int]
+    of: SecureSession
+    boxes: _containers.RepeatedCompositeFieldContainer[SecureBox]
+    def __init__(self, of: _Optional[_Union[SecureSession, _Mapping]] = ..., boxes: _Optional[_Iterable[_Union[SecureBox, _Mapping]]] = ...) -> None: ...
+
+class SecureBoxes(_message.Message):
+    __slots__ = ("of", "boxes")
+    OF_FIELD_NUMBER: _ClassVar[int]
+    BOXES_FIELD_NUMBER: _ClassVar[int]
+    of: SecureSession
+    boxes: _containers.RepeatedCompositeFieldContainer[SecureBox]
+    def __init__(self, of: _Optional[_Union[SecureSession, _Mapping]] = ..., boxes: _Optional[_Iterable[_Union[SecureBox, _Mapping]]] = ...) -> None: ...
+
+class SecureSurvivors(_message.Message):
+    __slots__ = ("of", "members")
+    OF_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    of: SecureSession
+    members: bytes
+    def __init__(self, of: _Optional[_Union[SecureSession, _Mapping]] = ..., members: _Optional[bytes] = ...) -> None: ...
+
+class SecureAgree(_message.Message):
+    __slots__ = ("of", "signature")
+    OF_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    of: SecureSession
+    signature: bytes
+    def __init__(self, of: _Optional[_Union[SecureSession, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class SecureSigned(_message.Message):
+    __slots__ = ("position", "signature")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    signature: bytes
+    def __init__(self, position: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class SecureOpening(_message.Message):
+    __slots__ = ("of", "signed")
+    OF_FIELD_NUMBER: _ClassVar[int]
+    SIGNED_FIELD_NUMBER: _ClassVar[int]
+    of: SecureSession
+    signed: _containers.RepeatedCompositeFieldContainer[SecureSigned]
+    def __init__(self, of: _Optional[_Union[SecureSession, _Mapping]] = ..., signed: _Optional[_Iterable[_Union[SecureSigned, _Mapping]]] = ...) -> None: ...
+
+class SecureReveal(_message.Message):
+    __slots__ = ("of", "shares")
+    OF_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    of: SecureSession
+    shares: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, of: _Optional[_Union[SecureSession, _Mapping]] = ..., shares: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class SecureGone(_message.Message):
+    __slots__ = ("of", "reason", "detail")
+    OF_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    of: SecureSession
+    reason: str
+    detail: str
+    def __init__(self, of: _Optional[_Union[SecureSession, _Mapping]] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("run_id", "round_id", "reason", "submit")

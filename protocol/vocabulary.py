@@ -22,6 +22,7 @@ class Phase(StrEnum):
 
     SELECTING = "selecting"
     COLLECTING = "collecting"
+    SECURING = "securing"
     AGGREGATING = "aggregating"
     COMMITTED = "committed"
     ABANDONED = "abandoned"
@@ -76,6 +77,7 @@ class RejectReason(StrEnum):
     BAD_ENCODING = "bad_encoding"
     NOT_FINITE = "not_finite"
     RUN_ENDED = "run_ended"
+    NOT_IN_SESSION = "not_in_session"
 
 
 class FailureReason(StrEnum):
@@ -99,6 +101,8 @@ class FailureReason(StrEnum):
     CLOCK_SKEW = "clock_skew"
     REPLAYED = "replayed"
     ROLLBACK = "rollback"
+    SESSION_LOST = "session_lost"
+    SESSION_REFUSED = "session_refused"
 
 
 DECLINES = (FailureReason.POLICY_REFUSED, FailureReason.AWAITS_APPROVAL, FailureReason.ROLLBACK)
@@ -158,6 +162,7 @@ class AbandonReason(StrEnum):
     AWAITS_CLIENTS = "awaits_clients"
     AWAITS_ROOM = "awaits_room"
     FILES_LOST = "files_lost"
+    SECURE_FAILED = "secure_failed"
 
 
 class ReleaseReason(StrEnum):

@@ -1,0 +1,135 @@
+"""The promises of a site: which sums it has joined and signed, in a hash chain that its peers remember. Pure.
+
+    hash_k = H("promise", hash_{k-1}, content_k),    hash_0 = 32 zero bytes
+
+A site that loses promises (a backup of its state is put back) could open one update twice. So every member's signed
+keys have the end of its chain, and peers remember the last ends that they saw: a known count with another hash is a
+fork, and its owner is refused until its peers trust a new key.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from atoll.protocol.secure.messages import Chain
+from atoll.protocol.secure.terms import Terms
+from atoll.protocol.secure.transcript import digest
+from atoll.protocol.value_type import value
+
+GENESIS = Chain(0, bytes(32))
+REMEMBERED = 64
+"""Ends of a peer's chain that a site remembers."""
+
+
+class Kind(StrEnum):
+    """The kind of a promise."""
+
+    JOINED = "joined"
+    """Keys were sent for an attempt: no attempt of this round up to it is joined again."""
+    SIGNED = "signed"
+    """Survivors were signed: no other attempt of this round is joined."""
+
+
+@value
+class Promise:
+    """An entry of the chain: what a site has committed itself to.
+
+    Attributes:
+        kind: of the promise.
+        run, purpose, round, attempt, session: as in the terms.
+        base: digest of the base version's manifest.
+        survivors: digest of the signed statement; empty for JOINED.
+    """
+
+    kind: Kind
+    run: str
+    purpose: str
+    round: int
+    attempt: int
+    session: int
+    base: str
+    survivors: str = ""
+
+    def content(self) -> bytes:
+        """Return the entry as bytes."""
+        fields = [self.kind, self.run, self.purpose, self.round, self.attempt, self.session, self.base, self.survivors]
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def promise_of(kind: Kind, terms: Terms, survivors: str = "") -> Promise:
+    """Return the promise of a site that joins, or signs survivors, under these terms."""
+    at = (terms.run, terms.purpose, terms.round, terms.attempt, terms.session)
+    return Promise(kind, *at, terms.model, survivors)
+
+
+def extended(chain: Chain, promise: Promise) -> Chain:
+    """Return the end of a chain after one more promise."""
+    return Chain(chain.count + 1, digest("promise", chain.hash, promise.content()))
+
+
+@dataclass(slots=True)
+class Promises:
+    """What the promises of a site forbid; read from their entries, in order."""
+
+    base_repeats_max: int
+    chain: Chain = GENESIS
+    _newest: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    _signed: set[tuple[str, str, int]] = field(default_factory=set)
+    _bases: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def add(self, promise: Promise) -> None:
+        """Take in an entry that is durable."""
+        self.chain = extended(self.chain, promise)
+        of_run = promise.run, promise.purpose
+        if promise.kind is Kind.JOINED:
+            self._newest[of_run] = max(self._newest.get(of_run, (0, 0)), (promise.round, promise.attempt))
+        else:
+            self._signed.add((*of_run, promise.round))
+            base = promise.base, promise.purpose
+            self._bases[base] = self._bases.get(base, 0) + 1
+
+    def fault(self, terms: Terms) -> str:
+        """Return why a session under these terms must not be joined; empty: it may."""
+        newest = self._newest.get((terms.run, terms.purpose), (0, 0))
+        if (terms.run, terms.purpose, terms.round) in self._signed:
+            return f"this site has signed the survivors of round {terms.round}: no other attempt of it is joined"
+        if (terms.round, terms.attempt) <= newest:
+            return (
+                f"round {terms.round}, attempt {terms.attempt} is not above the newest that this site has joined: "
+                f"round {newest[0]}, attempt {newest[1]}"
+            )
+        signed = self._bases.get((terms.model, terms.purpose), 0)
+        if signed >= self.base_repeats_max:
+            return (
+                f"this site has signed {signed} sums from version {terms.base}; base_repeats_max = "
+                f"{self.base_repeats_max}"
+            )
+        return ""
+
+
+@dataclass(slots=True)
+class PeerChains:
+    """The ends of peers' chains, by site key: the last `REMEMBERED` of each."""
+
+    _ends: dict[bytes, dict[int, bytes]] = field(default_factory=dict)
+
+    def is_fork(self, key: bytes, chain: Chain) -> bool:
+        """Return whether a peer shows another history than before, or an end from before all that are remembered.
+
+        A lower count that is remembered is no fork: the messages of two runs overtake each other.
+        """
+        ends = self._ends.get(key, {})
+        is_old = len(ends) == REMEMBERED and chain.count < min(ends)
+        return is_old or ends.get(chain.count, chain.hash) != chain.hash
+
+    def remember(self, key: bytes, chain: Chain) -> None:
+        """Remember the end of a peer's chain."""
+        ends = self._ends.setdefault(key, {})
+        ends[chain.count] = chain.hash
+        for count in sorted(ends)[:-REMEMBERED]:
+            del ends[count]
+
+    def items(self) -> Iterable[tuple[bytes, Chain]]:
+        """Yield all remembered ends, by site key."""
+        return ((key, Chain(count, digest)) for key, ends in self._ends.items() for count, digest in ends.items())

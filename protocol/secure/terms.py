@@ -1,0 +1,162 @@
+"""The terms of a secure sum: what a session's members agree to add, in which encoding, and how few may open it.
+
+Each invitation states them, within the publisher's signature; a member hashes what it accepts into its signed keys, so
+members with different terms are in no session together. Their digest, without run, round, attempt, session and base,
+is what a site approves.
+"""
+
+import json
+import math
+import struct
+from dataclasses import asdict, fields, replace
+from typing import Any, Literal
+
+from atoll.ground.strict_json import (
+    check_canonical,
+    fields_of,
+    integer,
+    items_of,
+    one_of,
+    read_object,
+    refuse,
+    sha256_hex,
+)
+from atoll.protocol.secure.transcript import digest
+from atoll.protocol.value_type import value
+
+PROTOCOL = 1
+MEMBERS_MIN, MEMBERS_MAX = 3, 64
+BYTES_MAX = 64 * 1024
+ATTEMPTS_MAX = 100
+TWO_THIRDS = "two_thirds"
+_TEXT_MAX = 16 * 1024
+_INT_MAX = 2**53
+
+Purpose = Literal["update", "evaluation", "statistics"]
+
+
+@value
+class Terms:
+    """What the members of one session agree to.
+
+    Attributes:
+        run: the run's id.
+        round: the round's number, or that of the request, by `purpose`.
+        attempt: 1 to `ATTEMPTS_MAX`: another one has new keys and adds the same encoded values.
+        session: number of the session in its round, from 0.
+        purpose: what is added.
+        base: the base version's number.
+        model: digest of the base version's manifest.
+        frozen: digest of the tensors that do not travel; empty: none.
+        task, algorithm, local: as in the invitation.
+        layout: digest of the names, dtypes and shapes that travel, in canonical order.
+        bits: of a word of the sum.
+        clip_norm: largest norm of an update [its units].
+        examples_max: examples with weight 1; 0: all updates have weight 1.
+        ranges: digest of the ranges of the tensors.
+        members_max: most members, for which the words do not overflow.
+        threshold: rule of the least number that opens a sum: "two_thirds", or a number in decimal digits.
+        privacy: terms of differential privacy, JSON; empty: none.
+        receivers: aggregation ranks that get parts of the masked update.
+    """
+
+    run: str
+    round: int
+    attempt: int
+    session: int
+    purpose: Purpose
+    base: int
+    model: str
+    frozen: str
+    task: str
+    algorithm: str
+    local: str
+    layout: str
+    bits: int
+    clip_norm: float
+    examples_max: int
+    ranges: str
+    members_max: int
+    threshold: str
+    privacy: str
+    receivers: tuple[int, ...]
+
+    def canonical(self) -> bytes:
+        """Return the terms as bytes, of which there is one form."""
+        return _canonical({"protocol": PROTOCOL, **asdict(self), "clip_norm": _exact(self.clip_norm)})
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the terms, in a member's signed keys."""
+        return digest("terms", self.canonical())
+
+    @property
+    def approved(self) -> bytes:
+        """SHA-256 of what is the same in all rounds of a run, which a site approves."""
+        return digest("approved", replace(self, round=0, attempt=1, session=0, base=0, model="", ranges="").canonical())
+
+    def threshold_of(self, members: int) -> int:
+        """Return how many of n `members` open a sum: floor(2n / 3) + 1 by the rule "two_thirds"."""
+        return 2 * members // 3 + 1 if self.threshold == TWO_THIRDS else int(self.threshold)
+
+
+def read_terms(data: bytes) -> Terms:
+    """Read the terms of an invitation.
+
+    Raises:
+        ManifestError: they have another form, or a value out of range; the text has its path.
+    """
+    keys = frozenset({"protocol", *(field.name for field in fields(Terms))})
+    found = fields_of(read_object(data, num_bytes_max=BYTES_MAX), "terms", keys=keys)
+    integer(found["protocol"], "terms.protocol", low=PROTOCOL, high=PROTOCOL)
+    one_of(found["purpose"], "terms.purpose", allowed=("update", "evaluation", "statistics"))
+    for name, low, high in (
+        ("round", 0, _INT_MAX),
+        ("attempt", 1, ATTEMPTS_MAX),
+        ("session", 0, _INT_MAX),
+        ("base", 0, _INT_MAX),
+        ("examples_max", 0, 2**40),
+        ("members_max", MEMBERS_MIN, MEMBERS_MAX),
+    ):
+        integer(found[name], f"terms.{name}", low=low, high=high)
+    if found["bits"] not in (32, 64) or type(found["bits"]) is not int:
+        refuse("terms.bits", found["bits"], "32 | 64")
+    for name in ("run", "frozen", "task", "algorithm", "local", "privacy"):
+        if type(found[name]) is not str or len(found[name]) > _TEXT_MAX:
+            refuse(f"terms.{name}", found[name], f"a string of at most {_TEXT_MAX} characters")
+    for name in ("model", "layout", "ranges"):
+        sha256_hex(found[name], f"terms.{name}")
+    _check_threshold(found["threshold"], found["members_max"])
+    receivers = items_of(found["receivers"], "terms.receivers", num_max=4096)
+    ranks = [integer(rank, "terms.receivers", low=0, high=4095) for rank in receivers]
+    if ranks != sorted({*ranks}):
+        refuse("terms.receivers", ranks, "ranks in order, each once")
+    clip_norm = _inexact(found["clip_norm"])
+    if not (math.isfinite(clip_norm) and clip_norm > 0):
+        refuse("terms.clip_norm", clip_norm, "a finite number above 0")
+    del found["protocol"]
+    result = Terms(**{**found, "clip_norm": clip_norm, "receivers": tuple(ranks)})
+    check_canonical(result.canonical(), data)
+    return result
+
+
+def _check_threshold(rule: object, members_max: int) -> None:
+    if rule == TWO_THIRDS:
+        return
+    is_count = type(rule) is str and rule.isascii() and rule.isdecimal() and len(rule) <= 2 and rule == str(int(rule))
+    if not is_count or not 2 <= int(str(rule)) <= members_max:
+        refuse("terms.threshold", rule, f"{TWO_THIRDS!r}, or a count from 2 to {members_max} as a string")
+
+
+def _exact(number: float) -> str:
+    return struct.pack(">d", number).hex()
+
+
+def _inexact(digits: object) -> float:
+    if type(digits) is not str or len(digits) != 16 or digits.strip("0123456789abcdef"):
+        refuse("terms.clip_norm", digits, "the 16 hexadecimal digits of a float")
+    return float(struct.unpack(">d", bytes.fromhex(digits))[0])
+
+
+def _canonical(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()

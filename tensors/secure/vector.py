@@ -1,0 +1,130 @@
+"""The numbers of an update as words of a secure sum, and the sum's words as numbers.
+
+A value u of an update of n_k examples, after the whole update was clipped to the norm C, is the word
+
+    v = round(a u / q) mod 2^bits,    a = n_k / examples_max (1: all updates have weight 1),    q = R / (2^(b-1) - 1)
+
+with b = 22 of 32 bits and 44 of 64, and a range R for each tensor; |v| is at most 2^(b-1) - 1, and what lies beyond
+is cut to it and counted. Rounding is up or down at random, so that the mean of many has no bias; under differential
+privacy it is to the nearest. The sum of n words is exact while n 2^(b-1) < 2^(bits-1).
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+VALUE_BITS = {32: 22, 64: 44}
+"""Bits of one member's value, with its sign, by the bits of a word."""
+WORD_DTYPE: dict[int, np.dtype[Any]] = {32: np.dtype(np.uint32), 64: np.dtype(np.uint64)}
+CHUNK = 1 << 16
+"""Values that are encoded at once."""
+UNIFORM_BITS = 24
+"""Bits of the uniform numbers that decide between up and down; a step's part of less is rounded to the nearest."""
+
+
+class Fill(NamedTuple):
+    """How far the values of a tensor fill its range.
+
+    Attributes:
+        cut: values beyond the range.
+        largest: magnitude, as a part of the range; at most 1.
+    """
+
+    cut: int
+    largest: float
+
+
+def step_of(bits: int, value_range: float) -> float:
+    """Return q, the difference of two neighbouring values of a tensor."""
+    return value_range / ((1 << VALUE_BITS[bits] - 1) - 1)
+
+
+def fault_of(bits: int, members: int, noise_steps: float = 0.0) -> str:
+    """Return why the sum of `members` values could overflow; empty: it cannot.
+
+    Args:
+        bits: of a word.
+        members: most of a session.
+        noise_steps: ten standard deviations of the noise that members add together [steps].
+    """
+    largest, most = members * ((1 << VALUE_BITS[bits] - 1) - 1) + noise_steps, 1 << bits - 1
+    return (
+        ""
+        if largest < most
+        else f"{members} members in words of {bits} bits: the sum is up to {largest:.3g} steps, "
+        f"and a word holds {most - 1:.3g}"
+    )
+
+
+def clip_factor(norm: float, clip_norm: float) -> float:
+    """Return the factor that clips an update: C / max(norm, C), which leaves a zero update as it is.
+
+    Raises:
+        ValueError: the norm is not finite: min(1, C / NaN) would be 1.
+    """
+    if not math.isfinite(norm):
+        raise ValueError(f"the norm of the update is {norm}")
+    return clip_norm / max(norm, clip_norm)
+
+
+def encode(
+    values: NDArray[Any], factor: float, bits: int, value_range: float, uniforms: NDArray[np.uint32] | None
+) -> tuple[NDArray[Any], Fill]:
+    """Return values as words.
+
+    Args:
+        values: finite floats of one tensor, or of a box of it; any shape.
+        factor: a times the clip factor.
+        bits: of a word.
+        value_range: R of the tensor.
+        uniforms: a secret uniform word for each value, which decides between up and down; None: to the nearest.
+
+    Returns:
+        The words, in the shape of the values, and how far they fill the range.
+
+    Raises:
+        ValueError: a value is not finite.
+    """
+    most, dtype = (1 << VALUE_BITS[bits] - 1) - 1, WORD_DTYPE[bits]
+    words = np.empty(values.shape, dtype)
+    flat, out = np.ascontiguousarray(values).reshape(-1), words.reshape(-1)
+    scale = factor / step_of(bits, value_range)
+    cut, largest = 0, 0.0
+    for at in range(0, flat.size, CHUNK):
+        steps = flat[at : at + CHUNK].astype(np.float64) * scale
+        reach = float(np.max(np.abs(steps)))
+        if not math.isfinite(reach):
+            raise ValueError("a value of the update is not finite")
+        largest = max(largest, min(1.0, reach / most))
+        if uniforms is None:
+            rounded = np.rint(steps)
+        else:
+            drawn = (uniforms[at : at + CHUNK] >> np.uint32(32 - UNIFORM_BITS)) * 2.0**-UNIFORM_BITS
+            rounded = np.floor(steps + drawn)
+        if reach > most:
+            cut += int(np.count_nonzero(np.abs(steps) > most))
+        np.clip(rounded, -most, most, out=rounded)
+        out[at : at + CHUNK] = rounded.astype(np.int64).astype(dtype)  # two's complement, modulo 2^bits
+    return words, Fill(cut, largest)
+
+
+def decode(words: NDArray[Any], bits: int, value_range: float) -> NDArray[np.float64]:
+    """Return the sum that words stand for: sum of a u over the members, to within n q."""
+    signed = words.view(np.dtype(f"i{bits // 8}"))
+    return signed.astype(np.float64) * step_of(bits, value_range)
+
+
+def next_range(value_range: float, members: int, cut: int, small: int) -> float:
+    """Return the range of a tensor for the next round, by what members of a committed one have counted.
+
+    Args:
+        value_range: R.
+        members: of the sum.
+        cut: members with a value beyond the range.
+        small: members with all values below 1/64 of it.
+    """
+    if cut:
+        return 4 * value_range
+    return value_range / 8 if small == members else value_range

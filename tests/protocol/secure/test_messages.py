@@ -1,0 +1,37 @@
+"""Bitmaps of members, and what a member signs."""
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.protocol.secure.messages import MemberKeys, bitmap, positions_of
+from tests.server.sessions.small_federation import sites_of, terms_of
+
+
+@given(st.integers(1, 64).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
+def test_a_bitmap_is_read_back(given_set):
+    members, positions = given_set
+    assert positions_of(bitmap(positions, members), members) == positions
+
+
+def test_the_first_position_is_the_highest_bit():
+    assert bitmap({0, 9}, 10) == b"\x80\x40"
+    with pytest.raises(ValueError, match="position 10; allowed: 0 to 9"):
+        positions_of(b"\x00\x20", 10)
+    with pytest.raises(ValueError, match="3 bytes; allowed: 2"):
+        positions_of(bytes(3), 10)
+
+
+def test_every_field_of_a_members_keys_is_signed():
+    [_, send] = sites_of(3)[0].member(terms_of()).start()
+    keys = send.message
+    others = {
+        **{"name": "other", "chain": replace(keys.chain, count=9), "site": replace(keys.site, certificate=b"other")},
+        **{name: bytes(32) for name in ("terms", "mask_key", "box_key", "commitment")},
+    }
+    assert {*others} == {field.name for field in fields(MemberKeys)} - {"signature"}
+    statements = {replace(keys, **{name: other}).statement() for name, other in others.items()}
+    assert len(statements | {keys.statement()}) == len(others) + 1
+    assert replace(keys, signature=b"").statement() == keys.statement()
