@@ -361,6 +361,8 @@ class Intake:
         row, by = record.clients[update.client_id], record.deadline
         if row.fate is not Fate.REPORTED or by is None or policy.is_asynchronous or self.ledger.short_since is not None:
             return
+        if row.sum is not None:  # the deadline was that of its keys; a stage of its session has another one
+            return
         until = by if row.upload_begun_at is None or row.upload_begun_at > by else record.grace_by or by
         if row.fate_at > until:
             raise Violation(3, f"{update} came at {row.fate_at}, after {until}", f"round {record.round_id}")

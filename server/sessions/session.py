@@ -267,6 +267,8 @@ class Session:
             case Stage.MASKING if position in self.masking:
                 senders = sorted(self.masking - {position})
                 return Boxes({sender: self._shares[sender].boxes[position] for sender in senders})
+            case Stage.OPENING if position in self._agreed:
+                return self._opening
             case Stage.AGREEING | Stage.OPENING if position in self.survivors:
-                return self._opening if position in self._agreed else Survivors(self.survivors)
+                return Survivors(self.survivors)
         return None
