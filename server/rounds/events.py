@@ -87,6 +87,7 @@ class ClientJoined:
     profile: Profile = Profile()
     working_on: tuple[RoundId, ...] = ()
     software: str = ""  # software of the agent, such as "atoll 0.1.0"
+    joins_sessions: bool = True  # whether the agent can take part in secure sums
 
 
 @value

@@ -25,6 +25,7 @@ from atoll.protocol.vocabulary import (
     TROUBLES,
     AbandonReason,
     Digest,
+    FailureReason,
     Fate,
     Phase,
     ReleaseReason,
@@ -293,7 +294,12 @@ class RunMachine(Evaluations):
 
     def _client_joined(self, event: ClientJoined, now: float) -> Effects:
         client_id = event.client_id
-        self.ledger.membership.joined(client_id, event.session, event.profile, event.software, now)
+        membership = self.ledger.membership
+        membership.joined(client_id, event.session, event.profile, event.software, now)
+        if self.rules.secure is not None and not event.joins_sessions:
+            why = f"its agent ({event.software or 'an older one'}) takes part in no secure sums: it needs a newer one, with TLS"
+            membership.noted(client_id, FailureReason.SESSION_REFUSED, why, now)
+            membership.declined(client_id)
         effects: list[Effect] = [*self.invitations.joined(client_id, now)]
         effects += (r for round_id in event.working_on for r in self._release(client_id, round_id))
         if self.round is not None:

@@ -198,8 +198,12 @@ class SecureRound(Round):
         if self.phase is Phase.SECURING:
             deadline = of.by
         self.record.clients[client_id].sum = self.record.clients[client_id].sum or MemberRecord(of.record.session)
-        place = SumPlace(of.record.session, of.attempt, self._ranges)
-        return replace(super()._invitation(client_id, deadline), sum=place)
+        return replace(super()._invitation(client_id, deadline), sum=self.place_of(client_id))
+
+    def place_of(self, client_id: ClientId) -> SumPlace:
+        """Return the place of an invited client: its session, and the newest attempt."""
+        of = self._sum_of(client_id)
+        return SumPlace(of.record.session, of.attempt, self._ranges)
 
     def _sum_of(self, client_id: ClientId) -> _Sum:
         return self._sums[self._sessions[client_id]]
