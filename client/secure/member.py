@@ -139,9 +139,15 @@ class Member:
         self.name, self.terms, self.stage = name, terms, Stage.NEW
         self._rules, self._key, self._site, self._trust = rules, key, site, trust
         self._promises, self._peers = promises, peers
+        self._members: tuple[MemberKeys, ...] = ()
         self._why = ""  # why this member has left
         self._answers: dict[type[Question], tuple[Question, tuple[Effect, ...]]] = {}
         self._secrets: _Secrets | None = None
+
+    @property
+    def num_members(self) -> int:
+        """Number of members of the session; 0: not known before the roster."""
+        return len(self._members)
 
     # ------------------------------------------------------------ questions
 
