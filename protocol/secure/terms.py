@@ -97,7 +97,12 @@ class Terms:
 
     def threshold_of(self, members: int) -> int:
         """Return how many of n `members` open a sum: floor(2n / 3) + 1 by the rule "two_thirds"."""
-        return 2 * members // 3 + 1 if self.threshold == TWO_THIRDS else int(self.threshold)
+        return threshold_of(self.threshold, members)
+
+
+def threshold_of(rule: str, members: int) -> int:
+    """Return how many of n `members` open a sum: floor(2n / 3) + 1 by the rule "two_thirds", or the given number."""
+    return 2 * members // 3 + 1 if rule == TWO_THIRDS else int(rule)
 
 
 def read_terms(data: bytes) -> Terms:

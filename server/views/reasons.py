@@ -34,6 +34,7 @@ _REJECTIONS = {
     RejectReason.DIGEST_MISMATCH: "its bytes do not match its manifest",
     RejectReason.NOT_FINITE: "it has values that are NaN or infinite",
     RejectReason.RUN_ENDED: "the run had ended",
+    RejectReason.NOT_IN_SESSION: "it is masked for a session that takes no more updates",
 }
 _FAILURES: dict[str, str] = {
     UPDATE_LOST: "its accepted update was lost on the coordinator's disk",
@@ -55,6 +56,8 @@ _FAILURES: dict[str, str] = {
     FailureReason.CLOCK_SKEW: "the invitation was signed at another time than its clock shows",
     FailureReason.REPLAYED: "it had seen the invitation, or a newer one, before",
     FailureReason.ROLLBACK: "it had seen a newer round or version of the run",
+    FailureReason.SESSION_LOST: "its agent was restarted, and the secrets of its session were in memory",
+    FailureReason.SESSION_REFUSED: "it has left the session of its secure sum",
 }
 _LOSSES: dict[str, str] = {
     FILES_LOST: "the message, or its reply, was lost on the coordinator's disk",
