@@ -38,9 +38,10 @@ from atoll.protocol.secure.messages import (
     Survivors,
     survivors_statement,
 )
+from atoll.protocol.secure.session_size import MEMBERS_MIN
 from atoll.protocol.secure.shamir import split
 from atoll.protocol.secure.site_key import SiteIdentity, is_signed
-from atoll.protocol.secure.terms import MEMBERS_MIN, Terms
+from atoll.protocol.secure.terms import Terms
 from atoll.protocol.secure.transcript import box_key, commitment, digest, mask_key, self_key, session_id
 from atoll.protocol.value_type import value
 

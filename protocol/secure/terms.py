@@ -21,14 +21,12 @@ from atoll.ground.strict_json import (
     refuse,
     sha256_hex,
 )
+from atoll.protocol.secure.session_size import ATTEMPTS_MAX, MEMBERS_MAX, MEMBERS_MIN, TWO_THIRDS, threshold_of
 from atoll.protocol.secure.transcript import digest
 from atoll.protocol.value_type import value
 
 PROTOCOL = 1
-MEMBERS_MIN, MEMBERS_MAX = 3, 64
 BYTES_MAX = 64 * 1024
-ATTEMPTS_MAX = 100
-TWO_THIRDS = "two_thirds"
 _TEXT_MAX = 16 * 1024
 _INT_MAX = 2**53
 
@@ -96,13 +94,8 @@ class Terms:
         return digest("approved", replace(self, round=0, attempt=1, session=0, base=0, model="", ranges="").canonical())
 
     def threshold_of(self, members: int) -> int:
-        """Return how many of n `members` open a sum: floor(2n / 3) + 1 by the rule "two_thirds"."""
+        """Return how many of n `members` open a sum."""
         return threshold_of(self.threshold, members)
-
-
-def threshold_of(rule: str, members: int) -> int:
-    """Return how many of n `members` open a sum: floor(2n / 3) + 1 by the rule "two_thirds", or the given number."""
-    return 2 * members // 3 + 1 if rule == TWO_THIRDS else int(rule)
 
 
 def read_terms(data: bytes) -> Terms:
