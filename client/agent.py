@@ -314,10 +314,8 @@ class Agent:
         match event:
             case None:
                 return
-            case Asked(request) if (decision := self._objection(request)) is not None:
-                event = self._forbidden(request, decision)
-            case Asked(Invitation() as invitation) if fault := self._sums.fault(invitation):
-                event = Forbidden(invitation, FailureReason.SESSION_REFUSED, fault)
+            case Asked(request) if (forbidden := self._objection(request)) is not None:
+                event = forbidden
             case Asked(Invitation() as invitation):
                 self._log_invitation(invitation)
                 crash_points.reached("agent.invited")
@@ -384,12 +382,15 @@ class Agent:
 
     # ------------------------------------------------------------ the policy
 
-    def _objection(self, request: Request) -> Decision | None:
-        """Return the policy's objection to a request, or None; a round whose update is spooled starts no job."""
-        is_done = request.key in self.session.outgoing or request.key in self.session.encoded
-        if is_done or (decision := self._gate.ask(request)).is_allowed:
+    def _objection(self, request: Request) -> Forbidden | None:
+        """Return the site's objection to a request, or None; a round whose update is spooled starts no job."""
+        if request.key in self.session.outgoing or request.key in self.session.encoded:
             return None
-        return decision
+        if not (decision := self._gate.ask(request)).is_allowed:
+            return self._forbidden(request, decision)
+        if isinstance(request, Invitation) and (fault := self._sums.fault(request)):
+            return Forbidden(request, FailureReason.SESSION_REFUSED, fault)
+        return None
 
     def _forbidden(self, request: Request, decision: Decision) -> Forbidden:
         self._has_declined = True

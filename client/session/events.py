@@ -191,7 +191,7 @@ class Masked:
 
 @value
 class SumOver:
-    """The session of a secure sum needs the encoded update no more: it was opened, or this client has left it for good."""
+    """The encoded update of a secure sum is not needed any more: the sum was opened."""
 
     key: Key
 

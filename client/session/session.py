@@ -210,12 +210,8 @@ class Session:
                 return self._job_advanced(event, now)
             case Answered() | UploadCut():
                 return self._upload_ended(event, now)
-            case Masked(key, digest):
-                if key not in self.encoded:
-                    return (Discard(key, digest),)
-                self.outgoing[key] = Outgoing(digest, retry_at=now)
-            case SumOver(key):
-                return self._forget([key])
+            case Masked() | SumOver():
+                return self._sum_advanced(event, now)
             case Connected():
                 self.is_connected, self._num_dials = True, 0
                 for outgoing in self.outgoing.values():
@@ -344,14 +340,9 @@ class Session:
                     return (Discard(key, digest),)
                 self.outgoing[key] = Outgoing(digest, retry_at=now)
                 return ()
-            case Encoded(key):
+            case Encoded():
                 self.job = None
-                if job.is_released:
-                    return (Forget(key),)
-                assert isinstance(job.request, Invitation)
-                older = [other for other in self.encoded if other[1] == key[1] and other[2] < key[2]]
-                self.encoded[key] = 1
-                return (*self._forget(older), Join(job.request))
+                return self._begin_sum(job)
             case Evaluated(_, statistics, detail, reason):
                 self.job = None
                 if job.is_released:
@@ -394,8 +385,26 @@ class Session:
             effects.append(Discard(key, self.outgoing.pop(key).digest))
         return (*effects, *self._forget([key]))
 
+    def _begin_sum(self, job: Job) -> Effects:
+        """Join the session of a finished training; the sums of earlier rounds of its run are over."""
+        request, key = job.request, job.request.key
+        assert isinstance(request, Invitation)
+        older = [other for other in self.encoded if other[1] == key[1] and other[2] < key[2]]
+        if job.is_released:
+            return (*self._forget(older), Forget(key))
+        self.encoded[key] = 1
+        return (*self._forget(older), Join(request))
+
+    def _sum_advanced(self, event: Masked | SumOver, now: float) -> Effects:
+        if isinstance(event, SumOver):
+            return self._forget([event.key])
+        if event.key not in self.encoded:
+            return (Discard(event.key, event.digest),)
+        self.outgoing[event.key] = Outgoing(event.digest, retry_at=now)
+        return ()
+
     def _join(self, invitation: Invitation) -> Effects:
-        """Join a session again, or another attempt at its sum, in which the masked update of an earlier one is worthless."""
+        """Join a session again, or another attempt: what was masked for an earlier one is worthless in it."""
         key, terms = invitation.key, invitation.secure
         if terms is None:
             return self._report(invitation, FailureReason.SESSION_REFUSED, "the update was trained for a secure sum")

@@ -29,6 +29,7 @@ PROTOCOL = 1
 BYTES_MAX = 64 * 1024
 _TEXT_MAX = 16 * 1024
 _INT_MAX = 2**53
+_METRICS_MAX, _SUMS_MAX, _NAME_MAX = 100, 10_000, 200
 
 Purpose = Literal["update", "evaluation", "statistics"]
 
@@ -56,6 +57,7 @@ class Terms:
         threshold: rule of the least number that opens a sum: "two_thirds", or a number in decimal digits.
         privacy: terms of differential privacy, JSON; empty: none.
         receivers: aggregation ranks that get parts of the masked update.
+        metrics: of the training whose sums are added, by name, each with its number of sums.
     """
 
     run: str
@@ -78,6 +80,7 @@ class Terms:
     threshold: str
     privacy: str
     receivers: tuple[int, ...]
+    metrics: tuple[tuple[str, int], ...] = ()
 
     def canonical(self) -> bytes:
         """Return the terms as bytes, of which there is one form."""
@@ -133,9 +136,21 @@ def read_terms(data: bytes) -> Terms:
     if not (math.isfinite(clip_norm) and clip_norm > 0):
         refuse("terms.clip_norm", clip_norm, "a finite number above 0")
     del found["protocol"]
-    result = Terms(**{**found, "clip_norm": clip_norm, "receivers": tuple(ranks)})
+    metrics = _metrics(found["metrics"])
+    result = Terms(**{**found, "clip_norm": clip_norm, "receivers": tuple(ranks), "metrics": metrics})
     check_canonical(result.canonical(), data)
     return result
+
+
+def _metrics(pairs: object) -> tuple[tuple[str, int], ...]:
+    result = []
+    for pair in items_of(pairs, "terms.metrics", num_max=_METRICS_MAX):
+        if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not str or not 0 < len(pair[0]) <= _NAME_MAX:
+            refuse("terms.metrics", pair, "pairs of a name and a number of sums")
+        result.append((pair[0], integer(pair[1], "terms.metrics", low=1, high=_SUMS_MAX)))
+    if result != sorted({*result}) or len(dict(result)) < len(result):
+        refuse("terms.metrics", result, "metrics in order, each once")
+    return tuple(result)
 
 
 def _check_threshold(rule: object, members_max: int) -> None:
