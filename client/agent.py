@@ -69,7 +69,6 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.build import software
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.manifest import VersionManifest
-from atoll.protocol.secure.wire import kind_of
 from atoll.protocol.vocabulary import DECLINES, FailureReason, RunId, RunState
 from atoll.tensors.codecs.names import supported
 
@@ -308,11 +307,9 @@ class Agent:
                 return
             event = self._verifier.timed(message, event)
         self._note(message)
-        if kind_of(message):
-            self._sums.asked(message)
-            return
         match event:
             case None:
+                self._sums.asked(message)
                 return
             case Asked(request) if (forbidden := self._objection(request)) is not None:
                 event = forbidden

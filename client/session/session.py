@@ -213,11 +213,7 @@ class Session:
             case Masked() | SumOver():
                 return self._sum_advanced(event, now)
             case Connected():
-                self.is_connected, self._num_dials = True, 0
-                for outgoing in self.outgoing.values():
-                    outgoing.retry_at = now
-                if self.job is not None:
-                    self.job.news_by = now + self.rules.lease
+                self._connected(now)
             case Disconnected():
                 self.is_connected = False
                 self.waiting.clear()  # the coordinator asks again for what it still wants
@@ -229,6 +225,13 @@ class Session:
             case RunEnded(run_id):
                 return self._run_ended(run_id, now)
         return ()
+
+    def _connected(self, now: float) -> None:
+        self.is_connected, self._num_dials = True, 0
+        for outgoing in self.outgoing.values():
+            outgoing.retry_at = now
+        if self.job is not None:
+            self.job.news_by = now + self.rules.lease
 
     def is_at_work_for(self, key: Key) -> bool:
         """Return whether a request is running or waiting here, so that its update is not finished."""
@@ -327,9 +330,7 @@ class Session:
     ) -> Effects:
         job = self.job
         if job is None or job.request.key != event.key:
-            if isinstance(event, Encoded):
-                return (Forget(event.key),)
-            return (Discard(event.key, event.digest),) if isinstance(event, Trained) else ()
+            return _discarded(event)
         match event:
             case ModelReady():
                 job.is_ready = True
@@ -475,6 +476,16 @@ class Session:
 def mean_upload_seconds(before: float | None, seconds: float) -> float:
     """Return the moving average of upload durations after one more: the first, then half old and half new."""
     return seconds if before is None else 0.5 * before + 0.5 * seconds
+
+
+def _discarded(event: Event) -> Effects:
+    """Return what deletes the result of a job that the session has given up."""
+    match event:
+        case Encoded(key):
+            return (Forget(key),)
+        case Trained(key, digest):
+            return (Discard(key, digest),)
+    return ()
 
 
 def _evaluation_report(

@@ -115,7 +115,9 @@ class SecureSums:
         membership.task = self._spawn(self._work(membership))
 
     def asked(self, message: pb.ServerMessage) -> None:
-        """Hand a question of the coordinator to the member that it is for."""
+        """Hand a question of the coordinator to the member that it is for; another message is for no member."""
+        if not wire.kind_of(message):
+            return
         of = wire.name_of(message)
         membership = self._members.get(("round", of.run, of.round))
         if membership is None or _name(membership.member.terms) != of:
