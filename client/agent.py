@@ -50,6 +50,7 @@ from atoll.client.session.events import (
 )
 from atoll.client.session.rollback_rules import Refused, run_of
 from atoll.client.session.session import Session, SessionRules
+from atoll.client.site.security import SiteSecurity
 from atoll.client.wire import messages
 from atoll.client.wire.coordinator_connection import ConnectionHandlers, CoordinatorConnection
 from atoll.client.wire.messages import BadMessage
@@ -91,6 +92,7 @@ class Agent:
         gate: the site's policy.
         membership: the coordinator's address, and how to dial it.
         verifier: checks the coordinator's messages; None: the connection is `--insecure`, and nothing is signed.
+        security: the site's part in secure sums; None: it joins none.
     """
 
     def __init__(
@@ -102,9 +104,11 @@ class Agent:
         gate: Gate,
         membership: Membership,
         verifier: Verifier | None = None,
+        *,
+        security: SiteSecurity | None = None,
     ) -> None:
         self._config, self._tasks, self._runner = config, frozenset(tasks), runner
-        self._gate, self._membership, self._verifier = gate, membership, verifier
+        self._gate, self._membership, self._verifier, self._security = gate, membership, verifier, security
         self._loop, self._rng = asyncio.get_running_loop(), random.Random(config.site)
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._background: set[asyncio.Task[Any]] = set()
@@ -258,7 +262,7 @@ class Agent:
             site=self._config.site,
             session=secrets.token_hex(8),
             tasks=self._tasks,
-            num_examples=self._num_examples,
+            num_examples=self._num_examples if self._security is None or self._security.tells_examples else 0,
             label=self._config.label,
             working_on=self.session.working_on,
             software=software(),

@@ -6,6 +6,7 @@ Events are in the past tense, effects are imperatives. An update is referred to 
 from collections.abc import Mapping
 from dataclasses import field
 
+from atoll.protocol.secure.terms import Terms
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import Digest, FailureReason, ReleaseReason, RoundId, RunId, Version
 from atoll.training.statistics.parts import SiteStatistics
@@ -50,6 +51,8 @@ class Invitation:
     """The number of the run, for Flower apps; 0: not known."""
     asked_at: float = 0.0
     """Instant of the first invitation to this round, for Flower apps [s since the epoch]; 0: not known."""
+    secure: Terms | None = None
+    """Terms of the secure sum that the update is for; None: a plain update."""
     key: tuple[str, RunId, int] = field(init=False, repr=False, compare=False)
     """Name of the job; stored, because a round of a client uses it eleven times."""
 
