@@ -111,7 +111,7 @@ class Agent:
         security: SiteSecurity | None = None,
     ) -> None:
         self._config, self._tasks, self._runner = config, frozenset(tasks), runner
-        self._gate, self._membership, self._verifier = gate, membership, verifier
+        self._gate, self._membership, self._verifier, self._security = gate, membership, verifier, security
         self._loop, self._rng = asyncio.get_running_loop(), random.Random(config.site)
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._background: set[asyncio.Task[Any]] = set()
@@ -275,7 +275,7 @@ class Agent:
             site=self._config.site,
             session=secrets.token_hex(8),
             tasks=self._tasks,
-            num_examples=self._num_examples,
+            num_examples=self._num_examples if self._security is None or self._security.tells_examples else 0,
             label=self._config.label,
             working_on=self.session.working_on,
             software=software(),

@@ -240,8 +240,11 @@ class Member:
             self._trust(member)
         except NotTrusted as fault:
             raise _Refused(str(fault)) from None
+        is_fork = self._peers.is_fork(member.site.key, member.chain)
+        if is_fork:
+            self._peers.forked.add(member.site.key)
         _check(
-            not self._peers.is_fork(member.site.key, member.chain),
+            not is_fork,
             f"the promises of {member.name} are others than this site has seen: its state was put back to an older one",
         )
 

@@ -1,4 +1,4 @@
-"""The agent's session with secure sums: an encoded update joins its session, again after a restart, until it is over."""
+"""The agent's session with secure sums: an encoded update joins its session until that is over."""
 
 import random
 from dataclasses import replace
