@@ -95,6 +95,11 @@ class Promises:
         """Return whether this site has joined a session for the updates of a round."""
         return (run, "update", round_id) in self._joined
 
+    def has_begun(self, terms: Terms) -> bool:
+        """Return whether this site has joined this attempt, or a later one of its round."""
+        newest_round, attempt = self._newest.get((terms.run, terms.purpose), (0, 0))
+        return newest_round == terms.round and terms.attempt <= attempt
+
     def fault(self, terms: Terms) -> str:
         """Return why a session under these terms must not be joined; empty: it may."""
         newest = self._newest.get((terms.run, terms.purpose), (0, 0))

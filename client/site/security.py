@@ -113,6 +113,10 @@ class SiteSecurity:
         """
         return self.policy_fault(terms, run) or self._promised().fault(terms)
 
+    def has_joined(self, terms: Terms) -> bool:
+        """Return whether this site has joined this attempt at a sum already, in this process or an earlier one."""
+        return self._promised().has_begun(terms)
+
     def policy_fault(self, terms: Terms, run: RunId) -> str:
         """Return why the policy does not allow these terms, whatever this site has promised; empty: it does.
 
