@@ -173,7 +173,7 @@ class SecureSums:
         match effect:
             case KeepPromise(promise):
                 self._security.keep(promise)
-                crash_points.reached(f"agent.promised_{promise.kind}")
+                crash_points.reached("agent.promised", promise.kind)
             case Mask(streams):
                 self._security.remember_peers()
                 await self._mask(membership, [(stream.key, stream.sign) for stream in streams])
