@@ -69,7 +69,6 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.build import software
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.manifest import VersionManifest
-from atoll.protocol.secure.wire import kind_of
 from atoll.protocol.vocabulary import DECLINES, FailureReason, RunId, RunState
 from atoll.tensors.codecs.names import supported
 
@@ -112,7 +111,7 @@ class Agent:
         security: SiteSecurity | None = None,
     ) -> None:
         self._config, self._tasks, self._runner = config, frozenset(tasks), runner
-        self._gate, self._membership, self._verifier = gate, membership, verifier
+        self._gate, self._membership, self._verifier, self._security = gate, membership, verifier, security
         self._loop, self._rng = asyncio.get_running_loop(), random.Random(config.site)
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._background: set[asyncio.Task[Any]] = set()
@@ -276,7 +275,7 @@ class Agent:
             site=self._config.site,
             session=secrets.token_hex(8),
             tasks=self._tasks,
-            num_examples=self._num_examples,
+            num_examples=self._num_examples if self._security is None or self._security.tells_examples else 0,
             label=self._config.label,
             working_on=self.session.working_on,
             software=software(),
@@ -308,16 +307,12 @@ class Agent:
                 return
             event = self._verifier.timed(message, event)
         self._note(message)
-        if kind_of(message):
-            self._sums.asked(message)
-            return
         match event:
             case None:
+                self._sums.asked(message)
                 return
-            case Asked(request) if (decision := self._objection(request)) is not None:
-                event = self._forbidden(request, decision)
-            case Asked(Invitation() as invitation) if fault := self._sums.fault(invitation):
-                event = Forbidden(invitation, FailureReason.SESSION_REFUSED, fault)
+            case Asked(request) if (forbidden := self._objection(request)) is not None:
+                event = forbidden
             case Asked(Invitation() as invitation):
                 self._log_invitation(invitation)
                 crash_points.reached("agent.invited")
@@ -384,12 +379,15 @@ class Agent:
 
     # ------------------------------------------------------------ the policy
 
-    def _objection(self, request: Request) -> Decision | None:
-        """Return the policy's objection to a request, or None; a round whose update is spooled starts no job."""
-        is_done = request.key in self.session.outgoing or request.key in self.session.encoded
-        if is_done or (decision := self._gate.ask(request)).is_allowed:
+    def _objection(self, request: Request) -> Forbidden | None:
+        """Return the site's objection to a request, or None; a round whose update is spooled starts no job."""
+        if request.key in self.session.outgoing or request.key in self.session.encoded:
             return None
-        return decision
+        if not (decision := self._gate.ask(request)).is_allowed:
+            return self._forbidden(request, decision)
+        if isinstance(request, Invitation) and (fault := self._sums.fault(request)):
+            return Forbidden(request, FailureReason.SESSION_REFUSED, fault)
+        return None
 
     def _forbidden(self, request: Request, decision: Decision) -> Forbidden:
         self._has_declined = True

@@ -1,14 +1,15 @@
 """The shell around this agent's members of sessions: the coordinator's questions in, promises, answers and masks out.
 
-One task does the steps of each member in order, as a promise is durable before what follows it leaves. A member lives in
-memory alone: after a restart its encoded update may join another attempt, and to everything else the answer is that the
-session is lost.
+One task does the steps of each member in order, as a promise is durable before what follows it leaves. A member lives
+in memory alone: after a restart its encoded update may join another attempt, and to everything else the answer is that
+the session is lost.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from atoll.client.disk.spool import SpoolFull
 from atoll.client.disk.stores import Stores
 from atoll.client.secure.agreed import fault_of_terms
 from atoll.client.secure.member import Effect, KeepPromise, Mask, Member, Send, Stage
-from atoll.client.session.events import Event, Invitation, Key, Masked, SumOver
+from atoll.client.session.events import Event, Invitation, Key, Masked
 from atoll.client.site.security import OPENED, SiteSecurity
 from atoll.ground.durable import remove
 from atoll.ground.process import crash_points
@@ -27,7 +28,7 @@ from atoll.protocol.secure.messages import Gone, Reveal
 from atoll.protocol.secure.terms import Terms
 from atoll.protocol.secure.wire import BadForm, SessionName
 from atoll.protocol.threads import on_thread
-from atoll.protocol.vocabulary import FailureReason
+from atoll.protocol.vocabulary import Digest, FailureReason, RoundId, RunId
 from atoll.tensors.masked.mask import mask_update
 from atoll.tensors.safetensors_file import parse_header
 from atoll.tensors.secure.masked_layout import EXACT
@@ -114,7 +115,9 @@ class SecureSums:
         membership.task = self._spawn(self._work(membership))
 
     def asked(self, message: pb.ServerMessage) -> None:
-        """Hand a question of the coordinator to the member that it is for."""
+        """Hand a question of the coordinator to the member that it is for; another message is for no member."""
+        if not wire.kind_of(message):
+            return
         of = wire.name_of(message)
         membership = self._members.get(("round", of.run, of.round))
         if membership is None or _name(membership.member.terms) != of:
@@ -146,8 +149,9 @@ class SecureSums:
         for membership in self._members.values():
             assert self._security is not None
             member = membership.member
-            if member.stage is not Stage.ENDED and (fault := self._security.policy_fault(member.terms, member.terms.run)):
-                membership.steps.put_nowait(lambda member=member, fault=fault: member.leave(fault))
+            fault = self._security.policy_fault(member.terms, RunId(member.terms.run))
+            if fault and member.stage is not Stage.ENDED:
+                membership.steps.put_nowait(partial(member.leave, fault))
 
     # ------------------------------------------------------------ out
 
@@ -169,7 +173,7 @@ class SecureSums:
         match effect:
             case KeepPromise(promise):
                 self._security.keep(promise)
-                crash_points.reached(f"agent.promised_{promise.kind}")
+                crash_points.reached("agent.promised", promise.kind)
             case Mask(streams):
                 self._security.remember_peers()
                 await self._mask(membership, [(stream.key, stream.sign) for stream in streams])
@@ -195,10 +199,13 @@ class SecureSums:
         if self._members.get(key) is membership:
             self._on_event(Masked(key, digest))
 
-    def _masked(self, path: Path, encoded: UpdateManifest, streams: list[tuple[bytes, int]]) -> str:
+    def _masked(self, path: Path, encoded: UpdateManifest, streams: list[tuple[bytes, int]]) -> Digest:
         """Mask an encoded update into the spool; return the digest of what is sent."""
         stored = parse_header(path)[0]
-        layout = (*sorted((t for t in stored if t.name != EXACT), key=lambda t: t.name), *(t for t in stored if t.name == EXACT))
+        layout = (
+            *sorted((t for t in stored if t.name != EXACT), key=lambda t: t.name),
+            *(t for t in stored if t.name == EXACT),
+        )
         pieces = mask_update(path, self._out, layout, streams)
         manifest = replace(encoded, pieces=tuple(pieces))
         entry = self._encoded[("round", encoded.run_id, encoded.round_id)]
@@ -214,4 +221,4 @@ class SecureSums:
 
 
 def _name(terms: Terms) -> SessionName:
-    return SessionName(terms.run, terms.round, terms.attempt, terms.session)
+    return SessionName(RunId(terms.run), RoundId(terms.round), terms.attempt, terms.session)

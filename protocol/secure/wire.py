@@ -21,9 +21,9 @@ from atoll.protocol.secure.messages import (
     bitmap,
     positions_of,
 )
+from atoll.protocol.secure.session_size import MEMBERS_MAX
 from atoll.protocol.secure.shamir import PRIME, SHARE_BYTES
 from atoll.protocol.secure.site_key import SiteIdentity
-from atoll.protocol.secure.terms import MEMBERS_MAX
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import FailureReason, RoundId, RunId
 

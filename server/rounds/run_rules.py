@@ -110,7 +110,7 @@ class RunRules:
     """The wait for clients; None: a round without them is abandoned, as in a simulation and in runs of earlier
     releases."""
     secure: SecureRules | None = None
-    """The rules of secure sums; None: updates are plain."""
+    """The rules of secure sums; None: updates are sent plain."""
 
     @property
     def watched(self) -> tuple[WatchedMetric, ...]:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from atoll.ground.printable import count_of
 from atoll.protocol.secure import wire
 from atoll.protocol.secure.messages import Answer, Gone, MemberKeys, Position, Roster
-from atoll.protocol.secure.terms import MEMBERS_MIN, threshold_of
+from atoll.protocol.secure.session_size import MEMBERS_MIN, threshold_of
 from atoll.protocol.vocabulary import (
     AbandonReason,
     ClientId,

@@ -6,6 +6,8 @@ from atoll.ground.printable import conclusion, count_of
 from atoll.protocol.secure.messages import Boxes, Opening, Question, Roster, Survivors
 from atoll.protocol.vocabulary import FailureReason, Fate
 from atoll.server.rounds.events import (
+    Abandon,
+    Aggregate,
     Effect,
     Event,
     KeysCame,
@@ -18,7 +20,13 @@ from atoll.server.rounds.record import ClientRecord, MemberRecord, RoundRecord, 
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.sessions.session import Stage
 
-STEPS = (("keys_at", "keys"), ("shares_at", "shares"), ("masked_at", "its masked update"), ("signed_at", "its signature"), ("revealed_at", "its reveal"))
+STEPS = (
+    ("keys_at", "keys"),
+    ("shares_at", "shares"),
+    ("masked_at", "its masked update"),
+    ("signed_at", "its signature"),
+    ("revealed_at", "its reveal"),
+)
 """The messages of a member in their order, by the fields of its record."""
 
 _OF_QUESTION: dict[type[Question], str] = {
@@ -67,7 +75,7 @@ def _told(effects: tuple[Effect, ...]) -> Iterator[str]:
 
 def _ended(machine: RunMachine, effects: tuple[Effect, ...]) -> Iterator[str]:
     """Yield a line for each sum that has no result, once the round has closed them all."""
-    rounds = {effect.round_id for effect in effects if type(effect).__name__ in ("Aggregate", "Abandon")}
+    rounds = {effect.round_id for effect in effects if isinstance(effect, Aggregate | Abandon)}
     for round_id in sorted(rounds):
         record = machine.record_of(round_id)
         for each in record.sums if record is not None else ():
@@ -81,7 +89,9 @@ def _ended(machine: RunMachine, effects: tuple[Effect, ...]) -> Iterator[str]:
 def sum_sentences(record: RoundRecord) -> Iterator[str]:
     """Yield a sentence about each secure sum of a round."""
     for each in record.sums:
-        names = [c for c, row in sorted(record.clients.items()) if row.sum is not None and row.sum.session == each.session]
+        names = [
+            c for c, row in sorted(record.clients.items()) if row.sum is not None and row.sum.session == each.session
+        ]
         yield f"Session {each.session} ({', '.join(names)}): {_sum(each)}."
 
 
@@ -100,7 +110,7 @@ def _sum(each: SumRecord) -> str:
 
 
 def member_sentence(client: ClientRecord) -> str:
-    """Return what a client has sent in its session, and why not the rest, as the end of a sentence; empty: no session."""
+    """Return the end of a sentence: what a client has sent in its session, and why not the rest; empty: none."""
     member = client.sum
     if member is None:
         return ""
