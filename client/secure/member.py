@@ -140,14 +140,18 @@ class Member:
         self.name, self.terms, self.stage = name, terms, Stage.NEW
         self._rules, self._key, self._site, self._trust = rules, key, site, trust
         self._promises, self._peers = promises, peers
+        self._why = ""  # why this member has left
         self._answers: dict[type[Question], tuple[Question, tuple[Effect, ...]]] = {}
         self._secrets: _Secrets | None = None
 
     # ------------------------------------------------------------ questions
 
     def start(self) -> list[Effect]:
-        """Join: return the promise, and the member's signed keys."""
-        assert self.stage is Stage.NEW
+        """Join: return the promise, and the member's signed keys; a repeated start returns the same message alone."""
+        if self.stage is Stage.ENDED:
+            return [Send(Gone(self._why))]
+        if self.stage is not Stage.NEW:
+            return [Send(self._keys)]
         if fault := self._promises.fault(self.terms):
             return self._leave(fault)
         promise = promise_of(Kind.JOINED, self.terms)
@@ -322,7 +326,7 @@ class Member:
     def _leave(self, reason: str) -> list[Effect]:
         if self.stage is Stage.ENDED:
             return []
-        self.stage, self._secrets = Stage.ENDED, None
+        self.stage, self._secrets, self._why = Stage.ENDED, None, reason
         self._answers.clear()
         return [Send(Gone(reason))]
 

@@ -6,6 +6,7 @@ Events are in the past tense, effects are imperatives. An update is referred to 
 from collections.abc import Mapping
 from dataclasses import field
 
+from atoll.protocol.secure.terms import Terms
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import Digest, FailureReason, ReleaseReason, RoundId, RunId, Version
 from atoll.training.statistics.parts import SiteStatistics
@@ -50,6 +51,10 @@ class Invitation:
     """The number of the run, for Flower apps; 0: not known."""
     asked_at: float = 0.0
     """Instant of the first invitation to this round, for Flower apps [s since the epoch]; 0: not known."""
+    secure: Terms | None = None
+    """Terms of the secure sum that the update is for; None: a plain update."""
+    ranges: tuple[int, ...] = ()
+    """Exponents of the ranges of its float tensors, in canonical order; empty: all 0."""
     key: tuple[str, RunId, int] = field(init=False, repr=False, compare=False)
     """Name of the job; stored, because a round of a client uses it eleven times."""
 
@@ -170,6 +175,28 @@ class Trained:
 
 
 @value
+class Encoded:
+    """The training has ended, and its update for a secure sum is encoded and durable. It is never sent as it is."""
+
+    key: Key
+
+
+@value
+class Masked:
+    """The encoded update is masked for its session, and in the spool."""
+
+    key: Key
+    digest: Digest
+
+
+@value
+class SumOver:
+    """The session of a secure sum needs the encoded update no more: it was opened, or this client has left it for good."""
+
+    key: Key
+
+
+@value
 class Evaluated:
     """The evaluation has ended, with sums or without."""
 
@@ -229,6 +256,9 @@ Event = (
     | RunEnded
     | ModelReady
     | Trained
+    | Encoded
+    | Masked
+    | SumOver
     | Evaluated
     | StatisticsMade
     | JobFailed
@@ -280,6 +310,20 @@ class StopWork:
 @value
 class KillWorker:
     """Kill the worker: it did not stop in time."""
+
+    key: Key
+
+
+@value
+class Join:
+    """Join the session that an invitation names, with the encoded update; again: repeat what it was last told."""
+
+    invitation: Invitation
+
+
+@value
+class Forget:
+    """Delete the encoded update of a secure sum, and leave its session."""
 
     key: Key
 
@@ -347,6 +391,8 @@ Effect = (
     | Extend
     | StopWork
     | KillWorker
+    | Join
+    | Forget
     | Upload
     | Discard
     | ReportFailure

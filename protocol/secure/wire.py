@@ -107,6 +107,18 @@ def answer_of(message: pb.ClientMessage) -> MemberKeys | Answer | Gone:
     raise BadForm("it is no message of a session")
 
 
+def encoded(message: pb.ClientMessage) -> bytes:
+    """Return a member's message as bytes, for the journal."""
+    return message.SerializeToString(deterministic=True)
+
+
+def answer_from(content: bytes) -> MemberKeys | Answer | Gone:
+    """Read a member's message from `encoded` bytes; raises the errors of `answer_of`."""
+    message = pb.ClientMessage()
+    message.ParseFromString(content)
+    return answer_of(message)
+
+
 # ---------------------------------------------------------------- the coordinator's messages
 
 
