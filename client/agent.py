@@ -32,7 +32,9 @@ from atoll.client.session.events import (
     Event,
     Extend,
     Forbidden,
+    Forget,
     Invitation,
+    Join,
     Key,
     KillWorker,
     ModelRequest,
@@ -58,6 +60,7 @@ from atoll.client.wire.uploads import Uploads
 from atoll.client.work.job_slot import JobSlot
 from atoll.client.work.jobs import Jobs
 from atoll.client.work.runner import Runner
+from atoll.client.work.secure_sums import SecureSums
 from atoll.client.work.version_fetcher import NotAdmitted, VersionFetcher
 from atoll.ground.backoff import delay
 from atoll.ground.printable import count_of, printable
@@ -118,7 +121,9 @@ class Agent:
         self._has_declined = False  # the policy may later allow what it declined
         self._process, self._folder_id = secrets.token_hex(8), state.folder_id
         self._stores = Stores.open(state, spool_max_bytes=config.spool_max_bytes)
-        self.session = Session(self._session_rules(), self._rng, self._stores.spool.entries())
+        self.session = Session(
+            self._session_rules(), self._rng, self._stores.spool.entries(), self._stores.encoded.entries()
+        )
         self._connection = self._make_connection()
         self._uploads = Uploads(
             self._stores.spool,
@@ -129,6 +134,14 @@ class Agent:
             ask=gate.ask_upload,
             report=self._report_failure,
             disclosure=lambda: gate.disclosure,
+        )
+        self._sums = SecureSums(
+            config.site,
+            self._stores,
+            security,
+            send=self._connection.send,
+            spawn=self._spawn,
+            on_event=self._receive,
         )
         self._slot = self._make_job_slot()
         keeper, address = membership.keeper, membership.address
@@ -270,6 +283,7 @@ class Agent:
         )
         hello.process, hello.folder, hello.clock = self._process, self._folder_id, time.time()
         hello.takes_messages, hello.takes_notices = not self._config.crew.mesh, True
+        hello.joins_sessions = self._sums.joins and not self._config.crew.mesh
         return hello
 
     def _on_connected(self, welcome: pb.Welcome) -> None:
@@ -295,9 +309,10 @@ class Agent:
         self._note(message)
         match event:
             case None:
+                self._sums.asked(message)
                 return
-            case Asked(request) if (decision := self._objection(request)) is not None:
-                event = self._forbidden(request, decision)
+            case Asked(request) if (forbidden := self._objection(request)) is not None:
+                event = forbidden
             case Asked(Invitation() as invitation):
                 self._log_invitation(invitation)
                 crash_points.reached("agent.invited")
@@ -364,11 +379,15 @@ class Agent:
 
     # ------------------------------------------------------------ the policy
 
-    def _objection(self, request: Request) -> Decision | None:
-        """Return the policy's objection to a request, or None; a round whose update is spooled starts no job."""
-        if request.key in self.session.outgoing or (decision := self._gate.ask(request)).is_allowed:
+    def _objection(self, request: Request) -> Forbidden | None:
+        """Return the site's objection to a request, or None; a round whose update is spooled starts no job."""
+        if request.key in self.session.outgoing or request.key in self.session.encoded:
             return None
-        return decision
+        if not (decision := self._gate.ask(request)).is_allowed:
+            return self._forbidden(request, decision)
+        if isinstance(request, Invitation) and (fault := self._sums.fault(request)):
+            return Forbidden(request, FailureReason.SESSION_REFUSED, fault)
+        return None
 
     def _forbidden(self, request: Request, decision: Decision) -> Forbidden:
         self._has_declined = True
@@ -399,6 +418,7 @@ class Agent:
             if not (decision := self._gate.ask(request)).is_allowed:
                 self._receive(self._forbidden(request, decision))
         self._uploads.ask_again()
+        self._sums.policy_changed()
         if self._has_declined:
             self._has_declined = False
             self._connection.send(messages.ready())
@@ -419,6 +439,10 @@ class Agent:
                 self._report_statistics(effect)
             case Upload(key, digest):
                 self._uploads.begin(key, digest)
+            case Join(invitation):
+                self._sums.join(invitation)
+            case Forget(key):
+                self._sums.forget(key)
             case Discard(key, digest, accepted, is_answered):
                 if not is_answered:  # an answered update has been logged already
                     text, about = "the update of round %d of %s is no longer wanted: it is deleted", _about(key)

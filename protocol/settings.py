@@ -299,11 +299,22 @@ def _annotation(model_type: type[BaseModel], key: tuple[str, ...]) -> Any:
     """Return the declared type at a key."""
     found: Any = model_type
     for part in key:
-        if isinstance(found, type) and issubclass(found, BaseModel):
-            found = _declared(found.model_fields[part])
+        if (table := _table_in(found)) is not None:
+            found = _declared(table.model_fields[part])
         elif get_origin(found) is dict:
             found = get_args(found)[1]
-    return found
+    return _table_in(found) or found
+
+
+def _table_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of a field that is a table, or a table or absent; None: it is something else."""
+    kinds = [kind for kind in get_args(annotation) if kind is not NoneType] if _is_union(annotation) else [annotation]
+    is_table = len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], BaseModel)
+    return kinds[0] if is_table else None
+
+
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, UnionType)
 
 
 def _declared(field: FieldInfo) -> Any:
@@ -332,8 +343,8 @@ def describe(model_type: type[BaseModel]) -> list[Setting]:
 def _describe(model_type: type[BaseModel], prefix: str) -> Iterator[Setting]:
     docs = attribute_docs(model_type)
     for name, field in model_type.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _describe(field.annotation, f"{prefix}{name}.")
+        if (table := _table_in(field.annotation)) is not None:
+            yield from _describe(table, f"{prefix}{name}.")
             continue
         default = None if field.is_required() else field.get_default(call_default_factory=True)
         yield Setting(
@@ -353,7 +364,7 @@ def type_text(annotation: Any) -> str:
         return f"{type_text(arguments[0])} {', '.join(bounds)}".strip()
     if origin is Literal:
         return " | ".join(_toml(value) for value in arguments)
-    if origin in (Union, UnionType):
+    if _is_union(annotation):
         return " | ".join(text for argument in arguments if (text := _branch_text(argument)))
     if origin is Callable:
         return ""  # no file can contain one

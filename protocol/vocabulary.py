@@ -47,6 +47,7 @@ class Fate(StrEnum):
     """Fate of one invitation."""
 
     WAITING = "waiting"
+    JOINED = "joined"
     REPORTED = "reported"
     FAILED = "failed"
     REFUSED = "refused"
@@ -120,6 +121,7 @@ TROUBLES = (
     FailureReason.DISK_FULL,
     FailureReason.BAD_SIGNATURE,
     FailureReason.CLOCK_SKEW,
+    FailureReason.SESSION_REFUSED,
 )
 """Reasons of a site that needs time or a repair: the client rests before its next invitation (`failure_rest`)."""
 

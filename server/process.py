@@ -97,6 +97,9 @@ async def host(
         async with gate_of(config, state) as gate:
             coordinator = Coordinator(config, state, gate.dialer, gate.is_revoked)
             coordinator.signer = publisher(gate, state)
+            if gate.members is not None:
+                enrolments = gate.members.enrolments
+                coordinator.authorities = lambda: enrolments.ca_pem
             coordinator.clocks.accepted(accepted)
             coordinator.notices = _watch(coordinator, gate, notify).notices
             ports = await Ports.open(coordinator, gate)

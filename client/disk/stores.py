@@ -16,6 +16,8 @@ class Stores:
     """Open stores of one state directory; `open` makes them."""
 
     spool: Spool
+    encoded: Spool
+    """Encoded updates of secure sums, in the same form; none is ever sent."""
     models: ModelCache
     residuals: ResidualStore
     client_state: PersonalState
@@ -36,6 +38,7 @@ class Stores:
         residuals = ResidualStore(state.residuals, spool.entries().values())
         return cls(
             spool,
+            Spool(state.encoded, spool_max_bytes),
             ModelCache(state.models),
             residuals,
             PersonalState(state.client_state),

@@ -16,7 +16,8 @@ from fnmatch import fnmatchcase
 
 from atoll.client.policy.config import DAYS, Hours, SecurePolicy, SitePolicy, zone_of
 from atoll.ground.printable import count_of
-from atoll.protocol.secure.terms import MEMBERS_MIN, Terms
+from atoll.protocol.secure.session_size import MEMBERS_MIN
+from atoll.protocol.secure.terms import Terms
 
 
 class Kind(StrEnum):

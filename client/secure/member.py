@@ -38,9 +38,10 @@ from atoll.protocol.secure.messages import (
     Survivors,
     survivors_statement,
 )
+from atoll.protocol.secure.session_size import MEMBERS_MIN
 from atoll.protocol.secure.shamir import split
 from atoll.protocol.secure.site_key import SiteIdentity, is_signed
-from atoll.protocol.secure.terms import MEMBERS_MIN, Terms
+from atoll.protocol.secure.terms import Terms
 from atoll.protocol.secure.transcript import box_key, commitment, digest, mask_key, self_key, session_id
 from atoll.protocol.value_type import value
 
@@ -139,21 +140,32 @@ class Member:
         self.name, self.terms, self.stage = name, terms, Stage.NEW
         self._rules, self._key, self._site, self._trust = rules, key, site, trust
         self._promises, self._peers = promises, peers
+        self._members: tuple[MemberKeys, ...] = ()
+        self._keys: MemberKeys | None = None
+        self._why = ""  # why this member has left
         self._answers: dict[type[Question], tuple[Question, tuple[Effect, ...]]] = {}
         self._secrets: _Secrets | None = None
+
+    @property
+    def num_members(self) -> int:
+        """Number of members of the session; 0: not known before the roster."""
+        return len(self._members)
 
     # ------------------------------------------------------------ questions
 
     def start(self) -> list[Effect]:
-        """Join: return the promise, and the member's signed keys."""
-        assert self.stage is Stage.NEW
+        """Join: return the promise, and the member's signed keys; a repeated start returns the same message alone."""
+        if self.stage is Stage.ENDED:
+            return [Send(Gone(self._why))]
+        if self._keys is not None:
+            return [Send(self._keys)]
         if fault := self._promises.fault(self.terms):
             return self._leave(fault)
         promise = promise_of(Kind.JOINED, self.terms)
         self._secrets = made = _Secrets()
-        self._keys = self._signed_keys(made, extended(self._promises.chain, promise))
+        self._keys = keys = self._signed_keys(made, extended(self._promises.chain, promise))
         self.stage = Stage.KEYS
-        return [KeepPromise(promise), Send(self._keys)]
+        return [KeepPromise(promise), Send(keys)]
 
     def ask(self, question: Question) -> list[Effect]:
         """Answer a question of the coordinator, or leave."""
@@ -324,7 +336,7 @@ class Member:
     def _leave(self, reason: str) -> list[Effect]:
         if self.stage is Stage.ENDED:
             return []
-        self.stage, self._secrets = Stage.ENDED, None
+        self.stage, self._secrets, self._why = Stage.ENDED, None, reason
         self._answers.clear()
         return [Send(Gone(reason))]
 

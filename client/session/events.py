@@ -53,6 +53,8 @@ class Invitation:
     """Instant of the first invitation to this round, for Flower apps [s since the epoch]; 0: not known."""
     secure: Terms | None = None
     """Terms of the secure sum that the update is for; None: a plain update."""
+    ranges: tuple[int, ...] = ()
+    """Exponents of the ranges of its float tensors, in canonical order; empty: all 0."""
     key: tuple[str, RunId, int] = field(init=False, repr=False, compare=False)
     """Name of the job; stored, because a round of a client uses it eleven times."""
 
@@ -173,6 +175,28 @@ class Trained:
 
 
 @value
+class Encoded:
+    """The training has ended, and its update for a secure sum is encoded and durable. It is never sent as it is."""
+
+    key: Key
+
+
+@value
+class Masked:
+    """The encoded update is masked for its session, and in the spool."""
+
+    key: Key
+    digest: Digest
+
+
+@value
+class SumOver:
+    """The encoded update of a secure sum is not needed any more: the sum was opened."""
+
+    key: Key
+
+
+@value
 class Evaluated:
     """The evaluation has ended, with sums or without."""
 
@@ -232,6 +256,9 @@ Event = (
     | RunEnded
     | ModelReady
     | Trained
+    | Encoded
+    | Masked
+    | SumOver
     | Evaluated
     | StatisticsMade
     | JobFailed
@@ -283,6 +310,20 @@ class StopWork:
 @value
 class KillWorker:
     """Kill the worker: it did not stop in time."""
+
+    key: Key
+
+
+@value
+class Join:
+    """Join the session that an invitation names, with the encoded update; again: repeat what it was last told."""
+
+    invitation: Invitation
+
+
+@value
+class Forget:
+    """Delete the encoded update of a secure sum, and leave its session."""
 
     key: Key
 
@@ -350,6 +391,8 @@ Effect = (
     | Extend
     | StopWork
     | KillWorker
+    | Join
+    | Forget
     | Upload
     | Discard
     | ReportFailure

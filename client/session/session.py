@@ -14,7 +14,7 @@ back-off) comes from a generator that is an argument.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -28,14 +28,19 @@ from atoll.client.session.events import (
     Download,
     Effect,
     Effects,
+    Encoded,
     Evaluated,
     EvaluationRequest,
     Event,
     Extend,
     Forbidden,
+    Forget,
+    Invitation,
     JobFailed,
+    Join,
     Key,
     KillWorker,
+    Masked,
     ModelReady,
     Released,
     ReportEvaluation,
@@ -46,6 +51,7 @@ from atoll.client.session.events import (
     StatisticsMade,
     StatisticsRequest,
     StopWork,
+    SumOver,
     Sums,
     Trained,
     Upload,
@@ -129,13 +135,21 @@ class Session:
         rules: the session's settings.
         rng: source of the jitter.
         spooled: finished updates of an earlier process of this agent.
+        encoded: its encoded updates for secure sums.
     """
 
-    def __init__(self, rules: SessionRules, rng: random.Random, spooled: Mapping[Key, Digest] | None = None) -> None:
+    def __init__(
+        self,
+        rules: SessionRules,
+        rng: random.Random,
+        spooled: Mapping[Key, Digest] | None = None,
+        encoded: Iterable[Key] = (),
+    ) -> None:
         self.rules = rules
         self.job: Job | None = None
         self.waiting: dict[RunId, Waiting] = {}  # requests that wait for the worker; the first one is next
         self.outgoing = {key: Outgoing(digest) for key, digest in (spooled or {}).items()}
+        self.encoded = dict.fromkeys(encoded, 0)  # updates for secure sums that are not over, with the newest attempt
         self.is_connected = False
         self.upload_seconds: float | None = None  # moving average of an upload's duration; None: not measured yet
         self._rng = rng
@@ -144,7 +158,7 @@ class Session:
     @property
     def working_on(self) -> tuple[tuple[RunId, RoundId], ...]:
         """Rounds for which this client trains or has an unanswered update; Hello carries them."""
-        keys = set(self.outgoing)
+        keys = {*self.outgoing, *self.encoded}
         if self.job is not None:
             keys.add(self.job.request.key)
         return tuple(sorted((run, RoundId(n)) for kind, run, n in keys if kind == "round"))
@@ -192,16 +206,14 @@ class Session:
 
     def _on(self, event: Event, now: float) -> Effects:
         match event:
-            case ModelReady() | Trained() | Evaluated() | StatisticsMade() | JobFailed():
+            case ModelReady() | Trained() | Encoded() | Evaluated() | StatisticsMade() | JobFailed():
                 return self._job_advanced(event, now)
             case Answered() | UploadCut():
                 return self._upload_ended(event, now)
+            case Masked() | SumOver():
+                return self._sum_advanced(event, now)
             case Connected():
-                self.is_connected, self._num_dials = True, 0
-                for outgoing in self.outgoing.values():
-                    outgoing.retry_at = now
-                if self.job is not None:
-                    self.job.news_by = now + self.rules.lease
+                self._connected(now)
             case Disconnected():
                 self.is_connected = False
                 self.waiting.clear()  # the coordinator asks again for what it still wants
@@ -213,6 +225,13 @@ class Session:
             case RunEnded(run_id):
                 return self._run_ended(run_id, now)
         return ()
+
+    def _connected(self, now: float) -> None:
+        self.is_connected, self._num_dials = True, 0
+        for outgoing in self.outgoing.values():
+            outgoing.retry_at = now
+        if self.job is not None:
+            self.job.news_by = now + self.rules.lease
 
     def is_at_work_for(self, key: Key) -> bool:
         """Return whether a request is running or waiting here, so that its update is not finished."""
@@ -232,6 +251,9 @@ class Session:
             allowed = ", ".join(sorted(self.rules.tasks))
             detail = f"task {request.task!r} is not allowed here (allowed: {allowed})"
             return self._report(request, FailureReason.TASK_NOT_ALLOWED, detail)
+        if request.key in self.encoded:
+            assert isinstance(request, Invitation)
+            return self._join(request)
         if request.key in self.outgoing:
             return ()  # the work is done, and its upload has started or will
         if self.job is not None and self.job.request.key == request.key and not self.job.is_released:
@@ -248,6 +270,7 @@ class Session:
         if request.key in self.outgoing:
             return ()
         effects: list[Effect] = [*self._report(request, event.reason, event.detail, waits=event.waits)]
+        effects += self._forget([request.key])
         self._withdraw(request.key)
         if self.job is not None and self.job.request.key == request.key:
             effects += self._stop(self.job, submit=False, now=now)
@@ -267,7 +290,7 @@ class Session:
     def _start_next(self, now: float) -> Effects:
         while self.waiting:
             waiting = self.waiting.pop(next(iter(self.waiting)))
-            if waiting.request.key in self.outgoing:
+            if waiting.request.key in self.outgoing or waiting.request.key in self.encoded:
                 continue  # it was requested again while it was stopping, and is complete
             self.job = Job(waiting.request, waiting.deadline)
             if isinstance(waiting.request, StatisticsRequest):  # there is no model to wait for
@@ -303,11 +326,11 @@ class Session:
         return max(left - reserve, 0.5 * left)
 
     def _job_advanced(
-        self, event: ModelReady | Trained | Evaluated | StatisticsMade | JobFailed, now: float
+        self, event: ModelReady | Trained | Encoded | Evaluated | StatisticsMade | JobFailed, now: float
     ) -> Effects:
         job = self.job
         if job is None or job.request.key != event.key:
-            return (Discard(event.key, event.digest),) if isinstance(event, Trained) else ()
+            return _discarded(event)
         match event:
             case ModelReady():
                 job.is_ready = True
@@ -318,6 +341,9 @@ class Session:
                     return (Discard(key, digest),)
                 self.outgoing[key] = Outgoing(digest, retry_at=now)
                 return ()
+            case Encoded():
+                self.job = None
+                return self._begin_sum(job)
             case Evaluated(_, statistics, detail, reason):
                 self.job = None
                 if job.is_released:
@@ -356,9 +382,44 @@ class Session:
         self._withdraw(key)
         if self.job is not None and self.job.request.key == key:
             effects += self._stop(self.job, submit=submit, now=now)
-        if key in self.outgoing and not submit:
+        if key in self.outgoing and (not submit or key in self.encoded):
             effects.append(Discard(key, self.outgoing.pop(key).digest))
-        return tuple(effects)
+        return (*effects, *self._forget([key]))
+
+    def _begin_sum(self, job: Job) -> Effects:
+        """Join the session of a finished training; the sums of earlier rounds of its run are over."""
+        request, key = job.request, job.request.key
+        assert isinstance(request, Invitation)
+        older = [other for other in self.encoded if other[1] == key[1] and other[2] < key[2]]
+        if job.is_released:
+            return (*self._forget(older), Forget(key))
+        self.encoded[key] = 1
+        return (*self._forget(older), Join(request))
+
+    def _sum_advanced(self, event: Masked | SumOver, now: float) -> Effects:
+        if isinstance(event, SumOver):
+            return self._forget([event.key])
+        if event.key not in self.encoded:
+            return (Discard(event.key, event.digest),)
+        self.outgoing[event.key] = Outgoing(event.digest, retry_at=now)
+        return ()
+
+    def _join(self, invitation: Invitation) -> Effects:
+        """Join a session again, or another attempt: what was masked for an earlier one is worthless in it."""
+        key, terms = invitation.key, invitation.secure
+        if terms is None:
+            return self._report(invitation, FailureReason.SESSION_REFUSED, "the update was trained for a secure sum")
+        before, self.encoded[key] = self.encoded[key], max(self.encoded[key], terms.attempt)
+        if terms.attempt > before and key in self.outgoing:
+            return (Discard(key, self.outgoing.pop(key).digest), Join(invitation))
+        return (Join(invitation),)
+
+    def _forget(self, keys: Iterable[Key]) -> Effects:
+        """Delete encoded updates, and leave their sessions."""
+        known = [key for key in keys if key in self.encoded]
+        for key in known:
+            del self.encoded[key]
+        return tuple(Forget(key) for key in known)
 
     def _withdraw(self, key: Key) -> None:
         """Drop a waiting request."""
@@ -366,7 +427,7 @@ class Session:
             del self.waiting[RunId(key[1])]
 
     def _run_ended(self, run_id: RunId, now: float) -> Effects:
-        keys = {*self.outgoing}
+        keys = {*self.outgoing, *self.encoded}
         keys |= {waiting.request.key for waiting in self.waiting.values()}
         keys |= {self.job.request.key} if self.job is not None else set()
         return tuple(e for key in sorted(keys) if key[1] == run_id for e in self._released(key, False, now))
@@ -415,6 +476,16 @@ class Session:
 def mean_upload_seconds(before: float | None, seconds: float) -> float:
     """Return the moving average of upload durations after one more: the first, then half old and half new."""
     return seconds if before is None else 0.5 * before + 0.5 * seconds
+
+
+def _discarded(event: Event) -> Effects:
+    """Return what deletes the result of a job that the session has given up."""
+    match event:
+        case Encoded(key):
+            return (Forget(key),)
+        case Trained(key, digest):
+            return (Discard(key, digest),)
+    return ()
 
 
 def _evaluation_report(

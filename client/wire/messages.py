@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from atoll.client.policy.small_cells import StatisticsTerms, guarded
 from atoll.client.session.events import (
@@ -24,6 +24,7 @@ from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import ID_MAX
+from atoll.protocol.secure.terms import read_terms
 from atoll.protocol.site_statistics import BYTES_MAX, encode
 from atoll.protocol.vocabulary import Digest, ReleaseReason, RoundId, RunId, Version
 from atoll.protocol.wire.channel import PROTOCOL
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 DETAIL_MAX = 2000
 NUM_EXAMPLES_MAX = 2**53
 SECONDS_MAX = 366 * 86400.0
+RANGE_MAX = 200
+"""Largest exponent of a tensor's range, up and down."""
 
 
 class BadMessage(ValueError):
@@ -139,7 +142,15 @@ def _invitation(invite: pb.Invite) -> Invitation:
         group=strict_json.text(invite.group, "group", num_max=ID_MAX) if invite.group else "",
         run_number=invite.run_number,
         asked_at=_instant(invite.asked_at),
+        secure=read_terms(invite.secure.terms) if invite.HasField("secure") else None,
+        ranges=_ranges(invite.secure.ranges),
     )
+
+
+def _ranges(exponents: Sequence[int]) -> tuple[int, ...]:
+    for exponent in exponents:
+        strict_json.integer(exponent, "secure.ranges", low=-RANGE_MAX, high=RANGE_MAX)
+    return tuple(exponents)
 
 
 def _evaluation_request(evaluate: pb.Evaluate) -> EvaluationRequest:

@@ -21,16 +21,15 @@ from atoll.ground.strict_json import (
     refuse,
     sha256_hex,
 )
+from atoll.protocol.secure.session_size import ATTEMPTS_MAX, MEMBERS_MAX, MEMBERS_MIN, TWO_THIRDS, threshold_of
 from atoll.protocol.secure.transcript import digest
 from atoll.protocol.value_type import value
 
 PROTOCOL = 1
-MEMBERS_MIN, MEMBERS_MAX = 3, 64
 BYTES_MAX = 64 * 1024
-ATTEMPTS_MAX = 100
-TWO_THIRDS = "two_thirds"
 _TEXT_MAX = 16 * 1024
 _INT_MAX = 2**53
+_METRICS_MAX, _SUMS_MAX, _NAME_MAX = 100, 10_000, 200
 
 Purpose = Literal["update", "evaluation", "statistics"]
 
@@ -58,6 +57,7 @@ class Terms:
         threshold: rule of the least number that opens a sum: "two_thirds", or a number in decimal digits.
         privacy: terms of differential privacy, JSON; empty: none.
         receivers: aggregation ranks that get parts of the masked update.
+        metrics: of the training whose sums are added, by name, each with its number of sums.
     """
 
     run: str
@@ -80,6 +80,7 @@ class Terms:
     threshold: str
     privacy: str
     receivers: tuple[int, ...]
+    metrics: tuple[tuple[str, int], ...] = ()
 
     def canonical(self) -> bytes:
         """Return the terms as bytes, of which there is one form."""
@@ -96,8 +97,8 @@ class Terms:
         return digest("approved", replace(self, round=0, attempt=1, session=0, base=0, model="", ranges="").canonical())
 
     def threshold_of(self, members: int) -> int:
-        """Return how many of n `members` open a sum: floor(2n / 3) + 1 by the rule "two_thirds"."""
-        return 2 * members // 3 + 1 if self.threshold == TWO_THIRDS else int(self.threshold)
+        """Return how many of n `members` open a sum."""
+        return threshold_of(self.threshold, members)
 
 
 def read_terms(data: bytes) -> Terms:
@@ -135,9 +136,21 @@ def read_terms(data: bytes) -> Terms:
     if not (math.isfinite(clip_norm) and clip_norm > 0):
         refuse("terms.clip_norm", clip_norm, "a finite number above 0")
     del found["protocol"]
-    result = Terms(**{**found, "clip_norm": clip_norm, "receivers": tuple(ranks)})
+    metrics = _metrics(found["metrics"])
+    result = Terms(**{**found, "clip_norm": clip_norm, "receivers": tuple(ranks), "metrics": metrics})
     check_canonical(result.canonical(), data)
     return result
+
+
+def _metrics(pairs: object) -> tuple[tuple[str, int], ...]:
+    result = []
+    for pair in items_of(pairs, "terms.metrics", num_max=_METRICS_MAX):
+        if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not str or not 0 < len(pair[0]) <= _NAME_MAX:
+            refuse("terms.metrics", pair, "pairs of a name and a number of sums")
+        result.append((pair[0], integer(pair[1], "terms.metrics", low=1, high=_SUMS_MAX)))
+    if result != sorted({*result}) or len(dict(result)) < len(result):
+        refuse("terms.metrics", result, "metrics in order, each once")
+    return tuple(result)
 
 
 def _check_threshold(rule: object, members_max: int) -> None:

@@ -21,9 +21,9 @@ from atoll.protocol.secure.messages import (
     bitmap,
     positions_of,
 )
+from atoll.protocol.secure.session_size import MEMBERS_MAX
 from atoll.protocol.secure.shamir import PRIME, SHARE_BYTES
 from atoll.protocol.secure.site_key import SiteIdentity
-from atoll.protocol.secure.terms import MEMBERS_MAX
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import FailureReason, RoundId, RunId
 
@@ -105,6 +105,18 @@ def answer_of(message: pb.ClientMessage) -> MemberKeys | Answer | Gone:
             known = gone.reason in (FailureReason.SESSION_LOST, FailureReason.SESSION_REFUSED)
             return Gone(f"{gone.reason if known else FailureReason.SESSION_REFUSED}: {gone.detail[:DETAIL_MAX]}")
     raise BadForm("it is no message of a session")
+
+
+def encoded(message: pb.ClientMessage) -> bytes:
+    """Return a member's message as bytes, for the journal."""
+    return message.SerializeToString(deterministic=True)
+
+
+def answer_from(content: bytes) -> MemberKeys | Answer | Gone:
+    """Read a member's message from `encoded` bytes; raises the errors of `answer_of`."""
+    message = pb.ClientMessage()
+    message.ParseFromString(content)
+    return answer_of(message)
 
 
 # ---------------------------------------------------------------- the coordinator's messages

@@ -230,13 +230,8 @@ class AggregationConfig(BaseModel):
 
     def faults_of_rounds(self, policy: StragglerPolicy) -> Iterator[str]:
         """Yield the faults of a straggler policy that this rule or algorithm cannot support. Loads no user code."""
-        if (kind := self._rule_kind()) is not None and (rule := kind.build()) is not None:
-            from atoll.aggregation.rules.rule import check_count
-
-            try:
-                check_count(self._mixed(rule), policy.quorum_count)
-            except ValueError as fault:
-                yield f"aggregation: a round may end with its quorum, and {fault}"
+        if fault := self.fault_of_count(policy.quorum_count):
+            yield f"aggregation: a round may end with its quorum, and {fault}"
         if self.grows:
             yield from _faults_of_growth(policy)
         if self.num_clients is None:
@@ -249,6 +244,18 @@ class AggregationConfig(BaseModel):
             yield f"round: cohort_size {policy.cohort_size} is more than {most}"
         if policy.late != "discard":
             yield f'round: late {policy.late!r} {whole}: only "discard" does'
+
+    def fault_of_count(self, number: int) -> str:
+        """Return why the rule guarantees nothing for so few updates; empty: it does. Loads no user code."""
+        if (kind := self._rule_kind()) is None or (rule := kind.build()) is None:
+            return ""
+        from atoll.aggregation.rules.rule import check_count
+
+        try:
+            check_count(self._mixed(rule), number)
+        except ValueError as fault:
+            return str(fault)
+        return ""
 
     def build(self) -> "Rule | None":
         """Make the aggregation rule of these settings; None: the exact weighted mean.

@@ -18,6 +18,7 @@ from atoll.server.config.kinds import COHORT_SAMPLERS, SamplerKind
 from atoll.server.config.model import ModelConfig, StopConfig, faults_of_watching
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.schedule import ScheduleConfig, faults_of_optimizer, optimizer_at
+from atoll.server.config.secure import SecureConfig
 from atoll.server.exchanges.rules import ExchangeRules
 from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
@@ -247,6 +248,9 @@ class RunConfig(BaseModel):
     stop: StopConfig = StopConfig()
     """Early end of a run by a metric."""
 
+    secure: SecureConfig | None = None
+    """Secure sums; absent: the coordinator sees each update."""
+
     @property
     def given(self) -> dict[str, Any]:
         """Values that the run gives to its task, as they are sent: see `task.given`."""
@@ -294,26 +298,46 @@ class RunConfig(BaseModel):
             pacer_window=self.cohort.window_of_the_pacer,
             best=self.model.metric,
             stop=self.stop.rule,
-            keep_sites=evaluation.keep_sites,
+            keep_sites=evaluation.keep_sites if self.secure is None else 0,
             weighs=self.aggregation.weighs,
             unevaluated_max=UNEVALUATED_MAX if is_app(self.task) else 0,
             wait=WaitRules(self.wait.most, self.wait.then),
+            secure=None if self.secure is None else self.secure.rules(),
         )
 
     @model_validator(mode="after")
     def _tables_fit_together(self) -> "RunConfig":
         faults = [*self._faults_of_fedasync()] if self.round.mode == "fedasync" else []
         faults += [*self._faults_of_native()] if self.program.native else []
+        faults += [*self._faults_of_secure(self.secure)] if self.secure is not None else []
         faults += [*self.aggregation.faults_of_rounds(self.round), *self.cohort.faults_of_rounds(self.round)]
         faults += [*self._faults_of_growth()] if self.aggregation.grows else []
         evaluation = self.evaluation
-        every: dict[Source, int] = {"server": evaluation.server_every, "clients": evaluation.clients_every}
+        every: dict[Source, int] = {"server": evaluation.server_every}
+        every |= {} if self.secure is not None else {"clients": evaluation.clients_every}
         faults += faults_of_watching(self.model, self.stop, every=every)
         faults += faults_of_optimizer(self.optimizer, self.schedule.optimizer, self.rounds)
         faults += self._faults_of_schedules()
         if faults:
             raise ValueError("; ".join(faults))
         return self
+
+    def _faults_of_secure(self, secure: SecureConfig) -> Iterator[str]:
+        """Yield the settings of other tables that secure sums exclude."""
+        evaluation = self.evaluation
+        kept = EvaluationConfig.model_fields["keep_sites"].default
+        yield from secure.faults_of_program(self.program.main)
+        yield from secure.faults_of_rounds(self.round)
+        yield from secure.faults_of_aggregation(self.aggregation)
+        yield from secure.faults_of_sampler(self.cohort.sampler)
+        yield from secure.faults_of_evaluation(evaluation.clients_every, evaluation.keep_sites, kept)
+        yield from secure.faults_of_watching(self.model, self.stop)
+
+    @property
+    def notices(self) -> list[str]:
+        """Settings that are allowed and probably not meant, a sentence each."""
+        found = [self.round.warning_of_staleness(), self.secure.notice_of_rounds(self.round) if self.secure else ""]
+        return [line for line in found if line]
 
     def _faults_of_schedules(self) -> Iterator[str]:
         """Yield the local settings with two starts, or with a list beside a fixed value."""

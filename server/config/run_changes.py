@@ -18,6 +18,7 @@ CHANGEABLE = (
     "round",
     "wait",
     "cohort",
+    "secure",
     "local",
     "schedule",
     "evaluation",
@@ -34,8 +35,14 @@ ONE_FROM_THE_BEGINNING = (
     "model.start",
     "model.strict",
     "model.frozen",
+    "secure",
+    "secure.bits",
+    "secure.clip_norm",
+    "secure.examples_max",
+    "secure.threshold",
+    "secure.session_max",
 )
-"""Tables whose settings determine the state of a run."""
+"""Tables and settings that determine the state of a run, or that its sites have approved."""
 
 
 def changed(config: RunConfig, overrides: Sequence[str], *, version: int) -> RunConfig:

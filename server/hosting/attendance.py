@@ -261,4 +261,11 @@ class Attendance:
 
 
 def _joined(connection: Connection, working_on: tuple[RoundId, ...] = ()) -> ClientJoined:
-    return ClientJoined(connection.client_id, connection.session, connection.profile, working_on, connection.software)
+    return ClientJoined(
+        connection.client_id,
+        connection.session,
+        connection.profile,
+        working_on,
+        connection.software,
+        connection.joins_sessions,
+    )

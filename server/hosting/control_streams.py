@@ -40,6 +40,7 @@ class Connection:
     spreads_parts: bool = False  # whether its agent understands `Invite.spreads`
     takes_messages: bool = False  # whether its agent answers messages of a server program
     takes_notices: bool = False  # whether its agent logs a Notice
+    joins_sessions: bool = False  # whether its agent joins the sessions of secure sums
     clock_offset: float | None = None  # its agent's clock minus this machine's [s]; None: an older agent
     certificate_until: float | None = None  # [s since the epoch]; None: it has none
     since: float = 0.0  # [s since the epoch]

@@ -143,6 +143,8 @@ class Coordinator:
         self.admission = Admission(is_revoked, joined(self.runs))
         self.signer: Signer | None = None
         """The signer of messages to clients; None: the coordinator is `--insecure`, and nothing is signed."""
+        self.authorities: Callable[[], bytes] = bytes
+        """Returns the certificates of the trusted authorities, PEM; empty: the coordinator is `--insecure`."""
         self.notices: Notices | None = None
         """Notices to the operator, from the end of `start` on."""
         self._has_recovered = False
@@ -164,6 +166,7 @@ class Coordinator:
             is_in_flight=self.uploads.is_in_flight if self.ranks is None else self.ranks.parts.holds,
             assign_rank=self.ranks.assign if self.ranks is not None else lambda: 0,
             codecs_of_rank=None if self.ranks is None else self.ranks.codecs_of,
+            authorities=lambda: self.authorities(),
             announce_end=self.attendance.announce_end,
         )
 

@@ -69,7 +69,13 @@ class ClientTerms:
 
 
 def invitation(
-    effect: Invite, terms: RunTerms, model: OfferedModel, client: ClientTerms, *, now: float
+    effect: Invite,
+    terms: RunTerms,
+    model: OfferedModel,
+    client: ClientTerms,
+    *,
+    now: float,
+    secure: pb.SecureTerms | None = None,
 ) -> pb.ServerMessage:
     """Make the order to train from a version. The deadline is sent as time left, because clocks differ.
 
@@ -79,9 +85,11 @@ def invitation(
         model: the version to train from.
         client: the part of the message that belongs to this client.
         now: the time on the clock of `effect.deadline` [s].
+        secure: the terms of the secure sum that the update is for; None: the update is plain.
     """
     return pb.ServerMessage(
         invite=pb.Invite(
+            secure=secure,
             run_id=terms.run_id,
             round_id=effect.round_id,
             task=terms.task,

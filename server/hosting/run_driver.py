@@ -23,6 +23,7 @@ from atoll.server.hosting.journaled_driver import DISK_RETRY_S, Decision, Journa
 from atoll.server.hosting.offered_codec import OfferedCodec
 from atoll.server.hosting.retention import UpdateRetention
 from atoll.server.hosting.run_parts import RunParts, SharedParts
+from atoll.server.hosting.secure_sums import SecureSums
 from atoll.server.journal.journal import Batch, EvaluationRow, SettingsChange
 from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import (
@@ -46,10 +47,12 @@ from atoll.server.rounds.events import (
     MetricsComputed,
     ModelEvaluated,
     OpenNextRound,
+    OpenSum,
     Release,
     ResumeRequested,
     RoundDue,
     SamplerFailed,
+    TellMember,
     Update,
     UpdateReceived,
 )
@@ -86,6 +89,9 @@ class RunDriver(JournaledDriver[Event, Effect]):
         self._evaluator, self._sampler = parts.evaluator, parts.sampler
         self._offered = OfferedCodec(parts.run_id, shared.hub.codecs_of, shared.codecs_of_rank)
         self._terms = messages.RunTerms.of(parts.run_id, parts.task, parts.config, parts.number)
+        self.sums = SecureSums(
+            parts.run_id, parts.task, lambda: self.config, parts.reducer, parts.machine, shared.authorities
+        )
         self._narrator = Narrator()
         self._is_watching_disk, self._bytes_wanted = False, 0
         self._folding: Aggregate | None = None  # the fold that the open round awaits
@@ -181,6 +187,8 @@ class RunDriver(JournaledDriver[Event, Effect]):
         match effect:
             case Invite(client_id):
                 self._shared.hub.send(client_id, self._invitation(effect))
+            case TellMember(client_id):
+                self._shared.hub.send(client_id, self.sums.question(effect))
             case Release(client_id):
                 self._shared.hub.send(client_id, messages.release(effect, run_id=self.run_id))
             case AskEvaluation(client_id):
@@ -200,6 +208,8 @@ class RunDriver(JournaledDriver[Event, Effect]):
         match effect:
             case DrawCohort():
                 self._spawn(self._draw(effect))
+            case OpenSum():
+                self._spawn(self._open(effect))
             case Aggregate():
                 self._folding = effect
                 self._spawn(self._aggregate(effect))
@@ -232,7 +242,8 @@ class RunDriver(JournaledDriver[Event, Effect]):
         codec = self._offered.of(self.config.aggregation.codec_name, effect.client_id, rank)
         spreads = self._offered.may_spread(codec) and self._shared.hub.spreads_parts(effect.client_id)
         client = messages.ClientTerms(seed, codec, rank, spreads)
-        return messages.invitation(effect, self._terms, model, client, now=self._clock.now())
+        secure = None if effect.sum is None else self.sums.invited(effect)
+        return messages.invitation(effect, self._terms, model, client, now=self._clock.now(), secure=secure)
 
     def _evaluation_request(self, effect: AskEvaluation) -> ServerMessage:
         version = self.reducer.version(effect.version)
@@ -290,6 +301,9 @@ class RunDriver(JournaledDriver[Event, Effect]):
             self.post(SamplerFailed(effect.round_id, detail_of(error)))
             return
         self.post(CohortDrawn(effect.round_id, clients))
+
+    async def _open(self, effect: OpenSum) -> None:
+        self.post(await self.sums.open(effect))
 
     async def _aggregate(self, effect: Aggregate) -> None:
         """Fold a round on a thread. While the disk is full the round waits, and keeps every update."""

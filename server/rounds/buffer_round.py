@@ -16,7 +16,7 @@ from collections.abc import Container, Iterator
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Digest, Phase, RoundId, Version
 from atoll.server.rounds.async_invitations import Invitations
-from atoll.server.rounds.events import Aggregate, Contribution, DrawCohort, Update
+from atoll.server.rounds.events import Aggregate, Aggregated, Contribution, DrawCohort, Update
 from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.open_round import Effects, OpenRound
@@ -181,11 +181,11 @@ class Buffer(OpenRound):
         self._is_drawing = False  # the answer to a pending draw is ignored
         return (self._aggregate(),)
 
-    def aggregated(self, model_digest: Digest, now: float) -> Effects:
+    def aggregated(self, event: Aggregated, now: float) -> Effects:
         """Commit the round: the next version is on disk."""
         for row in self.record.buffer:
             self.membership.counted(row.client_id, row.round_id)
-        return super().aggregated(model_digest, now)
+        return super().aggregated(event, now)
 
     def _aggregate(self) -> Aggregate:
         record = self.record

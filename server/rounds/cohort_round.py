@@ -19,7 +19,7 @@ Configuration, Reporting). `StragglerPolicy` has the rules for late updates.
 """
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from atoll.aggregation.fold.weights import weight_cap
@@ -35,7 +35,16 @@ from atoll.protocol.vocabulary import (
     RoundId,
     Version,
 )
-from atoll.server.rounds.events import Accept, Aggregate, Contribution, DrawCohort, Invite, Release, Update
+from atoll.server.rounds.events import (
+    Accept,
+    Aggregate,
+    Aggregated,
+    Contribution,
+    DrawCohort,
+    Invite,
+    Release,
+    Update,
+)
 from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.open_round import Effects, OpenRound
@@ -159,7 +168,7 @@ class Round(OpenRound):
             if self._wait is not None:
                 self.membership.settle_for_these()
             return self._draw()
-        counted = {*self._reported, *self.late, *self.membership.available()}
+        counted = {*self._answered, *self.late, *self.membership.available()}
         if self._may_wait_for_approvals(counted, now):
             assert self.membership.approval_by is not None
             self._select_by = min(now + self.policy.selection_timeout, self.membership.approval_by)
@@ -305,12 +314,17 @@ class Round(OpenRound):
 
     def _reachable(self, more: Iterable[ClientId] = ()) -> int:
         """Return the number of distinct clients with an accepted update in this round, or in `more`."""
-        return len({*self._reported, *self.late, *more})
+        return len({*self._answered, *self.late, *more})
+
+    @property
+    def _answered(self) -> Collection[ClientId]:
+        """The clients of the cohort that count towards the quorum: their updates are in."""
+        return self._reported
 
     def _settle(self, now: float) -> Effects:
         """Close or abandon the round if no further answer can change that; begin the linger time at the quorum."""
         record, policy, self._is_held = self.record, self.policy, False
-        if len(self._reported) >= policy.cohort_size:
+        if len(self._answered) >= policy.cohort_size:
             return self._close(CloseReason.ENOUGH, now)
         expected = self._uploading() if self._in_grace else self._waiting
         if self._reachable(expected) < record.quorum and self._may_return(expected):
@@ -319,9 +333,9 @@ class Round(OpenRound):
         if not expected:
             reason = CloseReason.DEADLINE if self._in_grace and self._waiting else CloseReason.ALL_ANSWERED
             return self._close_or_abandon(reason, now)
-        if len(self._reported) + len(expected) < record.quorum and self._reachable(expected) < record.quorum:
+        if len(self._answered) + len(expected) < record.quorum and self._reachable(expected) < record.quorum:
             return self._below_quorum(AbandonReason.QUORUM_OUT_OF_REACH, now)
-        if policy.linger is not None and record.linger_by is None and len(self._reported) >= record.quorum:
+        if policy.linger is not None and record.linger_by is None and len(self._answered) >= record.quorum:
             record.linger_by = now + policy.linger
             if policy.linger == 0:
                 return self._close(CloseReason.LINGER_OVER, now)
@@ -356,7 +370,7 @@ class Round(OpenRound):
         for held in (self.late, self._reported):
             for client_id in [c for c, update in held.items() if update.digest in digests]:
                 del held[client_id]
-        if len(self._reported) < self.record.quorum and self.phase is Phase.COLLECTING:
+        if len(self._answered) < self.record.quorum and self.phase is Phase.COLLECTING:
             self.record.linger_by = None
         if self.phase is Phase.AGGREGATING:
             self._take_late()
@@ -369,9 +383,9 @@ class Round(OpenRound):
         awaited = self._waiting if reason is AbandonReason.QUORUM_OUT_OF_REACH else ()  # else they are late
         if self._lost and self._reachable((*awaited, *self._lost)) >= self.record.quorum:
             reason = AbandonReason.FILES_LOST
-        elif self._may_wait_for_approvals((*self._reported, *self.late, *self._waiting), now):
+        elif self._may_wait_for_approvals((*self._answered, *self.late, *self._waiting), now):
             reason = AbandonReason.AWAITS_APPROVAL
-        elif self._lacks_only_the_away((*self._reported, *self.late, *awaited)):
+        elif self._lacks_only_the_away((*self._answered, *self.late, *awaited)):
             reason = AbandonReason.AWAITS_CLIENTS
         counts = f"{self._reachable()} accepted, quorum {self.record.quorum}"
         return self._abandon(reason, now, counts + self.record.why_below_quorum)
@@ -412,14 +426,14 @@ class Round(OpenRound):
             ]
         return Aggregate(record.round_id, record.base_version, tuple(by_client))
 
-    def aggregated(self, model_digest: Digest, now: float) -> Effects:
+    def aggregated(self, event: Aggregated, now: float) -> Effects:
         """Commit the round: the next version is on disk."""
         for client_id in self._reported:
             self.record.clients[client_id].used_in = self.record.round_id
             self.membership.counted(client_id, self.record.round_id)
         for carried in self.record.carried:
             self.membership.counted(carried.client_id, carried.round_id)
-        return super().aggregated(model_digest, now)
+        return super().aggregated(event, now)
 
     def _released_by(self, reason: AbandonReason, now: float) -> Effects:
         why = ReleaseReason.RUN_ENDED if reason is AbandonReason.STOP_REQUESTED else ReleaseReason.ROUND_ABANDONED
@@ -449,14 +463,15 @@ class Round(OpenRound):
         """Check the round, and that its awaited clients and accepted updates match the record."""
         super().validate()
         for fate, known in ((Fate.WAITING, self._waiting), (Fate.REPORTED, self._reported.keys())):
-            if known != {client_id for client_id, _ in self.record.with_fate(fate)}:
-                of, rows = f"round {self.record.round_id}", [c for c, _ in self.record.with_fate(fate)]
+            rows = [client_id for client_id, row in self.record.with_fate(fate) if not row.unused_because]
+            if known != {*rows}:
+                of = f"round {self.record.round_id}"
                 raise Violation(4, f"{fate} are {sorted(known)}, by the record {rows}", of)
 
     def _why_over(self) -> str:
         expected, quorum = self._uploading() if self._in_grace else self._waiting, self.record.quorum
-        if len(self._reported) >= self.policy.cohort_size:
-            return f"with {len(self._reported)} of {self.policy.cohort_size}"
+        if len(self._answered) >= self.policy.cohort_size:
+            return f"with {len(self._answered)} of {self.policy.cohort_size}"
         if self._may_return(expected):
             return ""
         if not expected:

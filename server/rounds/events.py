@@ -9,6 +9,7 @@ from dataclasses import field
 from typing import NamedTuple
 
 from atoll.protocol.disclosure import ANY_SUM, Disclosure
+from atoll.protocol.secure.messages import Position, Question, Roster
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import (
     AbandonReason,
@@ -86,6 +87,7 @@ class ClientJoined:
     profile: Profile = Profile()
     working_on: tuple[RoundId, ...] = ()
     software: str = ""  # software of the agent, such as "atoll 0.1.0"
+    joins_sessions: bool = True  # whether the agent can take part in secure sums
 
 
 @value
@@ -165,11 +167,97 @@ class UpdateRefused:
 
 
 @value
+class KeysCame:
+    """The arrival of a client's keys for its session, which the driver has checked: its update is encoded.
+
+    In these four events `content` is the message's canonical wire form, as hexadecimal digits.
+    """
+
+    client_id: ClientId
+    round_id: RoundId
+    session: int
+    attempt: int
+    content: str
+
+
+@value
+class SharesCame:
+    """The arrival of a member's sealed shares."""
+
+    client_id: ClientId
+    round_id: RoundId
+    session: int
+    attempt: int
+    content: str
+
+
+@value
+class SurvivorsSigned:
+    """The arrival of a member's signature of the survivors."""
+
+    client_id: ClientId
+    round_id: RoundId
+    session: int
+    attempt: int
+    content: str
+
+
+@value
+class SharesRevealed:
+    """The arrival of a member's shares that open the sum."""
+
+    client_id: ClientId
+    round_id: RoundId
+    session: int
+    attempt: int
+    content: str
+
+
+@value
+class SessionLeft:
+    """The end of a session for a client: it has left, or its message was refused."""
+
+    client_id: ClientId
+    round_id: RoundId
+    session: int
+    attempt: int
+    reason: FailureReason
+    detail: str = ""
+
+
+@value
+class SumOpened:
+    """The answer to OpenSum: the reveals open the sum; `wrong` are the members that have revealed a wrong share."""
+
+    round_id: RoundId
+    session: int
+    attempt: int
+    wrong: tuple[ClientId, ...] = ()
+
+
+@value
+class OpeningFailed:
+    """The answer to OpenSum: too few of the reveals are right."""
+
+    round_id: RoundId
+    session: int
+    attempt: int
+    detail: str = ""
+
+
+@value
 class Aggregated:
-    """The end of a round's aggregation: the next version is on disk."""
+    """The end of a round's aggregation: the next version is on disk.
+
+    Attributes:
+        dropped: of a round with secure sums, the sessions that count in no version, each with the reason.
+        ranges: exponents of the float tensors' ranges in the next round; empty: no secure sums.
+    """
 
     round_id: RoundId
     model_digest: Digest
+    dropped: Mapping[int, str] = field(default_factory=dict)
+    ranges: tuple[int, ...] = ()
 
 
 @value
@@ -279,6 +367,13 @@ Event = (
     | UploadBegun
     | UpdateReceived
     | UpdateRefused
+    | KeysCame
+    | SharesCame
+    | SurvivorsSigned
+    | SharesRevealed
+    | SessionLeft
+    | SumOpened
+    | OpeningFailed
     | Aggregated
     | AggregationFailed
     | ModelEvaluated
@@ -331,6 +426,70 @@ class Invite:
     deadline: float
     counted_round: RoundId = RoundId(0)  # the newest round whose model has an update of the client; 0: none
     asked_at: float = 0.0  # the instant of the first such invitation
+    sum: "SumPlace | None" = None  # the secure sum that the update is for; None: the update is plain
+
+
+@value
+class SumPlace:
+    """Place of a client's update in a round with secure sums.
+
+    Attributes:
+        session: number of the sum.
+        attempt: at it.
+        ranges: exponents of the float tensors' ranges; empty: all 0.
+    """
+
+    session: int
+    attempt: int
+    ranges: tuple[int, ...] = ()
+
+
+@value
+class TellMember:
+    """Send a question to a member of a session. Repeated when it reconnects."""
+
+    client_id: ClientId
+    round_id: RoundId
+    session: int
+    attempt: int
+    members: int
+    question: Question
+
+
+@value
+class SessionSum:
+    """What opens the sum of a session.
+
+    Attributes:
+        session: number of the sum.
+        attempt: at it.
+        id: of the session.
+        roster: keys of its members, sorted by name.
+        masking: the members that have masked.
+        survivors: those of them whose updates are in the sum.
+        reveals: of at least `roster.threshold` members.
+    """
+
+    session: int
+    attempt: int
+    id: bytes
+    roster: Roster
+    masking: frozenset[Position]
+    survivors: frozenset[Position]
+    reveals: Mapping[Position, tuple[int, ...]]
+
+    @property
+    def members(self) -> tuple[ClientId, ...]:
+        """The clients whose updates are in the sum, sorted."""
+        return tuple(ClientId(self.roster.members[position].name) for position in sorted(self.survivors))
+
+
+@value
+class OpenSum:
+    """Open the sum of a session, and check what its members have revealed."""
+
+    round_id: RoundId
+    sum: SessionSum
 
 
 @value
@@ -383,6 +542,8 @@ class Aggregate:
     base_version: Version
     contributions: tuple[Contribution, ...]
     mode: Mode = "sync"
+    sums: tuple[SessionSum, ...] = ()  # the opened secure sums; empty: the updates are plain
+    ranges: tuple[int, ...] = ()  # as in SumPlace
 
 
 @value
@@ -479,6 +640,8 @@ class EndRun:
 Effect = (
     DrawCohort
     | Invite
+    | TellMember
+    | OpenSum
     | Release
     | Accept
     | Reject

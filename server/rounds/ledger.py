@@ -51,6 +51,7 @@ class Ledger:
     short_look: float = 0.0  # time of the next log line about it
     early_stop: str = ""  # the cause of an early stop, until a resume
     lost: list[Version] = field(default_factory=list)  # versions whose files are lost, until a resume
+    ranges: list[int] = field(default_factory=list)  # exponents of the tensors' ranges in the next secure sum
 
     @property
     def is_open(self) -> bool:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, Fate, Phase, RoundId, Version
-from atoll.server.rounds.events import Abandon, Aggregate, Commit, Effect, Update
+from atoll.server.rounds.events import Abandon, Aggregate, Aggregated, Commit, Effect, Update
 from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import CarriedRecord, Outage, RoundRecord
@@ -190,14 +190,14 @@ class OpenRound(ABC):
         scale = self.policy.discount(staleness) * work_scale(update.work, self.policy)
         return CarriedRecord(update.client_id, update.round_id, staleness, update.digest, update.num_examples, scale)
 
-    def aggregated(self, model_digest: Digest, now: float) -> Effects:
+    def aggregated(self, event: Aggregated, now: float) -> Effects:
         """Commit the round: the next version is on disk."""
         assert self.phase is Phase.AGGREGATING, self.phase
         record = self.record
         record.phase, record.ended_at = Phase.COMMITTED, now
-        record.version, record.model_digest = Version(record.base_version + 1), model_digest
+        record.version, record.model_digest = Version(record.base_version + 1), event.model_digest
         used = tuple(c.digest for c in self._aggregate().contributions)
-        return (Commit(record.round_id, record.version, model_digest, used),)
+        return (Commit(record.round_id, record.version, record.model_digest, used),)
 
     def aggregation_failed(self, detail: str, now: float) -> Effects:
         """Abandon the round after an error of the fold."""
@@ -206,7 +206,7 @@ class OpenRound(ABC):
 
     def stop(self, reason: str, now: float) -> Effects:
         """End the round by the operator's stop. The caller lets an aggregating round finish first."""
-        assert self.phase in (Phase.SELECTING, Phase.COLLECTING), self.phase
+        assert self.phase in (Phase.SELECTING, Phase.COLLECTING, Phase.SECURING), self.phase
         return self._abandon(AbandonReason.STOP_REQUESTED, now, reason)
 
     @property

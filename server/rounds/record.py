@@ -32,6 +32,34 @@ REASONS_MAX = 3
 
 
 @dataclass(slots=True)
+class MemberRecord:
+    """Part of a client in a secure sum: the session, and the time of each message [s since the epoch]."""
+
+    session: int
+    attempt: int = 1
+    keys_at: float | None = None
+    shares_at: float | None = None
+    masked_at: float | None = None
+    signed_at: float | None = None
+    revealed_at: float | None = None
+    left: str = ""  # why it is no member any more
+
+
+@dataclass(slots=True)
+class SumRecord:
+    """Secure sum of a round: its newest attempt, and its result."""
+
+    session: int
+    attempt: int = 1
+    stage: str = "keys"
+    threshold: int = 0  # 0: not known before the roster
+    num_members: int = 0  # members of the roster
+    detail: str = ""  # why there is no sum, or why it counts in no version; the end of an earlier attempt
+    wrong: list[ClientId] = field(default_factory=list)  # members that have revealed a wrong share
+    is_dropped: bool = False  # the sum was opened, and counts in no version
+
+
+@dataclass(slots=True)
 class ClientRecord:
     """Invitation of a client to a round. Times are seconds since the epoch on the coordinator's clock."""
 
@@ -58,6 +86,7 @@ class ClientRecord:
     mesh: MeshUse | None = None  # for a client that is a mesh of ranks
     steps: int = 0  # optimizer steps; 0: not known
     is_lost: bool = False  # the accepted update is gone from the coordinator's disk; it counts if it arrives once more
+    sum: MemberRecord | None = None  # its part in a secure sum; None: its update is plain
 
     def has(self, digest: Digest) -> bool:
         """Return whether the update with this digest is accepted, and not lost since."""
@@ -137,6 +166,8 @@ class RoundRecord:
     capped: dict[ClientId, float] = field(default_factory=dict)  # the larger weights, by client
     waiting_since: float | None = None  # start time of the current wait for clients, by `RunRules.wait`
     waited: float = 0.0  # total seconds of past such waits
+    sums: list[SumRecord] = field(default_factory=list)  # the secure sums; empty: the updates are plain
+    ranges: list[int] = field(default_factory=list)  # exponents of the tensors' ranges after this round
 
     def with_fate(self, *fates: Fate) -> Iterator[tuple[ClientId, ClientRecord]]:
         """Return the invitations with one of these fates, sorted by client id."""
@@ -190,7 +221,8 @@ class RoundRecord:
         """The updates that the closed round counts, each by its client and the round of its invitation."""
         if self.mode != "sync":
             return [(row.client_id, row.round_id) for row in self.buffer]
-        in_time = [(client_id, self.round_id) for client_id, _ in self.with_fate(Fate.REPORTED)]
+        reported = self.with_fate(Fate.REPORTED)
+        in_time = [(client_id, self.round_id) for client_id, row in reported if not row.unused_because]
         return [*in_time, *((row.client_id, row.round_id) for row in self.carried)]
 
     @property
@@ -220,6 +252,8 @@ class RoundRecord:
         if is_accepted != (row.fate in (Fate.REPORTED, Fate.CARRIED)):
             raise Violation(2, f"{what} with update {row.digest}, lost: {row.is_lost}", of)
         if row.fate is Fate.WAITING and self.mode == "sync" and self.phase is not Phase.COLLECTING:
+            raise Violation(4, f"{what} although the round is {self.phase}", of)
+        if row.fate is Fate.JOINED and self.phase not in (Phase.COLLECTING, Phase.SECURING):
             raise Violation(4, f"{what} although the round is {self.phase}", of)
         if row.fate is Fate.CARRIED and self.late == "discard":
             raise Violation(3, f"{what} although late = discard", of)

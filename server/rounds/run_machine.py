@@ -22,8 +22,10 @@ from typing import Any
 from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import (
     TERMINAL,
+    TROUBLES,
     AbandonReason,
     Digest,
+    FailureReason,
     Fate,
     Phase,
     ReleaseReason,
@@ -54,8 +56,10 @@ from atoll.server.rounds.events import (
     EvaluateModel,
     Event,
     FilesLost,
+    KeysCame,
     MetricsComputed,
     ModelEvaluated,
+    OpeningFailed,
     OpenNextRound,
     PauseRequested,
     PauseRun,
@@ -64,7 +68,12 @@ from atoll.server.rounds.events import (
     RoundDue,
     RunStarted,
     SamplerFailed,
+    SessionLeft,
+    SharesCame,
+    SharesRevealed,
     StopRequested,
+    SumOpened,
+    SurvivorsSigned,
     TimePassed,
     UpdateReceived,
     UpdateRefused,
@@ -75,6 +84,7 @@ from atoll.server.rounds.oort_utility import utility_of
 from atoll.server.rounds.open_round import NEWS_S, Effects, OpenRound
 from atoll.server.rounds.record import RoundRecord, cause_of_misfits
 from atoll.server.rounds.retries import COSTS_NO_RETRY, seconds_to_retry
+from atoll.server.rounds.secure_round import MemberAnswered, SecureRound
 
 
 class RunMachine(Evaluations):
@@ -284,7 +294,13 @@ class RunMachine(Evaluations):
 
     def _client_joined(self, event: ClientJoined, now: float) -> Effects:
         client_id = event.client_id
-        self.ledger.membership.joined(client_id, event.session, event.profile, event.software, now)
+        membership = self.ledger.membership
+        membership.joined(client_id, event.session, event.profile, event.software, now)
+        if self.rules.secure is not None and not event.joins_sessions:
+            agent = event.software or "an older one"
+            why = f"its agent ({agent}) takes part in no secure sums: it needs this version, and certificates"
+            membership.noted(client_id, FailureReason.SESSION_REFUSED, why, now)
+            membership.declined(client_id)
         effects: list[Effect] = [*self.invitations.joined(client_id, now)]
         effects += (r for round_id in event.working_on for r in self._release(client_id, round_id))
         if self.round is not None:
@@ -346,6 +362,10 @@ class RunMachine(Evaluations):
         ledger = self.ledger
         ledger.forget_old_rounds(most=max(3, self.rules.policy.max_staleness + 2))
         late, ledger.carried = ledger.carried, {}
+        if self.rules.secure is not None:
+            return SecureRound(
+                ledger.next_round, ledger.version, self.rules, ledger.membership, tuple(ledger.ranges), now
+            )
         return Round(ledger.next_round, ledger.version, self.rules, ledger.membership, late, now)
 
     def _buffer(self, now: float) -> Buffer:
@@ -364,7 +384,33 @@ class RunMachine(Evaluations):
 
     def _aggregated(self, event: Aggregated, now: float) -> Effects:
         round_ = self._open(event.round_id)
-        return round_.aggregated(event.model_digest, now) if round_ else ()
+        return round_.aggregated(event, now) if round_ else ()
+
+    def _keys_came(self, event: KeysCame, now: float) -> Effects:
+        round_ = self._open(event.round_id)
+        return round_.keys_came(event, now) if isinstance(round_, SecureRound) else ()
+
+    def _member_answered(self, event: MemberAnswered, now: float) -> Effects:
+        round_ = self._open(event.round_id)
+        return round_.answered(event, now) if isinstance(round_, SecureRound) else ()
+
+    def _session_left(self, event: SessionLeft, now: float) -> Effects:
+        round_ = self._open(event.round_id)
+        if not isinstance(round_, SecureRound) or not round_.is_news_of(event):
+            return ()
+        membership = self.ledger.membership
+        membership.noted(event.client_id, event.reason, event.detail, now)
+        if event.reason in TROUBLES:
+            self._let_rest(event.client_id, None, now)
+        return round_.session_left(event, now)
+
+    def _sum_opened(self, event: SumOpened, now: float) -> Effects:
+        round_ = self._open(event.round_id)
+        return round_.sum_opened(event, now) if isinstance(round_, SecureRound) else ()
+
+    def _opening_failed(self, event: OpeningFailed, now: float) -> Effects:
+        round_ = self._open(event.round_id)
+        return round_.opening_failed(event, now) if isinstance(round_, SecureRound) else ()
 
     def _aggregation_failed(self, event: AggregationFailed, now: float) -> Effects:
         round_ = self._open(event.round_id)
@@ -385,7 +431,7 @@ class RunMachine(Evaluations):
     def _committed(self, commit: Commit, now: float) -> Effects:
         ledger, round_ = self.ledger, self._take_round()
         ledger.version, ledger.model_digest, ledger.failures = commit.version, commit.model_digest, 0
-        ledger.membership.approval_by = None
+        ledger.membership.approval_by, ledger.ranges = None, round_.record.ranges
         self._pace(round_, commit)
         if isinstance(round_, Round):
             effects = ledger.settle_committed(round_.record, round_.late)
@@ -550,6 +596,13 @@ HANDLERS: Mapping[type[Event], Callable[[RunMachine, Any, float], Effects]] = {
     RoundDue: RunMachine._round_due,
     CohortDrawn: RunMachine._cohort_drawn,
     SamplerFailed: RunMachine._sampler_failed,
+    KeysCame: RunMachine._keys_came,
+    SharesCame: RunMachine._member_answered,
+    SurvivorsSigned: RunMachine._member_answered,
+    SharesRevealed: RunMachine._member_answered,
+    SessionLeft: RunMachine._session_left,
+    SumOpened: RunMachine._sum_opened,
+    OpeningFailed: RunMachine._opening_failed,
     Aggregated: RunMachine._aggregated,
     AggregationFailed: RunMachine._aggregation_failed,
     ModelEvaluated: RunMachine._model_evaluated,

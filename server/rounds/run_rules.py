@@ -11,6 +11,7 @@ from typing import Literal
 from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import Version
 from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.secure_rules import SecureRules
 
 Source = Literal["server", "clients"]
 """Data of an evaluation: the server's, or the data of all clients together."""
@@ -108,6 +109,8 @@ class RunRules:
     wait: WaitRules | None = None
     """The wait for clients; None: a round without them is abandoned, as in a simulation and in runs of earlier
     releases."""
+    secure: SecureRules | None = None
+    """The rules of secure sums; None: updates are sent plain."""
 
     @property
     def watched(self) -> tuple[WatchedMetric, ...]:

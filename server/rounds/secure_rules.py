@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from atoll.protocol.secure.session_size import MEMBERS_MIN, threshold_of
+
 Bits = Literal[32, 64]
 
 
@@ -26,3 +28,20 @@ class SecureRules:
     """Seconds for each stage of a session."""
     attempts: int = 3
     """Most attempts at a session's sum, each with new keys, before its survivors are told."""
+
+    def sizes(self, clients: int) -> tuple[int, ...]:
+        """Return the sizes of the sessions into which a round's clients are divided, which differ by at most one.
+
+        There are `sessions` of them, more if one would have more than `session_max` members, and fewer if one would
+        have fewer than three. Clients in none are left over only with a `session_max` of 3 or 4.
+        """
+        wanted = max(self.sessions, -(-clients // self.session_max))
+        number = min(wanted, clients // MEMBERS_MIN)
+        if not number:
+            return ()
+        size, larger = divmod(min(clients, number * self.session_max), number)
+        return (size + 1,) * larger + (size,) * (number - larger)
+
+    def threshold_of(self, members: int) -> int:
+        """Return how many of a session's members open its sum."""
+        return threshold_of(self.threshold, members)

@@ -43,6 +43,7 @@ from atoll.server.rounds.open_round import Effects, OpenRound
 from atoll.server.rounds.record import ClientRecord, RoundRecord
 from atoll.server.rounds.retries import seconds_of_rest
 from atoll.server.rounds.run_rules import RunRules
+from atoll.server.rounds.secure_round import SecureRound
 from atoll.server.rounds.update_claims import WORK_MIN, fault_of, learn, measure, note_accepted, reject
 from atoll.tensors.updates.weight import WEIGHT_MIN
 
@@ -99,6 +100,9 @@ class Intake:
             is not None
         ):
             return True
+        round_ = self._open(update.round_id)
+        if isinstance(round_, SecureRound) and not round_.is_open_for(update):
+            return True
         return policy.is_asynchronous and self._fault_for_a_buffer(update) is not None
 
     # ------------------------------------------------------------ decisions
@@ -116,6 +120,8 @@ class Intake:
         if self.rules.policy.is_asynchronous:
             return self._into_a_buffer(update, record, client, now)
         round_ = self._open(update.round_id)
+        if isinstance(round_, SecureRound):
+            return round_.update_received(update, now)
         if isinstance(round_, Round) and round_.is_open_for(update):
             return round_.update_received(update, now)
         return self._late(update, record, client, now)
@@ -254,7 +260,7 @@ class Intake:
             return (Release(client_id, round_id, reason),)
         if self.rules.policy.is_asynchronous:
             return self._release_from_a_buffer(client_id, record)
-        if self._open(round_id) and record.phase is Phase.COLLECTING:
+        if self._open(round_id) and (record.phase is Phase.COLLECTING or client.fate is Fate.JOINED):
             return ()
         reason = ReleaseReason.ROUND_ABANDONED if record.phase is Phase.ABANDONED else ReleaseReason.ROUND_CLOSED
         submit = self.rules.policy.late == "next_round" and self.ledger.is_open
@@ -354,6 +360,8 @@ class Intake:
             raise Violation(3, f"its age is {age}, and it waits for a commit: {update}", f"round {record.round_id}")
         row, by = record.clients[update.client_id], record.deadline
         if row.fate is not Fate.REPORTED or by is None or policy.is_asynchronous or self.ledger.short_since is not None:
+            return
+        if row.sum is not None:  # the deadline was that of its keys; a stage of its session has another one
             return
         until = by if row.upload_begun_at is None or row.upload_begun_at > by else record.grace_by or by
         if row.fate_at > until:

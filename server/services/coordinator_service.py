@@ -12,6 +12,7 @@ from atoll.ground.printable import count_of, printable
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.identity.names import Role
+from atoll.protocol.secure.wire import name_of
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
 from atoll.protocol.wire.bulk_messages import DownloadMessage, UploadMessage
@@ -131,6 +132,8 @@ class CoordinatorService:
                 self._evaluated(client_id, message.evaluated)
             case "give_statistics":
                 await self._coordinator.statistics.answered(client_id, message.give_statistics)
+            case "secure_keys" | "secure_shares" | "secure_agree" | "secure_reveal" | "secure_gone":
+                self._answered(client_id, message)
             case "ready":
                 attendance.introduce_again(connection)
             case "goodbye":
@@ -154,6 +157,11 @@ class CoordinatorService:
             return
         reason, detail = FailureReason(failed.reason), printable(failed.detail[:DETAIL_MAX])
         run.post(ClientFailed(client_id, RoundId(failed.round_id), reason, detail, failed.waits))
+
+    def _answered(self, client_id: ClientId, message: pb.ClientMessage) -> None:
+        run = self._coordinator.runs.get(name_of(message).run)
+        if isinstance(run, RunDriver) and (event := run.sums.event_of(client_id, message)) is not None:
+            run.post(event)
 
     def _evaluated(self, client_id: ClientId, evaluated: pb.Evaluated) -> None:
         run = self._coordinator.runs.get(RunId(evaluated.run_id))
@@ -340,4 +348,6 @@ def _connection(hello: pb.Hello, address: str) -> Connection:
     name, tasks = ClientId(hello.client_id), frozenset(hello.tasks)
     claimant = Claimant(address, hello.process, hello.folder)
     can = hello.gives_statistics, hello.spreads_parts, hello.takes_messages, hello.takes_notices
-    return Connection(name, hello.session, tasks, profile, codecs, software, claimant, *can)
+    return Connection(
+        name, hello.session, tasks, profile, codecs, software, claimant, *can, joins_sessions=hello.joins_sessions
+    )

@@ -88,7 +88,7 @@ class Session:
         self._shares: dict[Position, SealedShares] = {}
         self._masked: set[Position] = set()
         self._agreed: dict[Position, bytes] = {}
-        self._revealed: dict[Position, tuple[int, ...]] = {}
+        self.reveals: dict[Position, tuple[int, ...]] = {}
         self.gone: dict[Position, str] = {}
         self.masking: frozenset[Position] = frozenset()
         self.survivors: frozenset[Position] = frozenset()
@@ -164,7 +164,7 @@ class Session:
             Stage.SHARING: (range(self.size), self._shares),
             Stage.MASKING: (self.masking, self._masked),
             Stage.AGREEING: (self.survivors, self._agreed),
-            Stage.OPENING: (self.survivors, self._revealed),
+            Stage.OPENING: (self.survivors, self.reveals),
         }.get(self.stage, ((), ()))
         return frozenset(wanted) - {*have} - {*self.gone}
 
@@ -192,11 +192,11 @@ class Session:
         return self._end_when_complete()
 
     def _on_reveal(self, position: Position, answer: Reveal) -> list[Effect]:
-        if self.stage is not Stage.OPENING or position not in self._agreed or position in self._revealed:
+        if self.stage is not Stage.OPENING or position not in self._agreed or position in self.reveals:
             return []
         if len(answer.shares) != len(self.masking) or not all(0 <= share < PRIME for share in answer.shares):
             return self.left(position, f"its reveal is not {count_of(len(self.masking), 'share')}")
-        self._revealed[position] = answer.shares
+        self.reveals[position] = answer.shares
         return self._end_when_complete()
 
     # ------------------------------------------------------------ stages
@@ -204,7 +204,7 @@ class Session:
     def _end_when_complete(self) -> list[Effect]:
         is_enough = {
             Stage.AGREEING: len(self._agreed) >= self.roster.threshold,
-            Stage.OPENING: len(self._revealed) >= max(self.roster.threshold, self._opened_with + 1),
+            Stage.OPENING: len(self.reveals) >= max(self.roster.threshold, self._opened_with + 1),
         }.get(self.stage, False)
         return self._end_stage() if is_enough or not self.missing() else []
 
@@ -243,10 +243,10 @@ class Session:
         return self._tell(self._agreed, self._question)
 
     def _open(self) -> list[Effect]:
-        if len(self._revealed) < max(self.roster.threshold, self._opened_with + 1):
-            return self._fail("reveals that open it", len(self._revealed), may_repeat=False)
-        self._opened_with = len(self._revealed)
-        return [OpenSum(tuple(sorted(self._revealed.items())))]
+        if len(self.reveals) < max(self.roster.threshold, self._opened_with + 1):
+            return self._fail("reveals that open it", len(self.reveals), may_repeat=False)
+        self._opened_with = len(self.reveals)
+        return [OpenSum(tuple(sorted(self.reveals.items())))]
 
     def _fail(self, of: str, have: int, *, may_repeat: bool) -> list[Effect]:
         stage, self.stage = self.stage, Stage.FAILED
@@ -267,6 +267,8 @@ class Session:
             case Stage.MASKING if position in self.masking:
                 senders = sorted(self.masking - {position})
                 return Boxes({sender: self._shares[sender].boxes[position] for sender in senders})
+            case Stage.OPENING if position in self._agreed:
+                return self._opening
             case Stage.AGREEING | Stage.OPENING if position in self.survivors:
-                return self._opening if position in self._agreed else Survivors(self.survivors)
+                return Survivors(self.survivors)
         return None

@@ -36,6 +36,7 @@ PURE = {
     "protocol/notices/book.py": "atoll.protocol.notices.notice",
     "protocol/notices/notice.py": "",
     "protocol/identity/names.py": "re",
+    "protocol/secure/session_size.py": "",
     "ground/printable.py": "difflib",
     "protocol/wire/mesh_use.py": "",
     "protocol/value_type.py": "",

@@ -1,0 +1,10 @@
+"""The size of a session: its members, the rule of its threshold, its attempts."""
+
+MEMBERS_MIN, MEMBERS_MAX = 3, 64
+ATTEMPTS_MAX = 100
+TWO_THIRDS = "two_thirds"
+
+
+def threshold_of(rule: str, members: int) -> int:
+    """Return how many of n `members` open a sum: floor(2n / 3) + 1 by the rule "two_thirds", else the rule's count."""
+    return 2 * members // 3 + 1 if rule == TWO_THIRDS else int(rule)

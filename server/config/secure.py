@@ -1,0 +1,227 @@
+"""The settings of secure sums, and what does not go with them: each fault says the value, what is allowed, and why."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from atoll.ground.printable import count_of
+from atoll.protocol.secure.session_size import ATTEMPTS_MAX, MEMBERS_MAX, MEMBERS_MIN, TWO_THIRDS
+from atoll.protocol.settings import STRICT
+from atoll.server.config.aggregation import AggregationConfig
+from atoll.server.config.model import ModelConfig, StopConfig
+from atoll.server.rounds.policy import Seconds, StragglerPolicy
+from atoll.server.rounds.secure_rules import Bits, SecureRules
+
+OF_SESSIONS = ("median", "trimmed_mean")
+"""Rules that may reduce the means of sessions, element by element."""
+
+SESSIONS_OF_A_RULE = 3
+"""Least number of session means that such a rule reduces."""
+
+_SEES_SITES = {
+    "weighted": "it needs the size of each client's data",
+    "power_of_choice": "it needs the loss of each client",
+    "oort": "it needs the loss of each client",
+}
+"""Samplers that need a value of a single client."""
+
+
+class SecureConfig(BaseModel):
+    """Secure sums: the coordinator sees the sum of a session's updates, and no single one."""
+
+    model_config = STRICT
+
+    bits: Bits = 32
+    """Bits of a word of the sum: 32, with 22 for each client's value, or 64, with 44, which doubles the upload."""
+
+    clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """Largest norm of an update: each site scales a longer one down to it, over all tensors that travel. The table
+    `[secure]` needs it, as there is no default that suits all models."""
+
+    examples_max: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    """Examples with the full weight 1: an update of n examples counts `min(1, n / examples_max)`, and only the sum of
+    these weights becomes known. Needed with `aggregation.weighting` "examples", and refused with "uniform"; absent: all
+    updates have weight 1."""
+
+    threshold: Literal["two_thirds"] | Annotated[int, Field(ge=2, le=MEMBERS_MAX)] = "two_thirds"
+    """Least number of a session's members that open its sum: "two_thirds" of n, `floor(2 n / 3) + 1`, or a count above
+    n / 2. A session that loses more members than that leaves opens nothing."""
+
+    session_max: int = Field(default=MEMBERS_MAX, ge=MEMBERS_MIN, le=MEMBERS_MAX)
+    """Most members of a session; a larger cohort is divided into more sessions."""
+
+    sessions: int = Field(default=1, ge=1, le=1_000_000)
+    """Least number of sessions into which a round's clients are divided at random. With more than one, a session whose
+    sum is longer than its members may make it is dropped alone; but each update hides among fewer."""
+
+    stage_timeout: Seconds = 60.0
+    """Seconds for each stage of a session: keys, shares, agreement on the survivors, opening. Masking ends with the
+    round's deadline."""
+
+    attempts: int = Field(default=3, ge=1, le=ATTEMPTS_MAX)
+    """Most attempts at the sum of a session whose members drop out before they are told who survived; each has new
+    keys, and no client trains again."""
+
+    def rules(self) -> SecureRules:
+        """Return the rules for the run's machine."""
+        return SecureRules(
+            clip_norm=self.clip_norm,
+            bits=self.bits,
+            examples_max=self.examples_max or 0,
+            threshold=str(self.threshold),
+            session_max=self.session_max,
+            sessions=self.sessions,
+            stage_timeout=self.stage_timeout,
+            attempts=self.attempts,
+        )
+
+    def faults_of_rounds(self, policy: StragglerPolicy) -> Iterator[str]:
+        """Yield the settings of a straggler policy that secure sums exclude, and sessions that cannot be."""
+        if policy.is_asynchronous:
+            yield _fault("round.mode", policy.mode, "the members of a session add their updates together", '"sync"')
+            return  # the other fields of its rounds have other meanings
+        if policy.late != "discard":
+            yield _fault("round.late", policy.late, "an update is masked for the session of its round", '"discard"')
+        if policy.partial_work != "accept":
+            yield _fault("round.partial_work", policy.partial_work, "nobody sees the work of one update", '"accept"')
+        if policy.max_share != 1:
+            out = "1: secure.examples_max bounds the weight of each update"
+            yield _fault("round.max_share", policy.max_share, "nobody sees the weight of one update", out)
+        for name in ("max_examples", "max_units"):
+            if (given := getattr(policy, name)) != (default := StragglerPolicy.model_fields[name].default):
+                out = f"{default}, the default: secure.examples_max bounds the weight of each update"
+                yield _fault(f"round.{name}", given, "nobody sees the examples of one update", out)
+        yield from self._faults_of_sizes(policy)
+
+    def _faults_of_sizes(self, policy: StragglerPolicy) -> Iterator[str]:
+        """Yield the faults of cohorts that divide into no sessions, or into sessions without a threshold."""
+        if (cohort := policy.cohort_size) < MEMBERS_MIN:
+            yield _fault("round.cohort_size", cohort, f"a session has {MEMBERS_MIN} members", f">= {MEMBERS_MIN}")
+            return
+        if policy.quorum_count < MEMBERS_MIN:
+            what = f"a session has at least {MEMBERS_MIN} members, so no round could end with fewer"
+            yield _fault("round.quorum", policy.quorum, what, f"{MEMBERS_MIN} to {cohort}")
+        if self.sessions > (most := cohort // MEMBERS_MIN):
+            what = f"{count_of(cohort, 'update')} make {count_of(most, 'session')} of {MEMBERS_MIN} members or more"
+            out = f"1 to {most}" if most > 1 else "1"
+            out += f", or a round.cohort_size of at least {MEMBERS_MIN * self.sessions}"
+            yield _fault("secure.sessions", self.sessions, what, out)
+            return
+        rules, invited = self.rules(), policy.num_invited
+        if (in_one := sum(rules.sizes(invited))) < invited:
+            what = (
+                f"{invited} invited clients do not divide into sessions of {MEMBERS_MIN} to {self.session_max} members"
+            )
+            yield _fault(
+                "secure.session_max", self.session_max, what, f"5 to {MEMBERS_MAX}, or {in_one} invited clients"
+            )
+        full = self.session_max * max(self.sessions, -(-cohort // self.session_max))  # clients; one more: more sessions
+        numbers = {cohort, invited, *(number for number in (full, full + 1) if cohort < number < invited)}
+        sizes = {size for number in numbers for size in rules.sizes(number)}
+        yield from self._faults_of_threshold(min(sizes), max(sizes))
+        from atoll.tensors.secure.vector import fault_of  # it imports numpy
+
+        if fault := fault_of(self.bits, max(sizes)):
+            yield f"secure.bits: got {self.bits}, and {fault}: allowed is 64, or a smaller session_max"
+
+    def _faults_of_threshold(self, smallest: int, largest: int) -> Iterator[str]:
+        if isinstance(self.threshold, str) or largest < 2 * self.threshold <= 2 * smallest:
+            return
+        sizes = count_of(smallest, "member") if smallest == largest else f"{smallest} to {largest} members"
+        why = (
+            f"a session of {sizes} has no such number"
+            if self.threshold > smallest
+            else f"in a session of {sizes} two groups of that size could open two sums"
+        )
+        low = largest // 2 + 1
+        counts = f"{low} to {smallest}" if low < smallest else f"{low}" if low == smallest else ""
+        yield _fault("secure.threshold", self.threshold, why, f'{counts}{counts and ", or "}"{TWO_THIRDS}"')
+
+    def faults_of_aggregation(self, aggregation: AggregationConfig) -> Iterator[str]:
+        """Yield the settings of an aggregation that secure sums exclude. Loads no user code."""
+        plain = AggregationConfig()
+        why = {
+            "algorithm": "its correction needs values of single updates, or tensors beside them",
+            "mix_neighbours": "nobody sees the distance of two updates",
+            "partial": "the members of a session add the same tensors",
+            "device": "the words of a sum are added by the CPU",
+            "codec": "encoded updates do not add up under masks",
+        }
+        for name, reason in why.items():
+            if (given := getattr(aggregation, name)) != (allowed := getattr(plain, name)):
+                yield _fault(f"aggregation.{name}", given, reason, _shown(allowed))
+        yield from self._faults_of_rule(aggregation)
+        if aggregation.norm_bound is not None:
+            out = "no norm_bound: secure.clip_norm bounds each update at its site"
+            yield _fault("aggregation.norm_bound", aggregation.norm_bound, "nobody sees the norm of one update", out)
+        if aggregation.weighting == "examples" and self.examples_max is None:
+            yield (
+                'secure.examples_max: missing, and aggregation.weighting is "examples": allowed is the number of '
+                'examples with the full weight, at least 1, or aggregation.weighting = "uniform"'
+            )
+        if aggregation.weighting == "uniform" and self.examples_max is not None:
+            out = 'no examples_max, or aggregation.weighting = "examples"'
+            yield _fault("secure.examples_max", self.examples_max, 'weighting "uniform" counts all the same', out)
+
+    def _faults_of_rule(self, aggregation: AggregationConfig) -> Iterator[str]:
+        rule, allowed = aggregation.rule, f'"mean", and with secure.sessions >= {SESSIONS_OF_A_RULE} '
+        allowed += "over the means of sessions " + " and ".join(f'"{name}"' for name in OF_SESSIONS)
+        if rule == "mean":
+            return
+        if rule not in OF_SESSIONS:
+            yield _fault("aggregation.rule", rule, "nobody sees single updates, only the sums of sessions", allowed)
+        elif self.sessions < SESSIONS_OF_A_RULE:
+            what = f"it would have the {count_of(self.sessions, 'mean')} of secure.sessions"
+            yield _fault("aggregation.rule", rule, what, allowed)
+        elif fault := aggregation.fault_of_count(self.sessions):
+            out = "fewer, or more secure.sessions"
+            what = f"a round has the means of {self.sessions} sessions, of which {fault.partition(': ')[2]}"
+            yield _fault("aggregation.malicious", aggregation.malicious, what, out)
+
+    def faults_of_sampler(self, sampler: str) -> Iterator[str]:
+        """Yield the fault of a sampler that needs values of single clients."""
+        if why := _SEES_SITES.get(sampler):
+            yield _fault("cohort.sampler", sampler, why, '"uniform", "stratified", or a custom one')
+
+    def faults_of_evaluation(self, clients_every: int, keep_sites: int, kept_by_default: int) -> Iterator[str]:
+        """Yield the settings of the evaluations by clients, each of whose answers the coordinator would see."""
+        if clients_every:
+            out = "0, with evaluation.server_every on the server's test data"
+            yield _fault("evaluation.clients_every", clients_every, "it would show the metrics of single sites", out)
+        if keep_sites not in (0, kept_by_default):
+            yield _fault("evaluation.keep_sites", keep_sites, "there are no metrics of single sites", "0")
+
+    def faults_of_watching(self, model: ModelConfig, stop: StopConfig) -> Iterator[str]:
+        """Yield the metrics of clients that would choose the best version or end the run."""
+        of_stop = None if stop.rule is None else stop.rule.metric
+        for key, metric in (("model.source", model.metric), ("stop.source", of_stop)):
+            if metric is not None and metric.source == "clients":
+                yield _fault(key, metric.source, f"{metric.name} would be that of single sites", '"server"')
+
+    def faults_of_program(self, main: str) -> Iterator[str]:
+        """Yield the fault of a run of messages, whose replies the program reads one by one."""
+        if main:
+            out = "a run of rounds, for a Flower app program.native = true: run it natively"
+            yield _fault("program.main", main, "the program reads the reply of each site", out)
+
+    def notice_of_rounds(self, policy: StragglerPolicy) -> str:
+        """Return a notice if a session cannot lose a single member; empty: each can."""
+        size = min(self.rules().sizes(policy.cohort_size), default=0)
+        needed = self.rules().threshold_of(size)
+        if size > needed:
+            return ""
+        return (
+            f"secure.threshold: {needed} of the {size} members of a session open its sum, so one member that drops out "
+            "ends its session: a larger round.cohort_size leaves slack"
+        )
+
+
+def _fault(key: str, value: object, why: str, allowed: str) -> str:
+    """Return the sentence of one fault; `; ` would part it into two lines."""
+    return f"{key}: got {_shown(value)}, and with [secure] {why}: allowed is {allowed}"
+
+
+def _shown(value: object) -> str:
+    """Return a value as a TOML file has it."""
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else f"{value}"

@@ -1,0 +1,581 @@
+"""A round with secure sums: a round with a cohort whose updates come masked, and open together. Pure.
+
+    COLLECTING --KeysCame counts as an answer of the client; closed as any round-> SECURING
+    SECURING   --each session: shares, masked updates, signatures, reveals------> AGGREGATING, with what opened
+    SECURING   --no session opened, or fewer members than the quorum------------> ABANDONED (secure_failed)
+    AGGREGATING --Aggregated, enough members in the sums that count-------------> COMMITTED
+
+The cohort is divided into sessions at random, each of at most `session_max` members. A session that loses too many
+members before its survivors are told makes another attempt: with new keys, over the same encoded updates. A session
+that ends without a sum costs its members this round, and the others nothing.
+"""
+
+import math
+import random
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from atoll.ground.printable import count_of
+from atoll.protocol.secure import wire
+from atoll.protocol.secure.messages import Answer, Gone, MemberKeys, Position, Roster
+from atoll.protocol.secure.session_size import MEMBERS_MIN, threshold_of
+from atoll.protocol.vocabulary import (
+    AbandonReason,
+    ClientId,
+    CloseReason,
+    Digest,
+    FailureReason,
+    Fate,
+    Phase,
+    RejectReason,
+    ReleaseReason,
+    RoundId,
+    Version,
+)
+from atoll.server.rounds.cohort_round import MAY_REPORT, Round
+from atoll.server.rounds.events import (
+    Accept,
+    Aggregate,
+    Aggregated,
+    Contribution,
+    Invite,
+    KeysCame,
+    OpeningFailed,
+    OpenSum,
+    Release,
+    SessionLeft,
+    SessionSum,
+    SharesCame,
+    SharesRevealed,
+    SumOpened,
+    SumPlace,
+    SurvivorsSigned,
+    TellMember,
+    Update,
+)
+from atoll.server.rounds.membership import Membership
+from atoll.server.rounds.open_round import Effects
+from atoll.server.rounds.record import ClientRecord, MemberRecord, SumRecord
+from atoll.server.rounds.run_rules import RunRules
+from atoll.server.rounds.secure_rules import SecureRules
+from atoll.server.rounds.update_claims import fault_of, measure, note_accepted, reject
+from atoll.server.sessions.session import Fail, Session, Stage, Tell
+from atoll.server.sessions.session import OpenSum as OpenWith
+
+MemberAnswered = SharesCame | SurvivorsSigned | SharesRevealed
+
+
+class _Sum:
+    """One of the round's sums: the keys of its newest attempt, and from the roster on its session."""
+
+    def __init__(self, number: int) -> None:
+        self.record = SumRecord(number)
+        self.keys: dict[ClientId, MemberKeys] = {}
+        self.asked: set[ClientId] = set()  # members whose keys are awaited, from the second attempt on
+        self.session: Session | None = None
+        self.by = math.inf  # the time at which the stage ends
+        self.opening: OpenWith | None = None  # issued, and not yet answered
+        self.is_over = self.is_opened = False
+
+    @property
+    def attempt(self) -> int:
+        return self.record.attempt
+
+    @property
+    def names(self) -> list[ClientId]:
+        """The members by position."""
+        return sorted(self.keys)
+
+    def position_of(self, client_id: ClientId) -> Position | None:
+        """Return a client's position in the roster; None: it is no member, or there is no roster."""
+        if self.session is None or client_id not in self.keys:
+            return None
+        return self.names.index(client_id)
+
+    @property
+    def survivors(self) -> list[ClientId]:
+        """The members whose updates are in the sum, sorted."""
+        if self.session is None:
+            return []
+        names = self.names
+        return [names[position] for position in sorted(self.session.survivors)]
+
+    def summed(self) -> SessionSum:
+        """Return what opens the sum."""
+        session = self.session
+        assert session is not None
+        return SessionSum(
+            self.record.session,
+            self.attempt,
+            session.id,
+            session.roster,
+            session.masking,
+            session.survivors,
+            dict(session.reveals),
+        )
+
+
+class SecureRound(Round):
+    """Round whose updates are secure sums. `ranges`: exponents of the float tensors' ranges, in canonical order."""
+
+    def __init__(
+        self,
+        round_id: RoundId,
+        base_version: Version,
+        rules: RunRules,
+        membership: Membership,
+        ranges: tuple[int, ...],
+        now: float,
+    ) -> None:
+        super().__init__(round_id, base_version, rules, membership, {}, now)
+        assert rules.secure is not None
+        self._secure: SecureRules = rules.secure
+        self._seed, self._ranges = rules.seed, ranges
+        self._sums: list[_Sum] = []
+        self._sessions: dict[ClientId, int] = {}
+        self._lost_sums: set[int] = set()
+        self.record.ranges = [*ranges]
+
+    # ------------------------------------------------------------ time
+
+    @property
+    def deadline(self) -> float | None:
+        """The time at which `time_passed` must be called [s since the epoch]; None: no timer runs."""
+        if self.phase is not Phase.SECURING:
+            return super().deadline
+        by = min((each.by for each in self._running), default=math.inf)
+        return by if by < math.inf else None
+
+    def time_passed(self, now: float) -> Effects:
+        """Apply the deadline: of the collection, or of the stages of sessions."""
+        if self.phase is not Phase.SECURING:
+            return super().time_passed(now)
+        effects: Effects = ()
+        for each in [each for each in self._running if each.by <= now]:
+            effects += self._begin(each, now) if each.session is None else self._advance(each, now, each.session.due)
+        return (*effects, *self._conclude(now))
+
+    def stood_still(self, seconds: float) -> Effects:
+        """Move every deadline by `seconds` during which time stood still, and repeat what clients were asked."""
+        for each in self._sums:
+            each.by += seconds
+        effects = super().stood_still(seconds)
+        joined = (client_id for client_id, _ in self.record.with_fate(Fate.JOINED, Fate.REPORTED))
+        there = [client_id for client_id in joined if self.membership.is_connected(client_id)]
+        return (*effects, *(effect for client_id in there for effect in self._asked_again(client_id)))
+
+    def coordinator_started(self, down_since: float, now: float) -> Effects:
+        """Extend the deadlines by the downtime, and repeat a pending aggregation or opening."""
+        effects = super().coordinator_started(down_since, now)
+        pending = (each for each in self._running if each.opening is not None)
+        return (*effects, *(OpenSum(self.record.round_id, each.summed()) for each in pending))
+
+    def _extend(self, seconds: float, now: float) -> None:
+        super()._extend(seconds, now)
+        for _, row in self.record.with_fate(Fate.JOINED):
+            row.disconnected_at = row.disconnected_at or now
+
+    @property
+    def _running(self) -> Iterator[_Sum]:
+        return (each for each in self._sums if not each.is_over)
+
+    # ------------------------------------------------------------ collecting
+
+    def cohort_drawn(self, clients: tuple[ClientId, ...], now: float) -> Effects:
+        """Divide the drawn cohort into sessions, and invite it."""
+        if self.phase is not Phase.SELECTING or not self._is_drawing:
+            return ()
+        order = sorted(clients)
+        random.Random(f"sessions {self._seed} {self.record.round_id}").shuffle(order)
+        number = max(self._secure.sessions, math.ceil(len(order) / self._secure.session_max))
+        self._sums = [_Sum(session) for session in range(number)]
+        self.record.sums = [each.record for each in self._sums]
+        self._sessions = {client_id: place % number for place, client_id in enumerate(order)}
+        return super().cohort_drawn(clients, now)
+
+    def _invitation(self, client_id: ClientId, deadline: float) -> Invite:
+        of = self._sum_of(client_id)
+        if self.phase is Phase.SECURING:
+            deadline = of.by
+        self.record.clients[client_id].sum = self.record.clients[client_id].sum or MemberRecord(of.record.session)
+        return replace(super()._invitation(client_id, deadline), sum=self.place_of(client_id))
+
+    def place_of(self, client_id: ClientId) -> SumPlace:
+        """Return the place of an invited client: its session, and the newest attempt."""
+        of = self._sum_of(client_id)
+        return SumPlace(of.record.session, of.attempt, self._ranges)
+
+    def _sum_of(self, client_id: ClientId) -> _Sum:
+        return self._sums[self._sessions[client_id]]
+
+    @property
+    def _answered(self) -> list[ClientId]:
+        """The clients of the cohort that count towards the quorum: their keys are in."""
+        if self.phase in (Phase.SELECTING, Phase.COLLECTING):
+            return [client_id for client_id, _ in self.record.with_fate(Fate.JOINED)]
+        return [*self._reported]
+
+    def keys_came(self, event: KeysCame, now: float) -> Effects:
+        """Count the keys of a client: its update is encoded, and it takes part."""
+        client_id, row = event.client_id, self.record.clients.get(event.client_id)
+        if row is None or (of := self._named(event)) is None or of.session is not None or client_id in of.keys:
+            return ()
+        if self.phase is Phase.COLLECTING and row.fate in MAY_REPORT:
+            self._set_fate(client_id, Fate.JOINED, now)
+        elif client_id not in of.asked:
+            return ()
+        keys = _content(event)
+        assert isinstance(keys, MemberKeys)
+        of.keys[client_id] = keys
+        of.asked.discard(client_id)
+        row.sum = MemberRecord(event.session, event.attempt, now)
+        if self.phase is Phase.COLLECTING:
+            return self._settle(now)
+        return (*self._begin(of, now), *self._conclude(now)) if not of.asked else ()
+
+    def is_news_of(self, event: KeysCame | MemberAnswered | SessionLeft) -> bool:
+        """Return whether an event of a client's session can change the round: it is made an event only then."""
+        row = self.record.clients.get(event.client_id)
+        if row is None or row.sum is None or (of := self._named(event)) is None:
+            return False
+        if isinstance(event, KeysCame):
+            is_wanted = self.phase is Phase.COLLECTING and row.fate in MAY_REPORT
+            return of.session is None and event.client_id not in of.keys and (is_wanted or event.client_id in of.asked)
+        if isinstance(event, SessionLeft):
+            return row.fate in (Fate.JOINED, Fate.REPORTED) and not row.sum.left
+        return of.session is not None and not of.session.is_over and event.client_id in of.keys
+
+    def _named(self, event: KeysCame | MemberAnswered | SessionLeft) -> _Sum | None:
+        """Return the sum that an event belongs to; None: the client is in another one, or this one is over."""
+        if self._sessions.get(event.client_id) != event.session or self._sums[event.session].attempt != event.attempt:
+            return None
+        of = self._sums[event.session]
+        return None if of.is_over else of
+
+    # ------------------------------------------------------------ clients
+
+    def client_joined(self, client_id: ClientId, now: float) -> Effects:
+        """Repeat what a client that has (re)connected was asked."""
+        row = self.record.clients.get(client_id)
+        if row is None or row.fate not in (Fate.JOINED, Fate.REPORTED):
+            return super().client_joined(client_id, now)
+        row.num_reconnects += row.disconnected_at is not None
+        row.disconnected_at = None
+        return tuple(self._asked_again(client_id))
+
+    def _asked_again(self, client_id: ClientId) -> Iterable[Invite | TellMember]:
+        of, deadline = self._sum_of(client_id), self.record.deadline
+        if self.phase is Phase.COLLECTING and deadline is not None:
+            return [self._invitation(client_id, deadline)]
+        if self.phase is not Phase.SECURING or of.is_over:
+            return []
+        if of.session is None:
+            return [self._invitation(client_id, of.by)] if client_id in of.asked else []
+        position = of.position_of(client_id)
+        told = [] if position is None else of.session.returned(position)
+        return [self._told(of, effect) for effect in told if isinstance(effect, Tell)]
+
+    def client_disconnected(self, client_id: ClientId, now: float) -> None:
+        """Record that the client's control stream has ended; its lease still runs."""
+        row = self.record.clients.get(client_id)
+        if row is not None and row.fate is Fate.JOINED:
+            row.disconnected_at = now
+        super().client_disconnected(client_id, now)
+
+    def client_gave_up(self, client_id: ClientId, fate: Fate, reason: str, detail: str, now: float) -> Effects:
+        """Record that a client has FAILED, was REFUSED or is LOST, and continue without it."""
+        row = self.record.clients.get(client_id)
+        if row is None or row.fate not in (Fate.JOINED, Fate.REPORTED):
+            return super().client_gave_up(client_id, fate, reason, detail, now)
+        return self._leaves(client_id, row, fate, reason, detail, now)
+
+    def session_left(self, event: SessionLeft, now: float) -> Effects:
+        """Continue without a client that has left its session, or whose message was refused."""
+        row = self.record.clients.get(event.client_id)
+        if row is None or self._named(event) is None or row.fate not in (Fate.JOINED, Fate.REPORTED):
+            return ()
+        return self._leaves(event.client_id, row, Fate.FAILED, event.reason, event.detail, now)
+
+    def _leaves(
+        self, client_id: ClientId, row: ClientRecord, fate: Fate, reason: str, detail: str, now: float
+    ) -> Effects:
+        of = self._sum_of(client_id)
+        if row.sum is not None:
+            row.sum.left = f"{reason}: {detail}" if detail else reason
+        if row.fate is Fate.JOINED:
+            self._set_fate(client_id, fate, now, reason, detail)
+        if of.session is None:
+            of.keys.pop(client_id, None)
+            if self.phase is Phase.COLLECTING:
+                return self._settle(now)
+            is_awaited = client_id in of.asked
+            of.asked.discard(client_id)
+            return (*self._begin(of, now), *self._conclude(now)) if is_awaited and not of.asked else ()
+        position, session = of.position_of(client_id), of.session
+        if position is None or of.is_over:
+            return ()
+        effects = self._advance(of, now, lambda: session.left(position, row.sum.left if row.sum else reason))
+        return (*effects, *self._conclude(now))
+
+    # ------------------------------------------------------------ masked updates
+
+    def upload_begun(self, client_id: ClientId, now: float) -> None:
+        """Record the start of a masked update's upload."""
+        row = self.record.clients.get(client_id)
+        if row is not None and row.fate is Fate.JOINED:
+            row.upload_begun_at = row.upload_begun_at or now
+
+    def is_open_for(self, update: Update) -> bool:
+        """Return whether this masked update can still be in its session's sum."""
+        of, row = self._sessions.get(update.client_id), self.record.clients.get(update.client_id)
+        if self.phase is not Phase.SECURING or of is None or row is None or row.fate is not Fate.JOINED:
+            return False
+        session, position = self._sums[of].session, self._sums[of].position_of(update.client_id)
+        return session is not None and session.stage is Stage.MASKING and position in session.masking
+
+    def update_received(self, update: Update, now: float) -> Effects:
+        """Accept a masked update, or refuse it: its client is in no session that still takes one."""
+        row = self.record.clients[update.client_id]
+        if not self.is_open_for(update):
+            detail = f"the round is {self.phase}, and takes no masked update of {update.client_id} now"
+            return (reject(update, RejectReason.NOT_IN_SESSION, detail),)
+        if fault := fault_of(
+            update, base_version=self.record.base_version, policy=self.policy, membership=self.membership
+        ):
+            effects = self._leaves(update.client_id, row, Fate.REFUSED, *fault, now)
+            return (reject(update, *fault), *effects)
+        self._set_fate(update.client_id, Fate.REPORTED, now)
+        self._reported[update.client_id] = update
+        note_accepted(row, update)
+        measure(self.membership, row, update, now)
+        if row.sum is not None:
+            row.sum.masked_at = now
+        of = self._sum_of(update.client_id)
+        position, session = of.position_of(update.client_id), of.session
+        assert position is not None
+        assert session is not None
+        effects = self._advance(of, now, lambda: session.masked(position))
+        return (Accept(update.client_id, update.round_id, update.digest), *effects, *self._conclude(now))
+
+    # ------------------------------------------------------------ sessions
+
+    def answered(self, event: MemberAnswered, now: float) -> Effects:
+        """Take a member's answer to the session's question."""
+        of, row = self._named(event), self.record.clients.get(event.client_id)
+        if of is None or of.session is None or row is None or (position := of.position_of(event.client_id)) is None:
+            return ()
+        answer, session = _content(event), of.session
+        assert isinstance(answer, Answer)
+        if row.sum is not None:
+            match event:
+                case SharesCame():
+                    row.sum.shares_at = row.sum.shares_at or now
+                case SurvivorsSigned():
+                    row.sum.signed_at = row.sum.signed_at or now
+                case SharesRevealed():
+                    row.sum.revealed_at = row.sum.revealed_at or now
+        effects = self._advance(of, now, lambda: session.answered(position, answer))
+        if position in session.gone and row.sum is not None and not row.sum.left:
+            row.sum.left = session.gone[position]
+            if row.fate is Fate.JOINED:
+                self._set_fate(event.client_id, Fate.FAILED, now, FailureReason.SESSION_REFUSED, row.sum.left)
+        return (*effects, *self._conclude(now))
+
+    def sum_opened(self, event: SumOpened, now: float) -> Effects:
+        """Record that a session's sum is open."""
+        of = self._awaiting_opening(event)
+        if of is None or of.session is None:
+            return ()
+        names = of.names
+        of.session.opened(names.index(client_id) for client_id in event.wrong)
+        of.record.wrong = [*event.wrong]
+        of.is_over = of.is_opened = True
+        of.record.stage, of.by = Stage.OPENED, math.inf
+        return self._conclude(now)
+
+    def opening_failed(self, event: OpeningFailed, now: float) -> Effects:
+        """Wait for another reveal, or end the session: too few of its reveals are right."""
+        of = self._awaiting_opening(event)
+        if of is None or (session := of.session) is None:
+            return ()
+        of.opening, of.record.detail = None, event.detail
+        of.by = now + self._secure.stage_timeout
+        return (*self._advance(of, now, session.refused), *self._conclude(now))
+
+    def _awaiting_opening(self, event: SumOpened | OpeningFailed) -> _Sum | None:
+        of = self._sums[event.session] if event.session < len(self._sums) else None
+        if of is None or of.is_over or of.attempt != event.attempt or of.opening is None:
+            return None
+        return of
+
+    def _begin(self, of: _Sum, now: float) -> Effects:
+        """Send the roster of a sum, or end it: too few clients have sent keys."""
+        names = of.names
+        threshold = threshold_of(self._secure.threshold, len(names))
+        if len(names) < MEMBERS_MIN or threshold > len(names):
+            need = max(MEMBERS_MIN, threshold)
+            return self._fails(of, f"{count_of(len(names), 'member')}; needed: {need}", may_repeat=False, now=now)
+        roster = Roster(threshold, tuple(of.keys[name] for name in names))
+        of.session, of.record.threshold, of.record.num_members = (
+            Session(roster, roster.members[0].terms),
+            threshold,
+            len(names),
+        )
+        of.record.stage, of.by = of.session.stage, now + self._secure.stage_timeout
+        return self._carried_out(of, of.session.start(), now)
+
+    def _advance(self, of: _Sum, now: float, step: Callable[[], Iterable[Tell | OpenWith | Fail]]) -> Effects:
+        """Carry out a step of a session; a new stage has a new deadline."""
+        session = of.session
+        assert session is not None
+        before = session.stage
+        effects = [*step()]
+        if session.stage is not before and not session.is_over:
+            of.record.stage, of.by = session.stage, now + self._secure.stage_timeout
+        return self._carried_out(of, effects, now)
+
+    def _carried_out(self, of: _Sum, effects: Iterable[Tell | OpenWith | Fail], now: float) -> Effects:
+        found: Effects = ()
+        for effect in effects:
+            match effect:
+                case Tell():
+                    found += (self._told(of, effect),)
+                case OpenWith():
+                    of.opening, of.by = effect, math.inf
+                    found += (OpenSum(self.record.round_id, of.summed()),)
+                case Fail(reason, may_repeat):
+                    found += self._fails(of, reason, may_repeat=may_repeat, now=now)
+        return found
+
+    def _told(self, of: _Sum, tell: Tell) -> TellMember:
+        name, number = of.names[tell.position], of.record.session
+        return TellMember(name, self.record.round_id, number, of.attempt, len(of.keys), tell.question)
+
+    def _fails(self, of: _Sum, reason: str, *, may_repeat: bool, now: float) -> Effects:
+        """End an attempt without a sum: make another one with the members that are left, or end the session."""
+        left = [c for c in of.names if self.record.clients[c].fate in (Fate.JOINED, Fate.REPORTED)]
+        left = [c for c in left if (row := self.record.clients[c].sum) is not None and not row.left]
+        threshold = threshold_of(self._secure.threshold, len(left))
+        is_enough = len(left) >= MEMBERS_MIN and threshold <= len(left)
+        of.record.detail = f"attempt {of.attempt}: {reason}"
+        if not (may_repeat and is_enough and of.attempt < self._secure.attempts):
+            of.is_over, of.record.stage, of.by = True, Stage.FAILED, math.inf
+            return ()
+        of.record.attempt += 1
+        of.record.stage, of.record.threshold, of.record.num_members = "keys", 0, 0
+        of.session, of.opening, of.keys, of.asked = None, None, {}, {*left}
+        of.by = now + self._secure.stage_timeout
+        for client_id in left:
+            self._forget_masked(client_id, now)
+        return tuple(self._invitation(client_id, of.by) for client_id in left)
+
+    def _forget_masked(self, client_id: ClientId, now: float) -> None:
+        """Forget the masked update of an attempt that has failed: nothing can open it."""
+        row = self.record.clients[client_id]
+        if self._reported.pop(client_id, None) is not None:
+            row.digest, row.num_bytes, row.plain_bytes, row.upload_begun_at = None, 0, 0, None
+            self._set_fate(client_id, Fate.JOINED, now)
+        if row.sum is not None:
+            row.sum = MemberRecord(row.sum.session, row.sum.attempt + 1)
+
+    # ------------------------------------------------------------ the end
+
+    def _close(self, reason: CloseReason, now: float) -> Effects:
+        record = self.record
+        in_time = reason in (CloseReason.ENOUGH, CloseReason.LINGER_OVER)
+        releases = self._release(Fate.RELEASED if in_time else Fate.STRAGGLER, ReleaseReason.ROUND_CLOSED, now)
+        record.phase, record.closed_at, record.close_reason = Phase.SECURING, now, reason
+        begun = (effect for each in self._sums for effect in self._begin(each, now))
+        return (*releases, *begun, *self._conclude(now))
+
+    def _conclude(self, now: float) -> Effects:
+        """Aggregate the sums that have opened, or abandon the round, once every session has ended."""
+        if self.phase is not Phase.SECURING or any(self._running):
+            return ()
+        self._leave_unused({each.record.session: each.record.detail for each in self._sums if not each.is_opened})
+        releases = self._release_joined(Fate.STRAGGLER, ReleaseReason.ROUND_CLOSED, now)
+        if len(self._reported) < self.record.quorum:
+            return (*releases, *self._abandon(AbandonReason.SECURE_FAILED, now, self._why_failed()))
+        self.record.phase = Phase.AGGREGATING
+        return (*releases, self._aggregate())
+
+    def _why_failed(self) -> str:
+        ended = (each for each in self.record.sums if each.stage == Stage.FAILED or each.is_dropped)
+        reasons = "; ".join(f"session {each.session}, {each.detail}" for each in ended)
+        counts = f"{len(self._reported)} in opened sums, quorum {self.record.quorum}"
+        return f"{counts}; {reasons}" if reasons else counts
+
+    def _leave_unused(self, sums: Mapping[int, str]) -> None:
+        """Record why masked updates count in no version: these sums have no result, or the update is in none."""
+        for client_id in [*self._reported]:
+            of = self._sum_of(client_id)
+            if of.record.session in sums:
+                why = f"its session has no sum: {sums[of.record.session]}"
+            elif client_id not in of.survivors:
+                why = "the survivors of its session were told before it came"
+            else:
+                continue
+            del self._reported[client_id]
+            self.record.clients[client_id].unused_because = why
+
+    def _aggregate(self) -> Aggregate:
+        record, opened = self.record, [each for each in self._sums if each.is_opened and not each.record.is_dropped]
+        contributions = tuple(Contribution(c, u.digest, u.num_examples, 1.0) for c, u in sorted(self._reported.items()))
+        sums = tuple(each.summed() for each in opened)
+        return Aggregate(record.round_id, record.base_version, contributions, sums=sums, ranges=self._ranges)
+
+    def aggregated(self, event: Aggregated, now: float) -> Effects:
+        """Commit the round without the sums that were dropped; abandon it if too few members are left."""
+        for session, why in event.dropped.items():
+            record = self.record.sums[session]
+            record.is_dropped, record.detail = True, why
+        self._leave_unused(event.dropped)
+        if len(self._reported) < self.record.quorum:
+            return self._abandon(AbandonReason.SECURE_FAILED, now, self._why_failed())
+        self.record.ranges = [*event.ranges]
+        return super().aggregated(event, now)
+
+    def _released_by(self, reason: AbandonReason, now: float) -> Effects:
+        why = ReleaseReason.RUN_ENDED if reason is AbandonReason.STOP_REQUESTED else ReleaseReason.ROUND_ABANDONED
+        return (*super()._released_by(reason, now), *self._release_joined(Fate.STRAGGLER, why, now))
+
+    def _release_joined(self, fate: Fate, reason: ReleaseReason, now: float) -> Effects:
+        """Release the members whose masked updates have not come."""
+        joined = [client_id for client_id, _ in self.record.with_fate(Fate.JOINED)]
+        for client_id in joined:
+            self._set_fate(client_id, fate, now)
+        return tuple(Release(client_id, self.record.round_id, reason) for client_id in joined)
+
+    def _let_go(self, digests: Container[Digest]) -> int:
+        lost = [client_id for client_id, update in self._reported.items() if update.digest in digests]
+        self._lost_sums |= {self._sessions[client_id] for client_id in lost}
+        for client_id in lost:
+            del self._reported[client_id]
+        if self.phase is Phase.AGGREGATING:
+            self._drop_lost()
+        return len(self._reported)
+
+    def _drop_lost(self) -> None:
+        """Drop the opened sums of which an update's file is lost: what opens them opens no smaller sum."""
+        for session in self._lost_sums:
+            record = self._sums[session].record
+            record.is_dropped, record.detail = True, "a masked update was lost on the coordinator's disk"
+        self._leave_unused({session: self._sums[session].record.detail for session in self._lost_sums})
+
+    def _settled_without(self, now: float) -> Effects:
+        if self.phase is not Phase.SECURING:
+            return super()._settled_without(now)
+        effects: Effects = ()
+        for each in [each for each in self._running if each.record.session in self._lost_sums]:
+            may_repeat = each.session is None or each.session.stage in (Stage.SHARING, Stage.MASKING)
+            why = "a masked update was lost on the coordinator's disk"
+            effects += self._fails(each, why, may_repeat=may_repeat, now=now)
+        self._lost_sums.clear()
+        return (*effects, *self._conclude(now))
+
+
+def _content(event: KeysCame | MemberAnswered) -> MemberKeys | Answer:
+    """Return the message of an event, whose form was checked before the event."""
+    message = wire.answer_from(bytes.fromhex(event.content))
+    assert not isinstance(message, Gone)
+    return message

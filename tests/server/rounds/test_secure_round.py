@@ -1,0 +1,44 @@
+"""Rounds with secure sums: schedules of crashes and losses on both sides end with exact sums or a clean end."""
+
+import random
+
+import pytest
+
+from atoll.protocol.vocabulary import AbandonReason, Fate, RoundId, RunState
+from tests.server.rounds.secure_federation import SecureRun, fates, is_reported
+
+
+def test_two_rounds_open_the_sums_of_all_members():
+    run = SecureRun(4, random.Random(1))
+    assert run.run()
+    names = tuple(run.sites)
+    assert run.opened == [(1, 0, names), (2, 0, names)]
+    assert is_reported(run.machine.ledger.past[RoundId(2)])
+    assert not run.reasons
+
+
+def test_a_large_cohort_is_several_sessions_and_each_opens_its_sum():
+    run = SecureRun(11, random.Random(2), session_max=4, rounds=1)
+    assert run.run()
+    assert sorted(len(members) for _, _, members in run.opened) == [3, 4, 4]
+    assert sorted(name for _, _, members in run.opened for name in members) == [*run.sites]
+
+
+def test_fewer_than_three_clients_open_nothing():
+    run = SecureRun(4, random.Random(3), rounds=1, sessions=2)
+    assert not run.run()
+    assert run.machine.ledger.state is RunState.FAILED
+    last = run.machine.ledger.past[max(run.machine.ledger.past)]
+    assert last.abandon_reason is AbandonReason.SECURE_FAILED
+    assert "session 0, attempt 1: 2 members; needed: 3" in last.detail
+    assert Fate.JOINED not in fates(last).values()
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_schedule_of_faults_opens_exact_sums_or_ends(seed):
+    draw = random.Random(seed)
+    count, faults = draw.randint(3, 9), draw.choice([0.01, 0.03, 0.1])
+    sessions = draw.choice([1, 1, 2]) if count >= 6 else 1
+    run = SecureRun(count, draw, faults=faults, sessions=sessions, attempts=draw.randint(1, 3))
+    run.run()
+    assert all(len(members) >= 3 for _, _, members in run.opened)
