@@ -132,6 +132,10 @@ class SiteSecurity:
             return "this site's policy is not valid now: nothing is allowed until it is"
         return terms_fault(self._now_policy(), terms)
 
+    def has_joined(self, terms: Terms) -> bool:
+        """Return whether this site has joined this attempt at a sum or a later one, in this process or an earlier one."""
+        return self._promised().attempt_of(terms.run, terms.purpose, terms.round) >= terms.attempt
+
     def _file_fault(self) -> str:
         return "this site's files for secure sums are damaged" if self._promises.fault or self._peers.fault else ""
 
