@@ -96,11 +96,6 @@ class Promises:
         """Return the newest attempt at a round's sum that this site has joined; 0: none."""
         return self._attempts.get((run, purpose, round_id), 0)
 
-    def has_begun(self, terms: Terms) -> bool:
-        """Return whether this site has joined this attempt, or a later one of its round."""
-        newest_round, attempt = self._newest.get((terms.run, terms.purpose), (0, 0))
-        return newest_round == terms.round and terms.attempt <= attempt
-
     def fault(self, terms: Terms) -> str:
         """Return why a session under these terms must not be joined; empty: it may."""
         newest = self._newest.get((terms.run, terms.purpose), (0, 0))

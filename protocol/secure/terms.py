@@ -33,7 +33,6 @@ from atoll.protocol.secure.session_size import (
 )
 from atoll.protocol.secure.transcript import digest
 from atoll.protocol.value_type import value
-from atoll.tensors.layout import Tensor, in_order
 
 PROTOCOL = 1
 BYTES_MAX = 64 * 1024

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
-from atoll.protocol.secure.terms import Terms, layout_digest, ranges_digest
+from atoll.protocol.secure.terms import Terms, ranges_digest
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.rounds.events import SumPlace
 from atoll.server.rounds.secure_rules import SecureRules
 from atoll.tensors.layout import Layout
+from atoll.tensors.secure.masked_layout import layout_digest
 from atoll.tensors.secure.vector import fault_of
 
 
@@ -57,7 +58,7 @@ def terms_of(
         task=task,
         algorithm=config.aggregation.training,
         local=config.local_text,
-        layout=layout_digest(base.layout),
+        layout=layout_digest(base.layout, ()),
         bits=rules.bits,
         clip_norm=rules.clip_norm,
         examples_max=rules.examples_max,

@@ -79,7 +79,7 @@ class SimulationFile(RunFile):
     def _sums_are_plain(self) -> Self:
         if self.secure is not None:
             raise ValueError(
-                "secure: got a table, and a simulation adds plain updates: allowed is none here, and the table in a run "
-                "of agents, `atoll coordinator` or `atoll run start`"
+                "secure: got a table, and a simulation adds plain updates: allowed is none here, and the table in a "
+                "run of agents, `atoll coordinator` or `atoll run start`"
             )
         return self
