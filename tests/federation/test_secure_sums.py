@@ -1,10 +1,6 @@
 """Secure sums as a user runs them: processes, sockets, certificates, kill -9. The model is the plain one's."""
 
-import json
-import sqlite3
-
 import numpy as np
-import pytest
 
 from atoll.tensors.safetensors_file import read
 from tests.federation.processes import federation
