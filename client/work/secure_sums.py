@@ -15,8 +15,8 @@ from typing import Any
 
 from atoll.client.disk.spool import SpoolFull
 from atoll.client.disk.stores import Stores
-from atoll.client.secure.agreed import fault_of_terms
 from atoll.client.secure.member import Effect, KeepPromise, Mask, Member, Send, Stage
+from atoll.client.session.agreed_terms import fault_of_terms
 from atoll.client.session.events import Event, Invitation, Key, Masked
 from atoll.client.site.security import OPENED, SiteSecurity
 from atoll.ground.durable import remove
