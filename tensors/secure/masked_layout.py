@@ -57,6 +57,11 @@ def masked_layout(layout: Layout, bits: int, metrics: Metrics = ()) -> Layout:
     return (*floats, Tensor(EXACT, "I64", (num_exact(layout, metrics),)))
 
 
+def in_positions(masked: Layout) -> Layout:
+    """Return the tensors of a masked update in the order of their positions, whatever their order in a file."""
+    return tuple(sorted(masked, key=lambda tensor: (tensor.name == EXACT, tensor.name)))
+
+
 class Exact(NamedTuple):
     """The places of the words of `secure/exact`.
 

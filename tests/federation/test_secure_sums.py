@@ -5,7 +5,13 @@ import numpy as np
 from atoll.tensors.safetensors_file import read
 from tests.federation.processes import federation
 
-SECURE = {"secure__clip_norm": 1000.0, "round__cohort_size": 4, "round__quorum": 3, "secure__stage_timeout": 20}
+SECURE = {
+    "secure__clip_norm": 1000.0,
+    "secure__examples_max": 1000,
+    "round__cohort_size": 4,
+    "round__quorum": 3,
+    "secure__stage_timeout": 20,
+}
 
 
 def model(it, version):
