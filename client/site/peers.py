@@ -109,8 +109,8 @@ def fingerprint_of(text: str) -> str:
     digits = "".join(text.split()).lower()
     if len(digits) != FINGERPRINT_DIGITS or not _HEX.issuperset(digits):
         raise ValueError(
-            f"fingerprint {short(text)}: has {count_of(len(digits), 'character')} besides spaces; allowed: {FINGERPRINT_DIGITS} "
-            "hexadecimal digits, as `atoll site fingerprint` prints them"
+            f"fingerprint {short(text)}: has {count_of(len(digits), 'character')} besides spaces; allowed: "
+            f"{FINGERPRINT_DIGITS} hexadecimal digits, as `atoll site fingerprint` prints them"
         )
     return digits
 
