@@ -321,7 +321,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
             await on_thread(None, give_back)
         while True:
             try:
-                digest = await self.reducer.fold(effect)
+                folded = await self._folded(effect)
                 break
             except DiskFull as error:
                 if effect is not self._folding:
