@@ -8,7 +8,7 @@ from atoll.server.config.run import RunConfig
 from atoll.server.rounds.events import SumPlace
 from atoll.server.rounds.secure_rules import SecureRules
 from atoll.tensors.layout import Layout
-from atoll.tensors.secure.masked_layout import MetricShape, in_metric_order, layout_digest
+from atoll.tensors.secure.masked_layout import layout_digest
 from atoll.tensors.secure.vector import fault_of
 
 
@@ -67,7 +67,6 @@ def terms_of(
         threshold=rules.threshold,
         privacy="",
         receivers=tuple(sorted(base.receivers)),
-        metrics=rules.metrics,
         metrics=rules.metrics,
     )
 
