@@ -190,13 +190,6 @@ class Masked:
 
 
 @value
-class SumOver:
-    """The encoded update of a secure sum is not needed any more: the sum was opened."""
-
-    key: Key
-
-
-@value
 class Evaluated:
     """The evaluation has ended, with sums or without."""
 
@@ -258,7 +251,6 @@ Event = (
     | Trained
     | Encoded
     | Masked
-    | SumOver
     | Evaluated
     | StatisticsMade
     | JobFailed

@@ -8,6 +8,9 @@ and no run takes the worker from another. Only the newest request of a run count
                                    WORKING --StatisticsMade--> done (nothing is downloaded before)
          any  --Released--> STOPPING --the worker answers, or is killed after its lease--> done
 
+An update for a secure sum is `Encoded` instead, and joins its session. What is sent is its masked form, which comes as
+`Masked`; another attempt at the sum masks it again, and needs no training.
+
 Loss of the connection alone never ends a job: the worker knows its deadline and stops in time by itself, and the update
 stays in the spool until the coordinator has answered (architecture, invariants 2 and 8). Randomness (the jitter of the
 back-off) comes from a generator that is an argument.
@@ -51,7 +54,6 @@ from atoll.client.session.events import (
     StatisticsMade,
     StatisticsRequest,
     StopWork,
-    SumOver,
     Sums,
     Trained,
     Upload,
@@ -210,8 +212,8 @@ class Session:
                 return self._job_advanced(event, now)
             case Answered() | UploadCut():
                 return self._upload_ended(event, now)
-            case Masked() | SumOver():
-                return self._sum_advanced(event, now)
+            case Masked():
+                return self._masked(event, now)
             case Connected():
                 self._connected(now)
             case Disconnected():
@@ -396,9 +398,7 @@ class Session:
         self.encoded[key] = 1
         return (*self._forget(older), Join(request))
 
-    def _sum_advanced(self, event: Masked | SumOver, now: float) -> Effects:
-        if isinstance(event, SumOver):
-            return self._forget([event.key])
+    def _masked(self, event: Masked, now: float) -> Effects:
         if event.key not in self.encoded:
             return (Discard(event.key, event.digest),)
         self.outgoing[event.key] = Outgoing(event.digest, retry_at=now)

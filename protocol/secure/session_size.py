@@ -1,8 +1,10 @@
-"""The size of a session: its members, the rule of its threshold, its attempts."""
+"""The limits of a session: its members, the rule of its threshold, its attempts, the length of its terms."""
 
 MEMBERS_MIN, MEMBERS_MAX = 3, 64
 ATTEMPTS_MAX = 100
 TWO_THIRDS = "two_thirds"
+TEXT_MAX = 16 * 1024
+"""Largest length of a text in the terms, such as `local` [characters]."""
 
 
 def threshold_of(rule: str, members: int) -> int:

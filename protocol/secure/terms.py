@@ -5,9 +5,11 @@ members with different terms are in no session together. Their digest, without r
 is what a site approves.
 """
 
+import hashlib
 import json
 import math
 import struct
+from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 from typing import Any, Literal
 
@@ -21,13 +23,19 @@ from atoll.ground.strict_json import (
     refuse,
     sha256_hex,
 )
-from atoll.protocol.secure.session_size import ATTEMPTS_MAX, MEMBERS_MAX, MEMBERS_MIN, TWO_THIRDS, threshold_of
+from atoll.protocol.secure.session_size import (
+    ATTEMPTS_MAX,
+    MEMBERS_MAX,
+    MEMBERS_MIN,
+    TEXT_MAX,
+    TWO_THIRDS,
+    threshold_of,
+)
 from atoll.protocol.secure.transcript import digest
 from atoll.protocol.value_type import value
 
 PROTOCOL = 1
 BYTES_MAX = 64 * 1024
-_TEXT_MAX = 16 * 1024
 _INT_MAX = 2**53
 _METRICS_MAX, _SUMS_MAX, _NAME_MAX = 100, 10_000, 200
 
@@ -48,11 +56,11 @@ class Terms:
         model: digest of the base version's manifest.
         frozen: digest of the tensors that do not travel; empty: none.
         task, algorithm, local: as in the invitation.
-        layout: digest of the names, dtypes and shapes that travel, in canonical order.
+        layout: digest of the tensors that travel, by `layout_digest`.
         bits: of a word of the sum.
         clip_norm: largest norm of an update [its units].
         examples_max: examples with weight 1; 0: all updates have weight 1.
-        ranges: digest of the ranges of the tensors.
+        ranges: digest of the exponents of the tensors' ranges, by `ranges_digest`.
         members_max: most members, for which the words do not overflow.
         threshold: rule of the least number that opens a sum: "two_thirds", or a number in decimal digits.
         privacy: terms of differential privacy, JSON; empty: none.
@@ -101,6 +109,11 @@ class Terms:
         return threshold_of(self.threshold, members)
 
 
+def ranges_digest(ranges: Iterable[int]) -> str:
+    """Return SHA-256 of the exponents of ranges as canonical JSON, of the list as an invitation has it."""
+    return hashlib.sha256(json.dumps([*ranges], separators=(",", ":")).encode()).hexdigest()
+
+
 def read_terms(data: bytes) -> Terms:
     """Read the terms of an invitation.
 
@@ -123,8 +136,8 @@ def read_terms(data: bytes) -> Terms:
     if found["bits"] not in (32, 64) or type(found["bits"]) is not int:
         refuse("terms.bits", found["bits"], "32 | 64")
     for name in ("run", "frozen", "task", "algorithm", "local", "privacy"):
-        if type(found[name]) is not str or len(found[name]) > _TEXT_MAX:
-            refuse(f"terms.{name}", found[name], f"a string of at most {_TEXT_MAX} characters")
+        if type(found[name]) is not str or len(found[name]) > TEXT_MAX:
+            refuse(f"terms.{name}", found[name], f"a string of at most {TEXT_MAX} characters")
     for name in ("model", "layout", "ranges"):
         sha256_hex(found[name], f"terms.{name}")
     _check_threshold(found["threshold"], found["members_max"])

@@ -3,6 +3,7 @@
 The string under a field is its documentation: `docs/configuration.md` is generated from these strings.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -261,6 +262,11 @@ class RunConfig(BaseModel):
         options = {f"{OPTION}{name}": value for name, value in self.options.items()}
         return {**self.local, **schedules, **options, **frozen}
 
+    @property
+    def local_text(self) -> str:
+        """The values that the run gives to its task, as invitations have them [JSON object]."""
+        return json.dumps(self.given, sort_keys=True)
+
     def optimizer_at(self, version: int) -> OptimizerConfig:
         """Return the settings of the server optimizer for the step to a version."""
         return optimizer_at(self.optimizer, self.schedule.optimizer, version, rounds=self.rounds)
@@ -332,6 +338,8 @@ class RunConfig(BaseModel):
         yield from secure.faults_of_sampler(self.cohort.sampler)
         yield from secure.faults_of_evaluation(evaluation.clients_every, evaluation.keep_sites, kept)
         yield from secure.faults_of_watching(self.model, self.stop)
+        frozen = {FROZEN: "0" * 64}  # which the settings have once version 0 is written
+        yield from secure.faults_of_local(json.dumps({**self.given, **frozen}, sort_keys=True))
 
     @property
     def notices(self) -> list[str]:

@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from atoll.ground.printable import count_of
-from atoll.protocol.secure.session_size import ATTEMPTS_MAX, MEMBERS_MAX, MEMBERS_MIN, TWO_THIRDS
+from atoll.protocol.secure.session_size import ATTEMPTS_MAX, MEMBERS_MAX, MEMBERS_MIN, TEXT_MAX, TWO_THIRDS
 from atoll.protocol.settings import STRICT
 from atoll.server.config.aggregation import AggregationConfig
 from atoll.server.config.model import ModelConfig, StopConfig
 from atoll.server.rounds.policy import Seconds, StragglerPolicy
 from atoll.server.rounds.secure_rules import Bits, SecureRules
+from atoll.tensors.layout import BESIDE, Layout
 
 OF_SESSIONS = ("median", "trimmed_mean")
 """Rules that may reduce the means of sessions, element by element."""
@@ -84,20 +85,22 @@ class SecureConfig(BaseModel):
         if policy.late != "discard":
             yield _fault("round.late", policy.late, "an update is masked for the session of its round", '"discard"')
         if policy.partial_work != "accept":
-            yield _fault("round.partial_work", policy.partial_work, "nobody sees the work of one update", '"accept"')
+            yield _fault("round.partial_work", policy.partial_work, "the work of one update is not visible", '"accept"')
         if policy.max_share != 1:
             out = "1: secure.examples_max bounds the weight of each update"
-            yield _fault("round.max_share", policy.max_share, "nobody sees the weight of one update", out)
+            yield _fault("round.max_share", policy.max_share, "the weight of one update is not visible", out)
         for name in ("max_examples", "max_units"):
             if (given := getattr(policy, name)) != (default := StragglerPolicy.model_fields[name].default):
                 out = f"{default}, the default: secure.examples_max bounds the weight of each update"
-                yield _fault(f"round.{name}", given, "nobody sees the examples of one update", out)
+                yield _fault(f"round.{name}", given, "the examples of one update are not visible", out)
         yield from self._faults_of_sizes(policy)
 
     def _faults_of_sizes(self, policy: StragglerPolicy) -> Iterator[str]:
         """Yield the faults of cohorts that divide into no sessions, or into sessions without a threshold."""
         if (cohort := policy.cohort_size) < MEMBERS_MIN:
-            yield _fault("round.cohort_size", cohort, f"a session has {MEMBERS_MIN} members", f">= {MEMBERS_MIN}")
+            yield _fault(
+                "round.cohort_size", cohort, f"a session has at least {MEMBERS_MIN} members", f">= {MEMBERS_MIN}"
+            )
             return
         if policy.quorum_count < MEMBERS_MIN:
             what = f"a session has at least {MEMBERS_MIN} members, so no round could end with fewer"
@@ -143,7 +146,7 @@ class SecureConfig(BaseModel):
         plain = AggregationConfig()
         why = {
             "algorithm": "its correction needs values of single updates, or tensors beside them",
-            "mix_neighbours": "nobody sees the distance of two updates",
+            "mix_neighbours": "the distance of two updates is not visible",
             "partial": "the members of a session add the same tensors",
             "device": "the words of a sum are added by the CPU",
             "codec": "encoded updates do not add up under masks",
@@ -154,7 +157,7 @@ class SecureConfig(BaseModel):
         yield from self._faults_of_rule(aggregation)
         if aggregation.norm_bound is not None:
             out = "no norm_bound: secure.clip_norm bounds each update at its site"
-            yield _fault("aggregation.norm_bound", aggregation.norm_bound, "nobody sees the norm of one update", out)
+            yield _fault("aggregation.norm_bound", aggregation.norm_bound, "the norm of one update is not visible", out)
         if aggregation.weighting == "examples" and self.examples_max is None:
             yield (
                 'secure.examples_max: missing, and aggregation.weighting is "examples": allowed is the number of '
@@ -170,7 +173,7 @@ class SecureConfig(BaseModel):
         if rule == "mean":
             return
         if rule not in OF_SESSIONS:
-            yield _fault("aggregation.rule", rule, "nobody sees single updates, only the sums of sessions", allowed)
+            yield _fault("aggregation.rule", rule, "only the sums of sessions are visible", allowed)
         elif self.sessions < SESSIONS_OF_A_RULE:
             what = f"it would have the {count_of(self.sessions, 'mean')} of secure.sessions"
             yield _fault("aggregation.rule", rule, what, allowed)
@@ -205,6 +208,12 @@ class SecureConfig(BaseModel):
             out = "a run of rounds, for a Flower app program.native = true: run it natively"
             yield _fault("program.main", main, "the program reads the reply of each site", out)
 
+    def faults_of_local(self, text: str) -> Iterator[str]:
+        """Yield the fault of values for the task that are too long for the terms of a sum; `text`: as JSON."""
+        if len(text) > TEXT_MAX:
+            what = f"the values of [local], [task] and [schedule.local] are {len(text)} characters of JSON"
+            yield f"secure: {what}, and the terms of a sum have at most {TEXT_MAX} of them: allowed are shorter values"
+
     def notice_of_rounds(self, policy: StragglerPolicy) -> str:
         """Return a notice if a session cannot lose a single member; empty: each can."""
         size = min(self.rules().sizes(policy.cohort_size), default=0)
@@ -215,6 +224,14 @@ class SecureConfig(BaseModel):
             f"secure.threshold: {needed} of the {size} members of a session open its sum, so one member that drops out "
             "ends its session: a larger round.cohort_size leaves slack"
         )
+
+
+def faults_of_layout(layout: Layout) -> Iterator[str]:
+    """Yield the fault of a model with tensors beside it, which each client would send changed."""
+    if beside := [tensor.name for tensor in layout if tensor.name.startswith(BESIDE)]:
+        names = ", ".join(beside[:3]) + (", ..." if len(beside) > 3 else "")
+        what = f"its algorithm sends {count_of(len(beside), 'tensor')} beside the model ({names})"
+        yield f"task: {what}, and with [secure] only the model's add up: allowed is an algorithm without shared tensors"
 
 
 def _fault(key: str, value: object, why: str, allowed: str) -> str:

@@ -367,8 +367,8 @@ class Coordinator:
             evaluator.close()
             raise
         self._host(row, RunMachine(config.rules), 0, evaluator, reducer)
-        if warning := config.round.warning_of_staleness():
-            logger.warning("run %s: %s", run_id, warning, extra={"run": run_id})
+        for notice in config.notices:
+            logger.warning("run %s: %s", run_id, notice, extra={"run": run_id})
         return config
 
     async def has_settings(self, run_id: RunId, config: RunConfig) -> bool:

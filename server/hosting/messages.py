@@ -1,6 +1,5 @@
 """The messages of the control stream, made from the effects of a run's machine."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -40,8 +39,8 @@ class RunTerms:
     @classmethod
     def of(cls, run_id: RunId, task: str, config: RunConfig, run_number: int = 0) -> "RunTerms":
         """Collect the part of a run's messages that is the same for all rounds and clients, from its settings."""
-        local = json.dumps(config.given, sort_keys=True)
-        return cls(run_id, task, local, config.aggregation.training, config.seed, config.round.grace, run_number)
+        training, grace = config.aggregation.training, config.round.grace
+        return cls(run_id, task, config.local_text, training, config.seed, grace, run_number)
 
 
 @dataclass(frozen=True, slots=True)

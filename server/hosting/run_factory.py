@@ -17,6 +17,7 @@ from atoll.server.config.model import faults_of_metrics
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
 from atoll.server.config.run_changes import with_frozen
+from atoll.server.config.secure import faults_of_layout
 from atoll.server.errors import OperatorError
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.files.disk_limits import DiskLimits
@@ -166,7 +167,7 @@ class RunFactory:
             OperatorError: the number of ranks differs, or custom code does not load; the message lists all faults.
         """
         had, has = num_ranks_of(self._state.run(run_id)), self._config.aggregators
-        faults = [f"run {run_id}: {fault}" for fault in _faults_of_own_code(config)]
+        faults = [f"run {run_id}: {fault}" for fault in (*_faults_of_own_code(config), *self._faults_of_keys(config))]
         if had != has:
             what = f"run {run_id} was started with --aggregators {had}, and its versions are there"
             faults.append(f"{what}; this coordinator has {has}: start it with --aggregators {had}")
@@ -205,7 +206,11 @@ class RunFactory:
             OSError: a file cannot be written.
         """
         try:
-            if faults := [*_faults_of_own_code(config), *self._faults_of_ranks(config)]:
+            if faults := [
+                *_faults_of_own_code(config),
+                *self._faults_of_ranks(config),
+                *self._faults_of_keys(config),
+            ]:
                 raise ConfigError(faults)
             write_num_ranks(self._state.run(run_id), self._config.aggregators)
             reducer = self.reducer(config, run_id)
@@ -214,6 +219,7 @@ class RunFactory:
             if config.evaluation.server_every and config.rules.watches("server"):  # then its data has already been read
                 await evaluator.try_out()
             await reducer.write_initial(evaluator, config.seed, start)
+            self._check_layout(config, reducer)
             self._check_quota(config, reducer)
             config = with_frozen(config, evaluator.frozen)
         except (EvaluationFailed, ValueError, OSError) as error:
@@ -230,6 +236,23 @@ class RunFactory:
             return []
         what = "aggregation.rule: got 'concatenate', and each rank has a fixed part of a model of fixed size"
         return [f"{what}; allowed: a coordinator without --aggregators"]
+
+    def _faults_of_keys(self, config: RunConfig) -> list[str]:
+        """Return the reason why no site's keys could be certified here; empty: they can, or sums are not secure."""
+        if config.secure is None or self._shared.authorities():
+            return []
+        what = "secure: this coordinator is --insecure, and the keys of a secure sum need certificates"
+        return [f"{what}; allowed: a coordinator without --insecure"]
+
+    def _check_layout(self, config: RunConfig, reducer: Reducer) -> None:
+        """Check that the tensors of version 0 add up in secure sums.
+
+        Raises:
+            ValueError: there are others beside the model's.
+        """
+        layout = reducer.version(Version(0)).manifest.layout
+        if config.secure is not None and (faults := [*faults_of_layout(layout)]):
+            raise ValueError("\n".join(faults))
 
     async def _check_watched(self, config: RunConfig, evaluator: Evaluator) -> None:
         """Check that the task measures the metrics that choose the best version or end the run early.

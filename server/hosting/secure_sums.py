@@ -16,7 +16,7 @@ from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import ClientId, FailureReason, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.folding.reducer import Reducer
-from atoll.server.hosting.secure_terms import terms_of
+from atoll.server.hosting.secure_terms import SumBase, terms_of
 from atoll.server.opening.streams import NotOpened, open_sum
 from atoll.server.rounds.events import (
     Event,
@@ -83,9 +83,7 @@ class SecureSums:
             task=self._task,
             round_id=round_id,
             place=place,
-            base_version=base_version,
-            base_digest=base.digest,
-            layout=base.manifest.layout,
+            base=SumBase(base_version, base.digest, base.manifest.layout),
         )
 
     def question(self, effect: TellMember) -> pb.ServerMessage:

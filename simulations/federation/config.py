@@ -74,3 +74,12 @@ class SimulationFile(RunFile):
 
     simulation: SimulationConfig = SimulationConfig()
     """Computation of the clients' training on this machine."""
+
+    @model_validator(mode="after")
+    def _sums_are_plain(self) -> Self:
+        if self.secure is not None:
+            raise ValueError(
+                "secure: got a table, and a simulation adds plain updates: allowed is none here, and the table in a "
+                "run of agents, `atoll coordinator` or `atoll run start`"
+            )
+        return self

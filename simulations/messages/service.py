@@ -1,6 +1,5 @@
 """The coordinator of a simulated run of messages: the machine of a real one, and the execution of its effects."""
 
-import json
 from typing import Protocol
 
 from atoll.client.session import events as client
@@ -66,7 +65,7 @@ class MessageService(Coordinator[ExchangeMachine]):
         self, host: ProgramHost, timeline: Timeline, contents: Contents, config: RunConfig, lease: float
     ) -> None:
         super().__init__(timeline, config, ExchangeMachine(config.exchange_rules), lease)
-        self._host, self._contents, self._local = host, contents, json.dumps(config.given, sort_keys=True)
+        self._host, self._contents, self._local = host, contents, config.local_text
         self.run_number = simulated_number(self._task, config.given, config.seed)
 
     # ------------------------------------------------------------ effects out

@@ -39,7 +39,7 @@ _KEPT = {
 }
 """Settings with a place in the app, and the device of a sum, which has the same bits anywhere."""
 
-_OF_THE_VALUES = ("aggregation.", "cohort.", "optimizer.", "program.", "schedule.", "round.mode")
+_OF_THE_VALUES = ("aggregation.", "cohort.", "optimizer.", "program.", "schedule.", "secure.", "round.mode")
 """Beginnings of settings that change the versions of the model; any other can be left out."""
 
 
@@ -101,9 +101,9 @@ def _changed(config: RunConfig) -> Iterator[tuple[str, Any]]:
             if value != default:
                 yield name, value
             continue
-        for field in type(value).model_fields:
+        for field, declared in type(value).model_fields.items():
             found = getattr(value, field)
-            if found != getattr(default, field):
+            if found != getattr(default, field, declared.default):  # of a table that is absent by default
                 yield f"{name}.{field}", found
 
 

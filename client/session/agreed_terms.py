@@ -1,11 +1,7 @@
 """The agreement of a sum's terms with the invitation that brings them, and with the model that is trained. Pure."""
 
-import hashlib
-import json
-from collections.abc import Sequence
-
 from atoll.client.session.events import Invitation
-from atoll.protocol.secure.terms import Terms
+from atoll.protocol.secure.terms import Terms, ranges_digest
 
 
 def fault_of_terms(invitation: Invitation, terms: Terms) -> str:
@@ -30,8 +26,3 @@ def fault_of_terms(invitation: Invitation, terms: Terms) -> str:
     if invitation.codec:
         return f"the codec {invitation.codec!r} in a secure sum; allowed: none"
     return ""
-
-
-def ranges_digest(exponents: Sequence[int]) -> str:
-    """Return the digest of the exponents of the tensors' ranges, for the terms."""
-    return hashlib.sha256(json.dumps([*exponents], separators=(",", ":")).encode()).hexdigest()

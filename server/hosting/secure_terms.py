@@ -1,0 +1,75 @@
+"""The terms of a run's secure sums, from its settings and the place of a sum in its round. Pure."""
+
+from dataclasses import dataclass
+
+from atoll.protocol.secure.terms import Terms, ranges_digest
+from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
+from atoll.server.config.run import RunConfig
+from atoll.server.rounds.events import SumPlace
+from atoll.server.rounds.secure_rules import SecureRules
+from atoll.tensors.layout import Layout
+from atoll.tensors.secure.masked_layout import layout_digest
+from atoll.tensors.secure.vector import fault_of
+
+
+@dataclass(frozen=True, slots=True)
+class SumBase:
+    """Version from which the members of a sum train, and the receivers of their updates."""
+
+    version: Version
+    digest: Digest
+    """The digest of its manifest."""
+    layout: Layout
+    receivers: tuple[int, ...] = ()
+    """Aggregation ranks that get parts of the updates; empty: the coordinator gets them."""
+
+
+def terms_of(
+    config: RunConfig,
+    *,
+    run_id: RunId,
+    task: str,
+    round_id: RoundId,
+    place: SumPlace,
+    base: SumBase,
+) -> Terms:
+    """Return the terms of one sum of updates.
+
+    Args:
+        config: the settings of the run, with `[secure]`.
+        run_id: the run.
+        task: its name, as in its invitations.
+        round_id: the round.
+        place: the session, its attempt, and the exponents of the ranges.
+        base: what the members train from, and where their updates go.
+    """
+    secure = config.secure
+    assert secure is not None
+    rules = secure.rules()
+    return Terms(
+        run=run_id,
+        round=round_id,
+        attempt=place.attempt,
+        session=place.session,
+        purpose="update",
+        base=base.version,
+        model=base.digest,
+        frozen=config.model.frozen,
+        task=task,
+        algorithm=config.aggregation.training,
+        local=config.local_text,
+        layout=layout_digest(base.layout, ()),
+        bits=rules.bits,
+        clip_norm=rules.clip_norm,
+        examples_max=rules.examples_max,
+        ranges=ranges_digest(place.ranges),
+        members_max=members_max(rules),
+        threshold=rules.threshold,
+        privacy="",
+        receivers=tuple(sorted(base.receivers)),
+    )
+
+
+def members_max(rules: SecureRules) -> int:
+    """Return the most members of a session: of its rules, and of those that the words of its sum can add."""
+    return next(members for members in range(rules.session_max, 0, -1) if not fault_of(rules.bits, members))
