@@ -32,7 +32,9 @@ from atoll.client.session.events import (
     Event,
     Extend,
     Forbidden,
+    Forget,
     Invitation,
+    Join,
     Key,
     KillWorker,
     ModelRequest,
@@ -50,6 +52,7 @@ from atoll.client.session.events import (
 )
 from atoll.client.session.rollback_rules import Refused, run_of
 from atoll.client.session.session import Session, SessionRules
+from atoll.client.site.security import SiteSecurity
 from atoll.client.wire import messages
 from atoll.client.wire.coordinator_connection import ConnectionHandlers, CoordinatorConnection
 from atoll.client.wire.messages import BadMessage
@@ -57,6 +60,7 @@ from atoll.client.wire.uploads import Uploads
 from atoll.client.work.job_slot import JobSlot
 from atoll.client.work.jobs import Jobs
 from atoll.client.work.runner import Runner
+from atoll.client.work.secure_sums import SecureSums
 from atoll.client.work.version_fetcher import NotAdmitted, VersionFetcher
 from atoll.ground.backoff import delay
 from atoll.ground.printable import count_of, printable
@@ -91,6 +95,7 @@ class Agent:
         gate: the site's policy.
         membership: the coordinator's address, and how to dial it.
         verifier: checks the coordinator's messages; None: the connection is `--insecure`, and nothing is signed.
+        security: the site's part in secure sums; None: it joins none.
     """
 
     def __init__(
@@ -102,9 +107,11 @@ class Agent:
         gate: Gate,
         membership: Membership,
         verifier: Verifier | None = None,
+        *,
+        security: SiteSecurity | None = None,
     ) -> None:
         self._config, self._tasks, self._runner = config, frozenset(tasks), runner
-        self._gate, self._membership, self._verifier = gate, membership, verifier
+        self._gate, self._membership, self._verifier, self._security = gate, membership, verifier, security
         self._loop, self._rng = asyncio.get_running_loop(), random.Random(config.site)
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._background: set[asyncio.Task[Any]] = set()
@@ -114,7 +121,9 @@ class Agent:
         self._has_declined = False  # the policy may later allow what it declined
         self._process, self._folder_id = secrets.token_hex(8), state.folder_id
         self._stores = Stores.open(state, spool_max_bytes=config.spool_max_bytes)
-        self.session = Session(self._session_rules(), self._rng, self._stores.spool.entries())
+        self.session = Session(
+            self._session_rules(), self._rng, self._stores.spool.entries(), self._stores.encoded.entries()
+        )
         self._connection = self._make_connection()
         self._uploads = Uploads(
             self._stores.spool,
@@ -125,6 +134,14 @@ class Agent:
             ask=gate.ask_upload,
             report=self._report_failure,
             disclosure=lambda: gate.disclosure,
+        )
+        self._sums = SecureSums(
+            config.site,
+            self._stores,
+            security,
+            send=self._connection.send,
+            spawn=self._spawn,
+            on_event=self._receive,
         )
         self._slot = self._make_job_slot()
         keeper, address = membership.keeper, membership.address
@@ -258,7 +275,7 @@ class Agent:
             site=self._config.site,
             session=secrets.token_hex(8),
             tasks=self._tasks,
-            num_examples=self._num_examples,
+            num_examples=self._num_examples if self._security is None or self._security.tells_examples else 0,
             label=self._config.label,
             working_on=self.session.working_on,
             software=software(),
@@ -266,6 +283,7 @@ class Agent:
         )
         hello.process, hello.folder, hello.clock = self._process, self._folder_id, time.time()
         hello.takes_messages, hello.takes_notices = not self._config.crew.mesh, True
+        hello.joins_sessions = self._sums.joins and not self._config.crew.mesh
         return hello
 
     def _on_connected(self, welcome: pb.Welcome) -> None:
@@ -291,9 +309,10 @@ class Agent:
         self._note(message)
         match event:
             case None:
+                self._sums.asked(message)
                 return
-            case Asked(request) if (decision := self._objection(request)) is not None:
-                event = self._forbidden(request, decision)
+            case Asked(request) if (forbidden := self._objection(request)) is not None:
+                event = forbidden
             case Asked(Invitation() as invitation):
                 self._log_invitation(invitation)
                 crash_points.reached("agent.invited")
@@ -360,11 +379,15 @@ class Agent:
 
     # ------------------------------------------------------------ the policy
 
-    def _objection(self, request: Request) -> Decision | None:
-        """Return the policy's objection to a request, or None; a round whose update is spooled starts no job."""
-        if request.key in self.session.outgoing or (decision := self._gate.ask(request)).is_allowed:
+    def _objection(self, request: Request) -> Forbidden | None:
+        """Return the site's objection to a request, or None; a round whose update is spooled starts no job."""
+        if request.key in self.session.outgoing or request.key in self.session.encoded:
             return None
-        return decision
+        if not (decision := self._gate.ask(request)).is_allowed:
+            return self._forbidden(request, decision)
+        if isinstance(request, Invitation) and (fault := self._sums.fault(request)):
+            return Forbidden(request, FailureReason.SESSION_REFUSED, fault)
+        return None
 
     def _forbidden(self, request: Request, decision: Decision) -> Forbidden:
         self._has_declined = True
@@ -395,6 +418,7 @@ class Agent:
             if not (decision := self._gate.ask(request)).is_allowed:
                 self._receive(self._forbidden(request, decision))
         self._uploads.ask_again()
+        self._sums.policy_changed()
         if self._has_declined:
             self._has_declined = False
             self._connection.send(messages.ready())
@@ -415,6 +439,10 @@ class Agent:
                 self._report_statistics(effect)
             case Upload(key, digest):
                 self._uploads.begin(key, digest)
+            case Join(invitation):
+                self._sums.join(invitation)
+            case Forget(key):
+                self._sums.forget(key)
             case Discard(key, digest, accepted, is_answered):
                 if not is_answered:  # an answered update has been logged already
                     text, about = "the update of round %d of %s is no longer wanted: it is deleted", _about(key)

@@ -11,6 +11,7 @@ from atoll.client.disk.seen_store import Memory
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.disk.verifier import Verifier
 from atoll.client.policy.gate import Gate
+from atoll.client.site.security import SiteSecurity
 from atoll.client.work.crew import crews_of
 from atoll.client.work.runner import Runner
 from atoll.client.work.worker import WorkerRunner, workers_of
@@ -63,6 +64,7 @@ async def run_agent(
         if (membership := await (unless_stopped(taking) if handle_signals else taking)) is None:
             return 0
         gate = Gate(config.policy, state.path)
+        security = SiteSecurity(config.site, state.path, gate, membership.keeper)
         if runner is None:
             workers = _workers(config, tasks, state)
             runner = WorkerRunner(
@@ -72,7 +74,7 @@ async def run_agent(
         if authorities is None and (keeper := membership.keeper) is not None:
             authorities = lambda: keeper.current.ca_pem  # noqa: E731
         verifier = Verifier(config.site, authorities, Memory(state.seen)) if authorities is not None else None
-        agent = Agent(config, tasks, runner, state, gate, membership, verifier)
+        agent = Agent(config, tasks, runner, state, gate, membership, verifier, security=security)
         life.tell(agent.recovered)
         if handle_signals:
             let_go = call_at_end(agent.stop, "stopped by %s: the agent ends, and finished updates wait in its spool")

@@ -33,7 +33,10 @@ STATE = "state/"
 OPTIMIZER = "optimizer/"
 """The prefix of a tensor of the local optimizer's state, in the same file."""
 
-BESIDE = (CONTROL, SHARED)
+SECURE = "secure/"
+"""The prefix of the tensor of a masked update that holds the numbers which a secure sum adds exactly."""
+
+BESIDE = (CONTROL, SHARED, SECURE)
 """The prefixes of the tensors beside the model's: no server optimizer moves them, no codec encodes them, and no file of
 a model has them. For `str.startswith`."""
 

@@ -2,6 +2,7 @@
 
 lock          lock file (flock) with the process id of its owner
 spool/        finished updates that the coordinator has not answered (`spool`)
+encoded/      updates encoded for secure sums, which are never sent as they are
 models/       versions of the global model (`model_cache`)
 kept/         residuals of error feedback that one update leaves for the next (`residual_store`)
 personal/     client state that stays at the site between the rounds of a run (`client_state`)
@@ -39,12 +40,13 @@ class StateDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.spool, self.models, self.work = path / "spool", path / "models", path / "work"
+        self.encoded = path / "encoded"
         self.residuals, self.client_state, self.seen = path / "kept", path / "personal", path / "seen"
         self.identity, self.crew = path / "identity", path / "crew"
         _refuse_server_directory(path)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)  # an existing directory keeps its mode
-            for folder in (self.spool, self.models, self.work, self.residuals, self.client_state):
+            for folder in (self.spool, self.encoded, self.models, self.work, self.residuals, self.client_state):
                 folder.mkdir(exist_ok=True)
             self._lock = lock_file(path / "lock", f"{os.getpid()}\n")
             self.folder_id = folder_id(path)

@@ -55,6 +55,42 @@ class Hours(BaseModel):
         return self
 
 
+class SecurePolicy(BaseModel):
+    """The site's demands on secure sums (docs/secure-sites.md), in which no update can be read alone."""
+
+    model_config = STRICT
+
+    required: bool = False
+    """Let nothing leave outside of a secure sum: plain invitations, evaluations, requests for statistics, messages of a
+    server program and plain updates are refused."""
+
+    min_others: int = Field(default=2, ge=2, le=63)
+    """Least number of other sites in every sum with this site's values. A run whose sums have fewer is refused."""
+
+    trust: Literal["pinned", "authority"] = "authority"
+    """Sites with which this one joins a sum. "pinned": those whose fingerprint the operator has compared and given to
+    `atoll site trust`; then even a coordinator that has the authority's key cannot put invented sites into a sum.
+    "authority": every site whose certificate the federation's authority has signed, save those of `atoll site
+    distrust`; a coordinator that has the authority's key can invent them."""
+
+    colluders_max: int = Field(default=1, ge=0, le=62)
+    """Number n_c of sites that may work together with the coordinator: a sum of n sites whose threshold t is not above
+    (n + n_c) / 2 is refused."""
+
+    base_repeats_max: int = Field(default=2, ge=1, le=1_000_000)
+    """Number of sums from one version of the model: each is a new training from the same numbers, whose difference
+    tells more than one sum. With 2, a round may fail once after this site has signed."""
+
+    tell_examples: bool | None = None
+    """Tell the coordinator the number of this site's examples, which plain runs use to select clients; absent: unless
+    `required` is set. In a secure sum the number is never told, whatever this says."""
+
+    @property
+    def tells_examples(self) -> bool:
+        """Whether the coordinator may know the number of this site's examples."""
+        return not self.required if self.tell_examples is None else self.tell_examples
+
+
 class SitePolicy(BaseModel):
     """A site's policy: all of its rules must agree before the agent trains, evaluates or sends."""
 
@@ -115,6 +151,8 @@ class SitePolicy(BaseModel):
     """Time zone of `hours` and of the days in `rounds_per_day`, an IANA name such as Europe/Berlin."""
 
     hours: Hours = Hours()
+
+    secure: SecurePolicy = SecurePolicy()
 
     error_details: bool = False
     """Send the text of errors to the coordinator: the exceptions of the task's code and lines of their tracebacks.

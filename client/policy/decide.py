@@ -2,8 +2,8 @@
 
 The rules are checked in a fixed order; the first one that objects determines the decision:
 
-    tasks -> runs -> rejected -> approval -> actions -> metrics, statistics, metrics_only -> upload_max_bytes -> hours
-    -> rounds_per_day
+    tasks -> runs -> rejected -> secure -> approval -> actions -> metrics, statistics, metrics_only
+    -> upload_max_bytes -> hours -> rounds_per_day
 
 A request without an objection is *allowed*. It is *refused* if only a changed policy or decision of the operator could
 allow it, and *waiting* if it will be allowed in time or by the operator's approval.
@@ -14,8 +14,10 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from atoll.client.policy.config import DAYS, Hours, SitePolicy, zone_of
+from atoll.client.policy.config import DAYS, Hours, SecurePolicy, SitePolicy, zone_of
 from atoll.ground.printable import count_of
+from atoll.protocol.secure.session_size import MEMBERS_MIN
+from atoll.protocol.secure.terms import Terms
 
 
 class Kind(StrEnum):
@@ -29,6 +31,9 @@ class Kind(StrEnum):
 
 COUNTED = (Kind.TRAIN, Kind.UPLOAD)
 """Kinds that belong to a round, which `rounds_per_day` counts."""
+
+
+_WORK = {Kind.TRAIN: "a training", Kind.EVALUATE: "an evaluation", Kind.STATISTICS: "statistics of the data"}
 
 
 class Outcome(StrEnum):
@@ -46,6 +51,7 @@ class Rule(StrEnum):
     TASKS = "tasks"
     RUNS = "runs"
     REJECTED = "rejected"
+    SECURE = "secure"
     APPROVAL = "approval"
     ACTIONS = "actions"
     METRICS = "metrics"
@@ -90,6 +96,15 @@ class PolicyRequest:
     """SHA-256 of the training (`content_of`), or of the update's manifest."""
     num_bytes: int | None = None
     """Size of the update [bytes], or, before it exists, of the model; None: not known yet."""
+    terms: Terms | None = None
+    """Terms of the secure sum that the work is for; None: its result would leave outside of one."""
+    is_masked: bool = False
+    """Whether an upload is of a masked update, of a round whose secure sum this site has joined."""
+
+    @property
+    def secure(self) -> str:
+        """Digest of the terms of a secure sum that an approval covers; empty: there is none."""
+        return "" if self.terms is None else self.terms.approved.hex()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +159,50 @@ def _object_to_run(policy: SitePolicy, request: PolicyRequest, history: History)
         return _refused(Rule.RUNS, f"run {request.run_id!r} is not allowed here")
     if history.standing is Standing.REJECTED:
         return _refused(Rule.REJECTED, f"run {request.run_id!r} was rejected here")
+    if fault := _fault_of_secrecy(policy.secure, request):
+        return _refused(Rule.SECURE, fault)
     if policy.approval == "each_run" and history.standing is not Standing.APPROVED:
         command = f"atoll site approve {request.run_id}" + (f" --terms {history.terms}" if history.terms else "")
         return Decision(Outcome.WAITING, Rule.APPROVAL, f"its site's operator approves it with `{command}`")
     return None
+
+
+def _fault_of_secrecy(policy: SecurePolicy, request: PolicyRequest) -> str:
+    if request.kind is Kind.UPLOAD:
+        is_plain = policy.required and not request.is_masked
+        return "a plain update may not leave: this site demands secure sums" if is_plain else ""
+    if request.terms is None:
+        what = "a message" if request.action else _WORK[request.kind]
+        return f"{what} outside of a secure sum: this site demands one" if policy.required else ""
+    if request.action:
+        return "a message of a server program has no place in a secure sum"
+    if request.codec:
+        return f"codec {request.codec!r} in a secure sum: masked values cannot be compressed; allowed: none"
+    return terms_fault(policy, request.terms)
+
+
+def terms_fault(policy: SecurePolicy, terms: Terms) -> str:
+    """Return why a site's policy does not allow a secure sum under these terms; empty: it does.
+
+    A sum of n members with threshold t must be possible:
+
+        max(min_others + 1, 3) <= n <= members_max,    t <= n,    2 t > n + colluders_max
+    """
+    if terms.privacy:
+        return "terms of differential privacy, which this Atoll does not know: use a newer Atoll"
+    least = max(MEMBERS_MIN, policy.min_others + 1)
+    if terms.members_max < least:
+        return (
+            f"secure sums of at most {count_of(terms.members_max, 'site')}; this site demands {least}, by min_others = "
+            f"{policy.min_others}"
+        )
+    sizes = ((n, terms.threshold_of(n)) for n in range(least, terms.members_max + 1))
+    if not any(threshold <= n and 2 * threshold > n + policy.colluders_max for n, threshold in sizes):
+        return (
+            f"threshold {terms.threshold!r} fits no sum of {least} to {terms.members_max} sites; this site demands "
+            f"more than half of the sites and colluders_max = {policy.colluders_max}"
+        )
+    return ""
 
 
 def _object_to_size(policy: SitePolicy, request: PolicyRequest) -> Decision | None:

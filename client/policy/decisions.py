@@ -8,16 +8,20 @@ A hash chain like the coordinator's audit log (`protocol/audit/chain`), which `a
     outcome        the rule's name, and a sentence
     digests        the task, the size of the update if it is known, and the SHA-256 of the work or the update
 
-The log also holds checkpoints of the coordinator's audit log, taken from its signed messages.
+The log also holds a line for each session of a secure sum that the site has joined or signed, and for each check of a
+session that failed (`secure.joined`, `secure.signed`, `secure.left`); and checkpoints of the coordinator's audit log,
+taken from its signed messages.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
 from atoll.client.policy.decide import Decision, Kind, PolicyRequest
+from atoll.client.secure.promises import Promise
 from atoll.ground.bounded_mapping import BoundedMapping
 from atoll.protocol.audit.chain import Checkpoint, Event, instant
 from atoll.protocol.audit.files import AuditFiles
+from atoll.protocol.secure.terms import Terms
 
 NAME = "decisions"
 """Folder of the log in the agent's state directory."""
@@ -63,6 +67,23 @@ class DecisionLog:
             return
         self._append(_event(self._now(), request, decision))
         self._answers[request, turn] = decision
+
+    def note_session(self, of: Terms | Promise, action: str, outcome: str) -> None:
+        """Write a line about a session of a secure sum: joined, signed, opened, or left for a failed check.
+
+        Args:
+            of: terms of the session, or a promise in it.
+            action: of this site, such as `secure.joined`.
+            outcome: the sentence.
+        """
+        where = f"round {of.round}, attempt {of.attempt}, session {of.session}"
+        if of.purpose != "update":
+            where = f"{of.purpose}, {where}"
+        if isinstance(of, Promise):
+            digests = {"base": of.base} | ({"survivors": of.survivors} if of.survivors else {})
+        else:
+            digests = {"task": of.task, "base": of.model, "terms": of.digest.hex()}
+        self._append(Event(instant(self._now()), of.run, "run", action, where, outcome, digests))
 
     def note_checkpoint(self, checkpoint: str) -> None:
         """Write a new checkpoint of the coordinator's audit log, `SEQ:DIGEST`; an empty or repeated one is skipped.

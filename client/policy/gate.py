@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.client.disk.spool import Entry
+from atoll.client.policy.config import SecurePolicy
 from atoll.client.policy.decide import (
     COUNTED,
     Decision,
@@ -27,12 +28,16 @@ from atoll.client.policy.decide import (
 from atoll.client.policy.decisions import DecisionLog
 from atoll.client.policy.file import PolicyFile
 from atoll.client.policy.history import RUNS_MAX, HistoryUnusable, PolicyHistory
+from atoll.client.policy.promise_store import PromiseStore
 from atoll.client.policy.small_cells import StatisticsTerms
+from atoll.client.secure.promises import Promise
 from atoll.client.session.events import EvaluationRequest, Invitation, ModelRequest, Request, StatisticsRequest
 from atoll.ground.bounded_mapping import BoundedMapping
 from atoll.ground.folders import finds_no_room
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import VersionManifest, parse_update
+from atoll.protocol.part_manifest import parse_part
+from atoll.protocol.secure.terms import Terms
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import FailureReason
 from atoll.tensors.codecs.chunks import encoded_bytes
@@ -40,6 +45,9 @@ from atoll.tensors.codecs.names import open_codec
 from atoll.training.local.algorithms import CONCATENATE
 
 logger = logging.getLogger(__name__)
+
+EXACT = "secure/exact"
+"""Name of the tensor with the exact words of a masked update."""
 
 ROOM_BYTES = 64 * 1024
 """Free space [bytes] from which a disk no longer counts as full: enough for hundreds of decisions."""
@@ -61,10 +69,13 @@ class Gate:
         self._file, self._now = PolicyFile(policy), now
         try:
             self._log, self._history = DecisionLog(folder, now), PolicyHistory(folder)
+            self.promises = PromiseStore(self._history.database)
         except OSError as error:
             raise ConfigError([f"state: {error}"]) from error
         self.awaiting: dict[str, str] = {}
         """Runs that wait for the operator's approval, each with its log message."""
+        self._site_fault: Callable[[], str] = str
+        self._told_fault = ""
         self._folder, self._is_full, self._seen = folder, False, self._state()
         self._told_approver: BoundedMapping[str, str] = BoundedMapping(RUNS_MAX)
 
@@ -103,6 +114,24 @@ class Gate:
         """Return the terms on which statistics leave the site; no statistics leave while the policy is not valid."""
         return StatisticsTerms() if self._file.policy is None else self._file.policy.statistics_terms
 
+    @property
+    def secure(self) -> SecurePolicy | None:
+        """Return the site's demands on secure sums; None while the policy is not valid."""
+        return None if self._file.policy is None else self._file.policy.secure
+
+    def watch(self, site_fault: Callable[[], str]) -> None:
+        """Allow nothing while `site_fault` returns a sentence: a file of this site for secure sums is damaged."""
+        self._site_fault, self._seen = site_fault, ()
+        self._seen = self._state()
+
+    def note_session(self, of: Terms | Promise, action: str, outcome: str) -> None:
+        """Log what this site has done in a session of a secure sum, see `DecisionLog.note_session`.
+
+        Raises:
+            OSError: the log cannot be written.
+        """
+        self._log.note_session(of, action, outcome)
+
     def poll(self) -> bool:
         """Return whether decisions may have changed: by policy, approval, hours, a new day or free space."""
         try:
@@ -131,7 +160,7 @@ class Gate:
             change = self._history.change
         except HistoryUnusable:
             change = -1
-        return (change, *(() if policy is None else (is_open(policy, now), day_of(policy, now))))
+        return (change, self._site_fault(), *(() if policy is None else (is_open(policy, now), day_of(policy, now))))
 
     def accepted_rollbacks(self) -> list[str]:
         """Return the runs whose rollback the operator accepts, until `rollback_taken`."""
@@ -204,6 +233,7 @@ class Gate:
             number=manifest.round_id,
             num_bytes=size,
             content=entry.digest,
+            is_masked=_is_masked(entry) and self.promises.promises.has_joined(manifest.run_id, manifest.round_id),
         )
         return self._decide_and_count(upload)
 
@@ -224,6 +254,12 @@ class Gate:
         if policy is None:
             detail = "this site's policy is not valid now: nothing is allowed until it is"
             return Decision(Outcome.WAITING, Rule.POLICY_FILE, detail), 0
+        if fault := self.promises.fault or self._site_fault():
+            if fault != self._told_fault:
+                logger.error("%s", fault)
+            self._told_fault = fault
+            return Decision(Outcome.WAITING, Rule.STATE, "this site's files for secure sums are damaged"), 0
+        self._told_fault = ""
         try:
             self._note(request, now)
             history = self._history.of(request, day=day_of(policy, now))
@@ -288,7 +324,16 @@ def _asked(request: ModelRequest, num_bytes: int | None, disclosure: Disclosure)
         metrics=str(disclosure),
         action=request.message,
         content=content_of(request),
+        terms=request.secure,
     )
+
+
+def _is_masked(entry: Entry) -> bool:
+    """Return whether an update has the form of a masked one: it has the tensor of the exact words."""
+    pieces = [*parse_update(entry.manifest).pieces]
+    for part in entry.parts:
+        pieces += parse_part(part.manifest).pieces
+    return any(piece.tensor == EXACT for piece in pieces)
 
 
 def _update_bytes(model: VersionManifest, request: Invitation) -> int | None:
@@ -330,6 +375,8 @@ def content_of(invitation: Invitation) -> str:
         "counted_round": invitation.counted_round,
         "model_seed": invitation.model_seed,
     }
+    if invitation.secure is not None:
+        content |= {"secure": invitation.secure.approved.hex(), "ranges": invitation.secure.ranges}
     if invitation.message:
         content |= {"message": invitation.message, "group": invitation.group}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -140,9 +140,16 @@ class Member:
         self.name, self.terms, self.stage = name, terms, Stage.NEW
         self._rules, self._key, self._site, self._trust = rules, key, site, trust
         self._promises, self._peers = promises, peers
+        self._members: tuple[MemberKeys, ...] = ()
+        self._keys: MemberKeys | None = None
         self._why = ""  # why this member has left
         self._answers: dict[type[Question], tuple[Question, tuple[Effect, ...]]] = {}
         self._secrets: _Secrets | None = None
+
+    @property
+    def num_members(self) -> int:
+        """Number of members of the session; 0: not known before the roster."""
+        return len(self._members)
 
     # ------------------------------------------------------------ questions
 
@@ -150,15 +157,15 @@ class Member:
         """Join: return the promise, and the member's signed keys; a repeated start returns the same message alone."""
         if self.stage is Stage.ENDED:
             return [Send(Gone(self._why))]
-        if self.stage is not Stage.NEW:
+        if self._keys is not None:
             return [Send(self._keys)]
         if fault := self._promises.fault(self.terms):
             return self._leave(fault)
         promise = promise_of(Kind.JOINED, self.terms)
         self._secrets = made = _Secrets()
-        self._keys = self._signed_keys(made, extended(self._promises.chain, promise))
+        self._keys = keys = self._signed_keys(made, extended(self._promises.chain, promise))
         self.stage = Stage.KEYS
-        return [KeepPromise(promise), Send(self._keys)]
+        return [KeepPromise(promise), Send(keys)]
 
     def ask(self, question: Question) -> list[Effect]:
         """Answer a question of the coordinator, or leave."""
@@ -233,8 +240,11 @@ class Member:
             self._trust(member)
         except NotTrusted as fault:
             raise _Refused(str(fault)) from None
+        is_fork = self._peers.is_fork(member.site.key, member.chain)
+        if is_fork:
+            self._peers.forked.add(member.site.key)
         _check(
-            not self._peers.is_fork(member.site.key, member.chain),
+            not is_fork,
             f"the promises of {member.name} are others than this site has seen: its state was put back to an older one",
         )
 

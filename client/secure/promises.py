@@ -75,6 +75,7 @@ class Promises:
     base_repeats_max: int
     chain: Chain = GENESIS
     _newest: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    _joined: set[tuple[str, str, int]] = field(default_factory=set)
     _signed: set[tuple[str, str, int]] = field(default_factory=set)
     _bases: dict[tuple[str, str], int] = field(default_factory=dict)
 
@@ -83,11 +84,21 @@ class Promises:
         self.chain = extended(self.chain, promise)
         of_run = promise.run, promise.purpose
         if promise.kind is Kind.JOINED:
+            self._joined.add((*of_run, promise.round))
             self._newest[of_run] = max(self._newest.get(of_run, (0, 0)), (promise.round, promise.attempt))
         else:
             self._signed.add((*of_run, promise.round))
             base = promise.base, promise.purpose
             self._bases[base] = self._bases.get(base, 0) + 1
+
+    def has_joined(self, run: str, round_id: int) -> bool:
+        """Return whether this site has joined a session for the updates of a round."""
+        return (run, "update", round_id) in self._joined
+
+    def has_begun(self, terms: Terms) -> bool:
+        """Return whether this site has joined this attempt, or a later one of its round."""
+        newest_round, attempt = self._newest.get((terms.run, terms.purpose), (0, 0))
+        return newest_round == terms.round and terms.attempt <= attempt
 
     def fault(self, terms: Terms) -> str:
         """Return why a session under these terms must not be joined; empty: it may."""
@@ -112,6 +123,8 @@ class Promises:
 class PeerChains:
     """The ends of peers' chains, by site key: the last `REMEMBERED` of each."""
 
+    forked: set[bytes] = field(default_factory=set)
+    """Site keys with two histories: for good, as a site that was put back shows ends later that nobody has seen."""
     _ends: dict[bytes, dict[int, bytes]] = field(default_factory=dict)
 
     def is_fork(self, key: bytes, chain: Chain) -> bool:
@@ -120,6 +133,8 @@ class PeerChains:
         A lower count that is remembered is no fork: the messages of two runs overtake each other.
         """
         ends = self._ends.get(key, {})
+        if key in self.forked:
+            return True
         is_old = len(ends) == REMEMBERED and chain.count < min(ends)
         return is_old or ends.get(chain.count, chain.hash) != chain.hash
 

@@ -190,13 +190,6 @@ class Masked:
 
 
 @value
-class SumOver:
-    """The session of a secure sum needs the encoded update no more: it was opened, or this client has left it for good."""
-
-    key: Key
-
-
-@value
 class Evaluated:
     """The evaluation has ended, with sums or without."""
 
@@ -258,7 +251,6 @@ Event = (
     | Trained
     | Encoded
     | Masked
-    | SumOver
     | Evaluated
     | StatisticsMade
     | JobFailed

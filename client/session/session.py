@@ -8,6 +8,9 @@ and no run takes the worker from another. Only the newest request of a run count
                                    WORKING --StatisticsMade--> done (nothing is downloaded before)
          any  --Released--> STOPPING --the worker answers, or is killed after its lease--> done
 
+An update for a secure sum is `Encoded` instead, and joins its session. What is sent is its masked form, which comes as
+`Masked`; another attempt at the sum masks it again, and needs no training.
+
 Loss of the connection alone never ends a job: the worker knows its deadline and stops in time by itself, and the update
 stays in the spool until the coordinator has answered (architecture, invariants 2 and 8). Randomness (the jitter of the
 back-off) comes from a generator that is an argument.
@@ -51,7 +54,6 @@ from atoll.client.session.events import (
     StatisticsMade,
     StatisticsRequest,
     StopWork,
-    SumOver,
     Sums,
     Trained,
     Upload,
@@ -210,18 +212,10 @@ class Session:
                 return self._job_advanced(event, now)
             case Answered() | UploadCut():
                 return self._upload_ended(event, now)
-            case Masked(key, digest):
-                if key not in self.encoded:
-                    return (Discard(key, digest),)
-                self.outgoing[key] = Outgoing(digest, retry_at=now)
-            case SumOver(key):
-                return self._forget([key])
+            case Masked():
+                return self._masked(event, now)
             case Connected():
-                self.is_connected, self._num_dials = True, 0
-                for outgoing in self.outgoing.values():
-                    outgoing.retry_at = now
-                if self.job is not None:
-                    self.job.news_by = now + self.rules.lease
+                self._connected(now)
             case Disconnected():
                 self.is_connected = False
                 self.waiting.clear()  # the coordinator asks again for what it still wants
@@ -233,6 +227,13 @@ class Session:
             case RunEnded(run_id):
                 return self._run_ended(run_id, now)
         return ()
+
+    def _connected(self, now: float) -> None:
+        self.is_connected, self._num_dials = True, 0
+        for outgoing in self.outgoing.values():
+            outgoing.retry_at = now
+        if self.job is not None:
+            self.job.news_by = now + self.rules.lease
 
     def is_at_work_for(self, key: Key) -> bool:
         """Return whether a request is running or waiting here, so that its update is not finished."""
@@ -331,9 +332,7 @@ class Session:
     ) -> Effects:
         job = self.job
         if job is None or job.request.key != event.key:
-            if isinstance(event, Encoded):
-                return (Forget(event.key),)
-            return (Discard(event.key, event.digest),) if isinstance(event, Trained) else ()
+            return _discarded(event)
         match event:
             case ModelReady():
                 job.is_ready = True
@@ -344,14 +343,9 @@ class Session:
                     return (Discard(key, digest),)
                 self.outgoing[key] = Outgoing(digest, retry_at=now)
                 return ()
-            case Encoded(key):
+            case Encoded():
                 self.job = None
-                if job.is_released:
-                    return (Forget(key),)
-                assert isinstance(job.request, Invitation)
-                older = [other for other in self.encoded if other[1] == key[1] and other[2] < key[2]]
-                self.encoded[key] = 1
-                return (*self._forget(older), Join(job.request))
+                return self._begin_sum(job)
             case Evaluated(_, statistics, detail, reason):
                 self.job = None
                 if job.is_released:
@@ -394,8 +388,24 @@ class Session:
             effects.append(Discard(key, self.outgoing.pop(key).digest))
         return (*effects, *self._forget([key]))
 
+    def _begin_sum(self, job: Job) -> Effects:
+        """Join the session of a finished training; the sums of earlier rounds of its run are over."""
+        request, key = job.request, job.request.key
+        assert isinstance(request, Invitation)
+        older = [other for other in self.encoded if other[1] == key[1] and other[2] < key[2]]
+        if job.is_released:
+            return (*self._forget(older), Forget(key))
+        self.encoded[key] = 1
+        return (*self._forget(older), Join(request))
+
+    def _masked(self, event: Masked, now: float) -> Effects:
+        if event.key not in self.encoded:
+            return (Discard(event.key, event.digest),)
+        self.outgoing[event.key] = Outgoing(event.digest, retry_at=now)
+        return ()
+
     def _join(self, invitation: Invitation) -> Effects:
-        """Join a session again, or another attempt at its sum, in which the masked update of an earlier one is worthless."""
+        """Join a session again, or another attempt: what was masked for an earlier one is worthless in it."""
         key, terms = invitation.key, invitation.secure
         if terms is None:
             return self._report(invitation, FailureReason.SESSION_REFUSED, "the update was trained for a secure sum")
@@ -466,6 +476,16 @@ class Session:
 def mean_upload_seconds(before: float | None, seconds: float) -> float:
     """Return the moving average of upload durations after one more: the first, then half old and half new."""
     return seconds if before is None else 0.5 * before + 0.5 * seconds
+
+
+def _discarded(event: Event) -> Effects:
+    """Return what deletes the result of a job that the session has given up."""
+    match event:
+        case Encoded(key):
+            return (Forget(key),)
+        case Trained(key, digest):
+            return (Discard(key, digest),)
+    return ()
 
 
 def _evaluation_report(

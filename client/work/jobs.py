@@ -12,6 +12,7 @@ from atoll.client.disk.residual_store import Owner
 from atoll.client.disk.spool import Costs, Entry
 from atoll.client.disk.stores import Stores
 from atoll.client.session.events import (
+    Encoded,
     Evaluated,
     EvaluationRequest,
     Event,
@@ -39,9 +40,15 @@ from atoll.ground.noise.key import key_of
 from atoll.ground.process import crash_points
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
+from atoll.protocol.secure.terms import Terms
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import ClientId, FailureReason, RoundId, RunId
 from atoll.protocol.wire.stream import StreamBroken
+from atoll.tensors.masked.encode import Encoded as Encoding
+from atoll.tensors.masked.encode import NotFinite, encode_update
+from atoll.tensors.safetensors_file import parse_header
+from atoll.tensors.secure.masked_layout import MetricShape, floats_of, in_metric_order, layout_digest
+from atoll.tensors.secure.plan import EncodingPlan
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +73,7 @@ class Jobs:
         self._residuals, self._client_state = stores.residuals, stores.client_state
         self._noise_secret = stores.noise_secret
         self._update_out = stores.work / "update.safetensors"
+        self._encoded, self._encoded_out = stores.encoded, stores.work / "encoded.safetensors"
         self._residual_out = stores.work / "residual"
         self._client_state_out = stores.work / "own"
         self._download_seconds = 0.0
@@ -117,6 +125,10 @@ class Jobs:
             )
             trained = await self._training(order)
             crash_points.reached("agent.trained")
+            if invitation.secure is not None:
+                await self._encode(invitation, invitation.secure, trained)
+                crash_points.reached("agent.encoded")
+                return Encoded(key)
             entry = await self._spool_update(invitation, trained)
         except RunnerFailed as error:
             return JobFailed(key, error.reason, error.detail)
@@ -247,6 +259,60 @@ class Jobs:
         except OSError:
             self._residuals.settle(manifest.digest, accepted=False)
             raise
+
+    async def _encode(self, invitation: Invitation, terms: Terms, trained: Training) -> None:
+        """Encode the update for a secure sum, once, and make it durable. Nothing about this site alone is kept with it.
+
+        Raises:
+            RunnerFailed: the update is of other tensors than the terms, or has values that are not finite.
+        """
+        layout = parse_header(self._cache.path(invitation.model_digest))[0]
+        metrics = in_metric_order(MetricShape(*pair) for pair in terms.metrics)
+        if layout_digest(layout, metrics) != terms.layout:
+            raise RunnerFailed(FailureReason.SESSION_REFUSED, "the terms are of other tensors than the model's")
+        plan = EncodingPlan(
+            bits=terms.bits,
+            clip_norm=terms.clip_norm,
+            exponents=invitation.ranges or (0,) * len(floats_of(layout)),
+            examples_max=terms.examples_max,
+            metrics=metrics,
+            num_examples=trained.num_examples,
+            statistics=trained.statistics,
+        )
+
+        def add() -> Encoding:
+            self._save_seen()
+            if trained.has_own:
+                of_round = invitation.run_id, invitation.round_id, invitation.counted_round
+                self._client_state.stage(*of_round, self._client_state_out)
+            encoded = encode_update(self._update_out, self._encoded_out, layout=layout, plan=plan)
+            remove(self._update_out)
+            manifest = UpdateManifest(
+                run_id=invitation.run_id,
+                round_id=invitation.round_id,
+                client_id=self._client_id,
+                base_version=invitation.base_version,
+                base_digest=invitation.model_digest,
+                num_examples=1,
+                work=1.0,
+                pieces=encoded.pieces,
+            )
+            self._encoded.add(
+                self._encoded_out, manifest, statistics={}, rank=invitation.rank, spreads=invitation.spreads
+            )
+            return encoded
+
+        try:
+            encoded = await on_thread(None, add)
+        except NotFinite as error:
+            raise RunnerFailed(FailureReason.NOT_FINITE, str(error)) from None
+        except ValueError as error:
+            raise RunnerFailed(FailureReason.TRAINING_FAILED, str(error)) from None
+        text = "encoded the update of round %d of %s for a secure sum: norm %.4g, clipped by %.4g"
+        clip = 1.0 if encoded.norm <= terms.clip_norm else terms.clip_norm / encoded.norm
+        logger.info(text, invitation.round_id, invitation.run_id, encoded.norm, clip)
+        for left_out in encoded.left_out:
+            logger.warning("not in the secure sum of round %d: %s", invitation.round_id, left_out)
 
     async def evaluate(self, request: EvaluationRequest, budget: float) -> Event:
         """Evaluate a version within `budget` seconds; returns Evaluated, with the sums or the reason for none."""

@@ -33,11 +33,11 @@ from atoll.protocol.secure.session_size import (
 )
 from atoll.protocol.secure.transcript import digest
 from atoll.protocol.value_type import value
-from atoll.tensors.layout import Tensor, in_order
 
 PROTOCOL = 1
 BYTES_MAX = 64 * 1024
 _INT_MAX = 2**53
+_METRICS_MAX, _SUMS_MAX, _NAME_MAX = 100, 10_000, 200
 
 Purpose = Literal["update", "evaluation", "statistics"]
 
@@ -56,7 +56,7 @@ class Terms:
         model: digest of the base version's manifest.
         frozen: digest of the tensors that do not travel; empty: none.
         task, algorithm, local: as in the invitation.
-        layout: digest of the tensors that travel, by `layout_digest`.
+        layout: digest of the tensors that travel and of the metrics, by `masked_layout.layout_digest`.
         bits: of a word of the sum.
         clip_norm: largest norm of an update [its units].
         examples_max: examples with weight 1; 0: all updates have weight 1.
@@ -65,6 +65,7 @@ class Terms:
         threshold: rule of the least number that opens a sum: "two_thirds", or a number in decimal digits.
         privacy: terms of differential privacy, JSON; empty: none.
         receivers: aggregation ranks that get parts of the masked update.
+        metrics: of the training whose sums are added, by name, each with its number of sums.
     """
 
     run: str
@@ -87,6 +88,7 @@ class Terms:
     threshold: str
     privacy: str
     receivers: tuple[int, ...]
+    metrics: tuple[tuple[str, int], ...] = ()
 
     def canonical(self) -> bytes:
         """Return the terms as bytes, of which there is one form."""
@@ -105,12 +107,6 @@ class Terms:
     def threshold_of(self, members: int) -> int:
         """Return how many of n `members` open a sum."""
         return threshold_of(self.threshold, members)
-
-
-def layout_digest(layout: Iterable[Tensor]) -> str:
-    """Return SHA-256 of the names, dtypes and shapes of tensors, as canonical JSON in canonical order."""
-    named = [[tensor.name, tensor.dtype, [*tensor.shape]] for tensor in in_order(layout)]
-    return hashlib.sha256(json.dumps(named, separators=(",", ":")).encode()).hexdigest()
 
 
 def ranges_digest(ranges: Iterable[int]) -> str:
@@ -153,9 +149,21 @@ def read_terms(data: bytes) -> Terms:
     if not (math.isfinite(clip_norm) and clip_norm > 0):
         refuse("terms.clip_norm", clip_norm, "a finite number above 0")
     del found["protocol"]
-    result = Terms(**{**found, "clip_norm": clip_norm, "receivers": tuple(ranks)})
+    metrics = _metrics(found["metrics"])
+    result = Terms(**{**found, "clip_norm": clip_norm, "receivers": tuple(ranks), "metrics": metrics})
     check_canonical(result.canonical(), data)
     return result
+
+
+def _metrics(pairs: object) -> tuple[tuple[str, int], ...]:
+    result = []
+    for pair in items_of(pairs, "terms.metrics", num_max=_METRICS_MAX):
+        if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not str or not 0 < len(pair[0]) <= _NAME_MAX:
+            refuse("terms.metrics", pair, "pairs of a name and a number of sums")
+        result.append((pair[0], integer(pair[1], "terms.metrics", low=1, high=_SUMS_MAX)))
+    if result != sorted({*result}) or len(dict(result)) < len(result):
+        refuse("terms.metrics", result, "metrics in order, each once")
+    return tuple(result)
 
 
 def _check_threshold(rule: object, members_max: int) -> None:

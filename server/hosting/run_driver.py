@@ -177,6 +177,8 @@ class RunDriver(JournaledDriver[Event, Effect]):
         self._evaluator.close()
 
     def _written(self, rows: Batch) -> None:
+        for entry in rows.entries:
+            crash_points.reached("round.entry", entry.kind)
         if rows.evaluations:
             self._measure(self._add_values(rows.evaluations))
 
@@ -184,6 +186,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
 
     def _act(self, effect: Effect) -> None:
         """Execute one effect without waiting. Accept and Reject answer the poster; records are already on disk."""
+        crash_points.reached("round.effect", type(effect).__name__)
         match effect:
             case Invite(client_id):
                 self._shared.hub.send(client_id, self._invitation(effect))

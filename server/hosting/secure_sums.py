@@ -1,6 +1,5 @@
 """The shell around the secure sums of a run: the terms of invitations, the checks of members' messages, the opening."""
 
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +8,7 @@ from atoll.ground.printable import printable
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.statement import NotTrusted
 from atoll.protocol.secure import wire
-from atoll.protocol.secure.messages import Agreement, Gone, MemberKeys, Reveal, SealedShares
+from atoll.protocol.secure.messages import Agreement, Answer, Gone, MemberKeys, Reveal, SealedShares
 from atoll.protocol.secure.site_key import check_certified, is_signed
 from atoll.protocol.secure.terms import Terms
 from atoll.protocol.secure.wire import BadForm, SessionName
@@ -34,11 +33,14 @@ from atoll.server.rounds.events import (
     TellMember,
 )
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.secure_round import SecureRound
+from atoll.server.rounds.secure_round import MemberAnswered, SecureRound
 
-logger = logging.getLogger(__name__)
-
-_ANSWERED = {SealedShares: SharesCame, Agreement: SurvivorsSigned, Reveal: SharesRevealed}
+OfSession = KeysCame | MemberAnswered | SessionLeft
+_ANSWERED: dict[type[Answer], type[MemberAnswered]] = {
+    SealedShares: SharesCame,
+    Agreement: SurvivorsSigned,
+    Reveal: SharesRevealed,
+}
 
 
 class SecureSums:
@@ -99,24 +101,20 @@ class SecureSums:
         round_, of = self._machine.round, wire.name_of(message)
         if not isinstance(round_, SecureRound) or round_.record.round_id != of.round:
             return None
-        content = ""
+        at = (client_id, of.round, of.session, of.attempt)
         try:
             answer = wire.answer_of(message)
             if isinstance(answer, Gone):
                 reason, _, detail = answer.reason.partition(": ")
-                return self._news(round_, SessionLeft(client_id, of.round, of.session, of.attempt, FailureReason(reason), printable(detail)))
-            content = wire.encoded(message).hex()
-            kind = KeysCame if isinstance(answer, MemberKeys) else _ANSWERED[type(answer)]
-            event = self._news(round_, kind(client_id, of.round, of.session, of.attempt, content))
-            if isinstance(answer, MemberKeys) and event is not None:
-                self._check_keys(round_, of, client_id, answer)
+                event: OfSession = SessionLeft(*at, FailureReason(reason), printable(detail))
+            elif isinstance(answer, MemberKeys):
+                event = KeysCame(*at, wire.encoded(message).hex())
+                if round_.is_news_of(event):
+                    self._check_keys(round_, of, client_id, answer)
+            else:
+                event = _ANSWERED[type(answer)](*at, wire.encoded(message).hex())
         except (BadForm, NotTrusted) as fault:
-            logger.warning("%s has left session %d of round %d: %s", client_id, of.session, of.round, fault)
-            refused = FailureReason.SESSION_REFUSED
-            return self._news(round_, SessionLeft(client_id, of.round, of.session, of.attempt, refused, str(fault)))
-        return event
-
-    def _news(self, round_: SecureRound, event: KeysCame | SharesCame | SurvivorsSigned | SharesRevealed | SessionLeft) -> Event | None:
+            event = SessionLeft(*at, FailureReason.SESSION_REFUSED, str(fault))
         return event if round_.is_news_of(event) else None
 
     def _check_keys(self, round_: SecureRound, of: SessionName, client_id: ClientId, keys: MemberKeys) -> None:
@@ -137,9 +135,7 @@ class SecureSums:
     async def open(self, effect: OpenSum) -> Event:
         """Check on a thread what members have revealed, and return the outcome."""
         summed, names = effect.sum, effect.sum.roster.members
-        opening = partial(
-            open_sum, summed.roster, summed.id, summed.masking, summed.survivors, summed.reveals
-        )
+        opening = partial(open_sum, summed.roster, summed.id, summed.masking, summed.survivors, summed.reveals)
         try:
             opened = await on_thread(None, opening)
         except NotOpened as fault:

@@ -297,7 +297,8 @@ class RunMachine(Evaluations):
         membership = self.ledger.membership
         membership.joined(client_id, event.session, event.profile, event.software, now)
         if self.rules.secure is not None and not event.joins_sessions:
-            why = f"its agent ({event.software or 'an older one'}) takes part in no secure sums: it needs a newer one, with TLS"
+            agent = event.software or "an older one"
+            why = f"its agent ({agent}) takes part in no secure sums: it needs this version, and certificates"
             membership.noted(client_id, FailureReason.SESSION_REFUSED, why, now)
             membership.declined(client_id)
         effects: list[Effect] = [*self.invitations.joined(client_id, now)]

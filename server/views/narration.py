@@ -37,6 +37,7 @@ from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.waiting import DISK, named, retry_of, wait_of, what_a_round_lacks
 from atoll.server.views.reasons import explain
+from atoll.server.views.secure_sums import session_lines
 from atoll.task.metrics import LEFT_OUT
 
 LINE_MAX = 200
@@ -101,6 +102,7 @@ OLDER_STATE = (
 def narrate(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> Iterator[str]:
     """Yield the lines for one event and its effects, after the machine has applied it."""
     yield from (LogLine(line, event) for line in _of_event(machine, event))
+    yield from (LogLine(line, event) for line in session_lines(machine, event, effects))
     yield from _of_evaluation(machine, event, effects)
     invited = [e for e in effects if isinstance(e, Invite)]
     if invited:
@@ -217,6 +219,8 @@ def _accepted(machine: RunMachine, accept: Accept) -> str:
         return f"round {accept.round_id}: {accept.client_id} was accepted"
     work = "" if client.work >= 1 else f", {client.work:.0%} of the work"
     late = ", late: it counts in the next round" if accept.carried else ""
+    if client.sum is not None:
+        return f"round {record.round_id}: {accept.client_id} sent its masked update"
     count = f"{record.num_reported} of {record.cohort_size}"
     reported = f"round {record.round_id}: {accept.client_id} reported {count_of(client.num_examples, 'example')}{work}"
     if record.mode != "sync":

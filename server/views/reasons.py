@@ -34,6 +34,7 @@ _REJECTIONS = {
     RejectReason.DIGEST_MISMATCH: "its bytes do not match its manifest",
     RejectReason.NOT_FINITE: "it has values that are NaN or infinite",
     RejectReason.RUN_ENDED: "the run had ended",
+    RejectReason.NOT_IN_SESSION: "it is masked for a session that takes no more updates",
 }
 _FAILURES: dict[str, str] = {
     UPDATE_LOST: "its accepted update was lost on the coordinator's disk",
@@ -55,6 +56,8 @@ _FAILURES: dict[str, str] = {
     FailureReason.CLOCK_SKEW: "the invitation was signed at another time than its clock shows",
     FailureReason.REPLAYED: "it had seen the invitation, or a newer one, before",
     FailureReason.ROLLBACK: "it had seen a newer round or version of the run",
+    FailureReason.SESSION_LOST: "its agent was restarted, and the secrets of its session were in memory",
+    FailureReason.SESSION_REFUSED: "it has left the session of its secure sum",
 }
 _LOSSES: dict[str, str] = {
     FILES_LOST: "the message, or its reply, was lost on the coordinator's disk",
@@ -79,6 +82,7 @@ _ABANDONS = {
     AbandonReason.STOP_REQUESTED: "the operator stopped the run",
     AbandonReason.PAUSE_REQUESTED: "the operator paused the run before the first invitation",
     AbandonReason.AWAITS_APPROVAL: "clients that the quorum needs wait for their sites",
+    AbandonReason.SECURE_FAILED: "no secure sum of enough sites was opened",
     AbandonReason.FILES_LOST: "files of it were lost on the coordinator's disk",
     AbandonReason.AWAITS_CLIENTS: "clients that the quorum needs are away",
     AbandonReason.AWAITS_ROOM: "a disk has had no room for as long as the run waits for it",

@@ -11,6 +11,7 @@ from atoll.server.journal.codec import encode_record
 from atoll.server.rounds.record import UPDATE_LOST, CarriedRecord, ClientRecord, Outage, RoundRecord
 from atoll.server.rounds.waiting import retry_of
 from atoll.server.views.reasons import explain, explain_named
+from atoll.server.views.secure_sums import member_sentence, sum_sentences
 
 NAMES_MAX = 20
 """Largest number of clients that a sentence names; the others are counted."""
@@ -22,6 +23,7 @@ def sentences(record: RoundRecord) -> list[str]:
     if record.clients:
         found.append(_invitation(record))
     found += (_client(record, client_id, client) for client_id, client in sorted(record.clients.items()))
+    found += sum_sentences(record)
     found += (_carried(carried, record.base_version) for carried in record.carried)
     found += (_in_buffer(row) for row in record.buffer)
     found += [_capped(record)] if record.capped else []
@@ -93,6 +95,8 @@ def _headline(record: RoundRecord) -> str:
         detail = f" ({conclusion(record.detail)})" if record.detail else ""
         then = f"; {then}" if (then := retry_of(record)) else ""
         return f"{start} and was abandoned {after}: {explain(record.abandon_reason)}{detail}{then}."
+    if record.phase is Phase.SECURING:
+        return f"{start} and is opening its secure sums: {explain(record.close_reason or CloseReason.ENOUGH)}."
     if record.phase is Phase.AGGREGATING:
         return f"{start} and is being aggregated: {_why_closed(record)}."
     if record.phase is Phase.COLLECTING and record.mode != "sync":
@@ -193,7 +197,7 @@ def _client(record: RoundRecord, client_id: str, client: ClientRecord) -> str:
     text = f"{client_id} ({client.fate}): {_FATES[client.fate](record, client)}"
     if client.num_reconnects:
         text += f"; it had reconnected {_times(client.num_reconnects)}"
-    return f"{text}{_use(record, client)}."
+    return f"{text}{member_sentence(client)}{_use(record, client)}."
 
 
 def _reported(record: RoundRecord, client: ClientRecord) -> str:
@@ -241,8 +245,14 @@ def _waiting(record: RoundRecord, client: ClientRecord) -> str:
     return f"{text}; its connection is down" if client.disconnected_at is not None else text
 
 
+def _joined(record: RoundRecord, client: ClientRecord) -> str:
+    text = "its update is encoded, and it takes part in a secure sum"
+    return f"{text}; its connection is down" if client.disconnected_at is not None else text
+
+
 _FATES = {
     Fate.WAITING: _waiting,
+    Fate.JOINED: _joined,
     Fate.REPORTED: _reported,
     Fate.FAILED: _gave_up,
     Fate.REFUSED: _gave_up,
@@ -264,6 +274,8 @@ def _use(record: RoundRecord, client: ClientRecord) -> str:
 
 
 def _what_it_sent(client: ClientRecord) -> str:
+    if client.sum is not None:
+        return f": {printable_size(client.num_bytes)}, masked"
     work = "all of the requested work" if client.work == 1 else f"{_percent(client.work)} of the requested work"
     sent = f": {_count(client.num_examples, 'example')}, {work}, {printable_size(client.num_bytes)}"
     if client.steps:

@@ -2,14 +2,19 @@
 
 A value u of an update of n_k examples, after the whole update was clipped to the norm C, is the word
 
-    v = round(a u / q) mod 2^bits,    a = n_k / examples_max (1: all updates have weight 1),    q = R / (2^(b-1) - 1)
+    v = round(a u / q) mod 2^bits,    q = R / (2^(b-1) - 1),    a = n_k / examples_max, at most 1, in steps of 2^-52;
+                                                                1 if all updates have the same weight
 
 with b = 22 of 32 bits and 44 of 64, and a range R for each tensor; |v| is at most 2^(b-1) - 1, and what lies beyond
 is cut to it and counted. Rounding is up or down at random, so that the mean of many has no bias; under differential
 privacy it is to the nearest. The sum of n words is exact while n 2^(b-1) < 2^(bits-1).
+
+Ranges are R = C 2^e. The norm of an update is at most C, so no value is beyond the range while e = 0.
 """
 
 import math
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +27,13 @@ CHUNK = 1 << 16
 """Values that are encoded at once."""
 UNIFORM_BITS = 24
 """Bits of the uniform numbers that decide between up and down; a step's part of less is rounded to the nearest."""
+WEIGHT_BITS = 52
+"""A weight is a multiple of 2^-52 from 2^-52 to 1: float64 holds it, and the sum of 64 of them is below 2^58 steps."""
+SMALL = 1 / 64
+"""Part of its range below which all values of a tensor are small."""
+EXPONENT_MIN, EXPONENT_MAX = -24, 0
+"""Least and largest exponent of a range. A range grows fourfold in a round, so that twelve rounds are the longest way
+back from the least one."""
 
 
 class Fill(NamedTuple):
@@ -69,8 +81,43 @@ def clip_factor(norm: float, clip_norm: float) -> float:
     return clip_norm / max(norm, clip_norm)
 
 
+def weight_of(num_examples: float, examples_max: float) -> int:
+    """Return the weight a of an update [2^-52].
+
+    The words of its values are made with this very number, so that the mean divides by what they were multiplied with.
+
+    Args:
+        num_examples: n_k > 0.
+        examples_max: the number with weight 1; 0: every update has weight 1.
+    """
+    if not examples_max:
+        return 1 << WEIGHT_BITS
+    part = Fraction(num_examples) / Fraction(examples_max)
+    return max(1, min(1 << WEIGHT_BITS, round(part * (1 << WEIGHT_BITS))))
+
+
+def fill_of(magnitude: float, factor: float, bits: int, value_range: float) -> Fill:
+    """Return how far a tensor's values fill its range, from the largest magnitude; `cut` counts at most one.
+
+    It agrees with what `encode` finds.
+    """
+    most = (1 << VALUE_BITS[bits] - 1) - 1
+    reach = float(np.float64(magnitude) * (factor / step_of(bits, value_range)))
+    return Fill(int(reach > most), min(1.0, reach / most))
+
+
+def ranges_of(clip_norm: float, exponents: Sequence[int]) -> tuple[float, ...]:
+    """Return the range of each float tensor: C 2^e."""
+    return tuple(math.ldexp(clip_norm, exponent) for exponent in exponents)
+
+
 def encode(
-    values: NDArray[Any], factor: float, bits: int, value_range: float, uniforms: NDArray[np.uint32] | None
+    values: NDArray[Any],
+    factor: float,
+    bits: int,
+    value_range: float,
+    uniforms: NDArray[np.uint32] | None,
+    most: int | None = None,
 ) -> tuple[NDArray[Any], Fill]:
     """Return values as words.
 
@@ -80,6 +127,7 @@ def encode(
         bits: of a word.
         value_range: R of the tensor.
         uniforms: a secret uniform word for each value, which decides between up and down; None: to the nearest.
+        most: largest magnitude of a word; None: 2^(b-1) - 1.
 
     Returns:
         The words, in the shape of the values, and how far they fill the range.
@@ -87,7 +135,8 @@ def encode(
     Raises:
         ValueError: a value is not finite.
     """
-    most, dtype = (1 << VALUE_BITS[bits] - 1) - 1, WORD_DTYPE[bits]
+    dtype = WORD_DTYPE[bits]
+    most = (1 << VALUE_BITS[bits] - 1) - 1 if most is None else most
     words = np.empty(values.shape, dtype)
     flat, out = np.ascontiguousarray(values).reshape(-1), words.reshape(-1)
     scale = factor / step_of(bits, value_range)
@@ -116,15 +165,16 @@ def decode(words: NDArray[Any], bits: int, value_range: float) -> NDArray[np.flo
     return signed.astype(np.float64) * step_of(bits, value_range)
 
 
-def next_range(value_range: float, members: int, cut: int, small: int) -> float:
-    """Return the range of a tensor for the next round, by what members of a committed one have counted.
+def next_exponent(exponent: int, members: int, cut: int, small: int) -> int:
+    """Return the exponent e of a tensor's range for the next round, by what members of a committed one have counted.
 
     Args:
-        value_range: R.
+        exponent: e.
         members: of the sum.
         cut: members with a value beyond the range.
-        small: members with all values below 1/64 of it.
+        small: members with values other than 0, all below 1/64 of the range: a tensor that did not move keeps its
+            range, for when it does.
     """
     if cut:
-        return 4 * value_range
-    return value_range / 8 if small == members else value_range
+        return min(EXPONENT_MAX, exponent + 2)
+    return max(EXPONENT_MIN, exponent - 3) if members and small == members else exponent

@@ -51,7 +51,7 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         if name in frozen:
             continue
         if name.startswith(BESIDE):
-            faults.append(f"{name}: the prefixes {' and '.join(BESIDE)} are reserved for the tensors of an algorithm")
+            faults.append(f"{name}: the prefixes {', '.join(BESIDE)} are reserved for tensors beside the model")
             continue
         if fault := travel_fault(name, tensor):
             faults.append(fault)

@@ -53,8 +53,7 @@ class ArrayBench(AllTravels):
             check_grows(layout)
         if reserved := [name for name in arrays if name.startswith(BESIDE)]:
             raise TaskBroken(
-                f"{', '.join(reserved)}: the prefixes {' and '.join(BESIDE)} are reserved for the tensors of an "
-                "algorithm"
+                f"{', '.join(reserved)}: the prefixes {', '.join(BESIDE)} are reserved for tensors beside the model"
             )
         try:
             check_finite(arrays, "initial model")

@@ -8,6 +8,7 @@ import pytest
 from atoll.client.policy.gate import content_of
 from atoll.client.session.events import Invitation
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
+from tests.server.sessions.small_federation import DIGEST, terms_of
 
 INVITATION = Invitation(RunId("r-1"), RoundId(1), "t", Version(0), Digest("0" * 64), 30.0)
 
@@ -22,6 +23,7 @@ OTHER_WORK: dict[str, Any] = {
     "counted_round": 1,
     "model_seed": 1,
     "message": "train",
+    "secure": terms_of(),
 }
 SAME_WORK: dict[str, Any] = {
     "run_id": "r-2",
@@ -45,6 +47,14 @@ def test_whoever_changes_a_word_of_it_asks_for_another_training(name: str) -> No
 @pytest.mark.parametrize("name", SAME_WORK)
 def test_what_the_update_does_not_depend_on_changes_nothing(name: str) -> None:
     assert content_of(replace(INVITATION, **{name: SAME_WORK[name]})) == content_of(INVITATION)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_same"), [({"attempt": 2}, True), ({"ranges": DIGEST[::-1]}, False), ({"bits": 64}, False)]
+)
+def test_another_attempt_at_a_secure_sum_is_the_same_work(changes: dict[str, Any], is_same: bool) -> None:
+    first, second = (replace(INVITATION, secure=terms) for terms in (terms_of(), terms_of(**changes)))
+    assert (content_of(first) == content_of(second)) is is_same
 
 
 def test_no_field_of_an_invitation_is_forgotten() -> None:

@@ -396,8 +396,9 @@ def test_a_full_disk_is_named_and_decisions_are_made_again_when_there_is_room(
 
 def test_a_history_that_finds_no_room_is_a_full_disk(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    pages = site.gate._history._db.execute("PRAGMA page_count").fetchone()[0]
-    site.gate._history._db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own limit fails as a full disk does
+    database = site.gate._history.database
+    pages = database.execute("PRAGMA page_count").fetchone()[0]
+    database.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own limit fails as a full disk does
     decisions = [
         site.gate.ask(invitation(1, local=json.dumps({"lr": "x" * 50_000, "n": number}))) for number in range(3)
     ]

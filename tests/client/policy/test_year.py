@@ -33,7 +33,7 @@ def test_a_year_of_hourly_rounds_stays_under_50_mb_without_a_command(
     policy.write_text(POLICY)
     (state / "spool").mkdir(parents=True)
     gate = Gate(policy, state, lambda: now)
-    gate._history._db.execute("PRAGMA synchronous = OFF")
+    gate._history.database.execute("PRAGMA synchronous = OFF")
     memory, spool, model = Memory(state / "seen"), Spool(state / "spool", 2**30), version()
     for number in range(1, HOURS + 1):
         now += 3600.0
@@ -56,6 +56,6 @@ def test_a_year_of_hourly_rounds_stays_under_50_mb_without_a_command(
     assert found[Path("seen")] < 250_000
     assert found[Path("policy.db")] < 1_000_000
     with closing(PolicyHistory(state)) as kept:
-        (rows,) = kept._db.execute("SELECT count(*) FROM rounds").fetchone()
+        (rows,) = kept.database.execute("SELECT count(*) FROM rounds").fetchone()
     assert 24 * ROUNDS_DAYS <= rows <= 24 * (ROUNDS_DAYS + 2)
     assert rows < HOURS

@@ -29,6 +29,7 @@ SAMPLES = {
     FieldDescriptor.CPPTYPE_STRING: ["a", "b"],
     FieldDescriptor.CPPTYPE_DOUBLE: [1.5, 1.5000000000000002],
     FieldDescriptor.CPPTYPE_UINT32: [1, 2],
+    FieldDescriptor.CPPTYPE_INT32: [-1, 2],
     FieldDescriptor.CPPTYPE_UINT64: [1, 2**63],
     FieldDescriptor.CPPTYPE_BOOL: [True, False],
 }
@@ -38,9 +39,11 @@ def fill(message):
     """Set every field of a message and of the messages in it."""
     for field in message.DESCRIPTOR.fields:
         if field.message_type is not None:
-            fill(getattr(message, field.name))
+            inner = getattr(message, field.name)
+            fill(inner.add() if field.is_repeated else inner)
         elif field.is_repeated:
-            getattr(message, field.name).append(SAMPLES[field.cpp_type][0])
+            first = b"a" if field.type == field.TYPE_BYTES else SAMPLES[field.cpp_type][0]
+            getattr(message, field.name).append(first)
         else:
             first = b"a" if field.type == field.TYPE_BYTES else SAMPLES[field.cpp_type][0]
             setattr(message, field.name, first)
@@ -54,10 +57,16 @@ def pushed():
         yield pytest.param(message, id=field.name)
 
 
+def member_of(message, name):
+    """Return the value of a field; of repeated messages the first one."""
+    field, found = message.DESCRIPTOR.fields_by_name[name], getattr(message, name)
+    return found[0] if field.is_repeated and field.message_type is not None else found
+
+
 def changes(message, path=()):
     """Yield a message with each field changed in turn, and the field's name in the form of `LEFT_OUT`."""
     for field in message.DESCRIPTOR.fields:
-        inner = getattr(message, field.name)
+        inner = member_of(message, field.name)
         if field.message_type is not None:
             yield from changes(inner, (*path, field.name))
         else:
@@ -70,7 +79,7 @@ def changed(message, path):
     *way, last = path
     inner = copy
     for name in way:
-        inner = getattr(inner, name)
+        inner = member_of(inner, name)
     field = inner.DESCRIPTOR.fields_by_name[last]
     if field.is_repeated:
         getattr(inner, last).append(SAMPLES[field.cpp_type][1])

@@ -21,6 +21,8 @@ from atoll.server.rounds.events import SumPlace
 from atoll.tensors.layout import Tensor
 
 NINE = ("round.cohort_size=9", "secure.clip_norm=2.5", "secure.examples_max=100")
+LAYOUT_JSON = b'{"metrics":[["accuracy",2],["loss",1]],"tensors":[["steps","I64",[]],["weight","F32",[3,2]]]}'
+METRICS = {"loss": 1, "accuracy": 2}
 LAYOUT = (Tensor("weight", "F32", (3, 2)), Tensor("steps", "I64", ()))
 
 
@@ -29,7 +31,7 @@ def config(*overrides: str) -> RunConfig:
 
 
 def made(settings: RunConfig | None = None, **changed: Any) -> Terms:
-    base = SumBase(Version(4), Digest("ab" * 32), LAYOUT)
+    base = SumBase(Version(4), Digest("ab" * 32), LAYOUT, metrics=METRICS)
     arguments = {"run_id": RunId("digits-1"), "task": "digits", "round_id": RoundId(5)}
     return terms_of(settings or config(), **{**arguments, "place": SumPlace(1, 2, (0, -3)), "base": base, **changed})
 
@@ -49,7 +51,7 @@ def test_the_terms_are_those_of_the_run_and_its_invitation() -> None:
         task="digits",
         algorithm="fedavg",
         local=RunTerms.of(RunId("digits-1"), "digits", settings).local,
-        layout=hashlib.sha256(b'[["steps","I64",[]],["weight","F32",[3,2]]]').hexdigest(),
+        layout=hashlib.sha256(LAYOUT_JSON).hexdigest(),
         bits=32,
         clip_norm=2.5,
         examples_max=100,
@@ -58,12 +60,13 @@ def test_the_terms_are_those_of_the_run_and_its_invitation() -> None:
         threshold="two_thirds",
         privacy="",
         receivers=(),
+        metrics=(("accuracy", 2), ("loss", 1)),
     )
     assert json.loads(found.local)["lr"] == 0.1
 
 
 def test_each_thing_that_could_differ_gives_other_terms() -> None:
-    base = SumBase(Version(4), Digest("ab" * 32), LAYOUT)
+    base = SumBase(Version(4), Digest("ab" * 32), LAYOUT, metrics=METRICS)
     others = [
         made(),
         made(run_id=RunId("digits-2")),
@@ -77,6 +80,7 @@ def test_each_thing_that_could_differ_gives_other_terms() -> None:
         made(base=replace(base, layout=(replace(LAYOUT[0], shape=(2, 3)), LAYOUT[1]))),
         made(base=replace(base, layout=(replace(LAYOUT[0], dtype="BF16"), LAYOUT[1]))),
         made(base=replace(base, receivers=(0, 1))),
+        *(made(base=replace(base, metrics=metrics)) for metrics in ({}, {"loss": 2, "accuracy": 2}, {"loss": 1})),
         made(with_frozen(config(), "cd" * 32)),
         *(made(config(f"secure.{key}")) for key in ("bits=64", "clip_norm=2.6", "examples_max=101", "threshold=5")),
         made(config("secure.session_max=20")),
@@ -89,8 +93,10 @@ def test_each_thing_that_could_differ_gives_other_terms() -> None:
 
 
 def test_the_order_of_tensors_and_of_receivers_makes_no_other_terms() -> None:
-    base = SumBase(Version(4), Digest("ab" * 32), LAYOUT, (0, 1))
-    assert made(base=base) == made(base=replace(base, layout=LAYOUT[::-1], receivers=(1, 0)))
+    base = SumBase(Version(4), Digest("ab" * 32), LAYOUT, (0, 1), METRICS)
+    assert made(base=base) == made(
+        base=replace(base, layout=LAYOUT[::-1], receivers=(1, 0), metrics=dict(reversed(METRICS.items())))
+    )
 
 
 def test_what_a_site_has_not_approved_is_the_same_whatever_the_run_may_change() -> None:

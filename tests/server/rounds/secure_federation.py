@@ -1,4 +1,4 @@
-"""A run of secure rounds in memory: its machine with journaled events, sites with members, and faults of all of them."""
+"""A run of secure rounds in memory: its machine with journaled events, sites with members, and faults."""
 
 import hashlib
 import random
@@ -207,7 +207,8 @@ class SecureRun:
         if isinstance(message, Gone):
             self.gone(name, number, session, attempt, message)
             return
-        content = wire.encoded(wire.answer_message(wire.SessionName("digits-1", number, attempt, session), message)).hex()
+        of = wire.SessionName("digits-1", number, attempt, session)
+        content = wire.encoded(wire.answer_message(of, message)).hex()
         kind = ev.KeysCame if isinstance(message, MemberKeys) else KIND[type(message)]
         self.queue.append(lambda: self.heard(name, kind(name, RoundId(number), session, attempt, content)))
 

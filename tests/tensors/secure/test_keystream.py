@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.tensors.secure import keystream
-from atoll.tensors.secure.keystream import add_stream, add_stream_at
+from atoll.tensors.secure.keystream import add_stream, add_streams_at
 
 KEY = bytes(range(32))
 DTYPES = [np.uint32, np.uint64]
@@ -59,9 +59,9 @@ def test_scattered_runs_have_the_words_at_their_positions(dtype, runs, most):
         patch.setattr(keystream, "CHUNK", most)
         patch.setattr(keystream, "SEEK_BYTES", 256)
         words = np.zeros(len(expected), dtype)
-        add_stream_at(words, KEY, 1, places)
+        add_streams_at(words, [(KEY, 1)], np.array(places, np.int64).reshape(-1, 2))
     assert np.array_equal(words, expected)
-    add_stream_at(words, KEY, -1, places)
+    add_streams_at(words, [(KEY, -1)], np.array(places, np.int64).reshape(-1, 2))
     assert not words.any()
 
 
@@ -70,5 +70,5 @@ def test_positions_beyond_32_bits_are_counted():
     words = np.zeros(8, np.uint32)
     add_stream(words, KEY, 1, far)
     other = np.zeros(8, np.uint32)
-    add_stream_at(other, KEY, 1, [(far, 8)])
+    add_streams_at(other, [(KEY, 1)], np.array([(far, 8)]))
     assert np.array_equal(words, other)

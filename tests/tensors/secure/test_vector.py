@@ -1,13 +1,24 @@
 """The encoding of an update: its error, its range, its overflow."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.tensors.secure.vector import VALUE_BITS, clip_factor, decode, encode, fault_of, next_range, step_of
+from atoll.tensors.secure.vector import (
+    VALUE_BITS,
+    clip_factor,
+    decode,
+    encode,
+    fault_of,
+    fill_of,
+    next_exponent,
+    step_of,
+    weight_of,
+)
 
 BITS = [32, 64]
 
@@ -76,6 +87,27 @@ def test_no_configuration_that_is_allowed_overflows():
     assert fault_of(32, 64, 2.0**31) != ""
 
 
-@pytest.mark.parametrize(("cut", "small", "expected"), [(1, 0, 4.0), (0, 5, 0.125), (0, 4, 1.0), (2, 3, 4.0)])
-def test_the_next_range_follows_what_members_have_counted(cut, small, expected):
-    assert next_range(1.0, 5, cut, small) == expected
+@pytest.mark.parametrize(
+    ("exponent", "cut", "small", "expected"),
+    [(-6, 1, 0, -4), (-6, 0, 5, -9), (-6, 0, 4, -6), (-6, 2, 3, -4), (0, 1, 0, 0), (-1, 5, 0, 0), (-23, 0, 5, -24)],
+)
+def test_the_next_range_follows_what_members_have_counted(exponent, cut, small, expected):
+    assert next_exponent(exponent, 5, cut, small) == expected
+
+
+@given(st.floats(2.0**-60, 1e9), st.sampled_from(BITS), st.integers(-24, 0), st.floats(1e-9, 1.0))
+def test_the_fill_of_the_largest_value_is_what_the_encoding_finds(magnitude, bits, exponent, factor):
+    values = np.array([magnitude, -magnitude / 3, 0], np.float32)
+    value_range = 2.0**exponent
+    _, found = encode(values, factor, bits, value_range, None)
+    told = fill_of(float(values[0]), factor, bits, value_range)
+    assert (min(1, found.cut), found.largest) == told
+
+
+def test_a_weight_is_a_part_of_the_most_examples_at_most_1():
+    one = 2**52
+    assert weight_of(7, 0) == weight_of(10_000, 10_000) == weight_of(20_000, 10_000) == one
+    assert weight_of(1, 4) == one // 4
+    assert weight_of(0.5, 4) == one // 8
+    assert weight_of(1e-30, 2**40) == 1
+    assert weight_of(1, 3) == round(Fraction(one, 3))

@@ -209,5 +209,7 @@ def test_a_model_may_not_use_the_variates_names() -> None:
     def odd() -> nn.Module:
         return nn.ModuleDict({"control/net": linear()})
 
-    with pytest.raises(TaskBroken, match=r"control/net\.0\.weight: the prefixes control/ and algorithm/ are reserved"):
+    with pytest.raises(
+        TaskBroken, match=r"control/net\.0\.weight: the prefixes control/, algorithm/, secure/ are reserved"
+    ):
         ModelBench(make_task(odd), {}).initial(0)

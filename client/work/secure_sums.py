@@ -1,0 +1,224 @@
+"""The shell around this agent's members of sessions: the coordinator's questions in, promises, answers and masks out.
+
+One task does the steps of each member in order, as a promise is durable before what follows it leaves. A member lives
+in memory alone: after a restart its encoded update may join another attempt, and to everything else the answer is that
+the session is lost.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from atoll.client.disk.spool import SpoolFull
+from atoll.client.disk.stores import Stores
+from atoll.client.secure.agreed import fault_of_terms
+from atoll.client.secure.member import Effect, KeepPromise, Mask, Member, Send, Stage
+from atoll.client.session.events import Event, Invitation, Key, Masked
+from atoll.client.site.security import OPENED, SiteSecurity
+from atoll.ground.durable import remove
+from atoll.ground.process import crash_points
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.manifest import UpdateManifest, parse_update
+from atoll.protocol.secure import wire
+from atoll.protocol.secure.messages import Gone, Reveal
+from atoll.protocol.secure.terms import Terms
+from atoll.protocol.secure.wire import BadForm, SessionName
+from atoll.protocol.threads import on_thread
+from atoll.protocol.vocabulary import Digest, FailureReason, RoundId, RunId
+from atoll.tensors.masked.mask import mask_update
+from atoll.tensors.safetensors_file import parse_header
+from atoll.tensors.secure.masked_layout import EXACT
+
+logger = logging.getLogger(__name__)
+
+RESTARTED = f"{FailureReason.SESSION_LOST}: this agent was restarted, and the secrets of its session were in memory"
+
+
+class _Membership:
+    """One member, and the task that does its steps in order."""
+
+    def __init__(self, member: Member, invitation: Invitation) -> None:
+        self.member, self.invitation = member, invitation
+        self.steps: asyncio.Queue[Callable[[], list[Effect]]] = asyncio.Queue()
+        self.task: asyncio.Task[None] | None = None
+
+
+class SecureSums:
+    """Members of the sessions that this agent is in.
+
+    Args:
+        site: this client's name.
+        stores: the agent's state on disk.
+        security: the site's part: its policy, its promises, its key; None: it joins no session.
+        send: sends a message to the coordinator, if it is connected.
+        spawn: runs a coroutine whose failure ends the agent.
+        on_event: receives events for the session, on the event loop.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        stores: Stores,
+        security: SiteSecurity | None,
+        *,
+        send: Callable[[pb.ClientMessage], None],
+        spawn: Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"],
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self._site, self._security = site, security
+        self._encoded, self._spool, self._models = stores.encoded, stores.spool, stores.models
+        self._out = stores.work / "masked.safetensors"
+        self._send, self._spawn, self._on_event = send, spawn, on_event
+        self._members: dict[Key, _Membership] = {}
+
+    @property
+    def joins(self) -> bool:
+        """Whether this agent can join sessions."""
+        return self._security is not None and self._security.joins
+
+    def fault(self, invitation: Invitation) -> str:
+        """Return why this site does not train for the sum of an invitation; empty: it does, or has trained already."""
+        terms = invitation.secure
+        if terms is None or invitation.key in self._encoded.entries():
+            return ""
+        if self._security is None:
+            return "this agent has no certificate (--insecure), so it joins no secure sum: enrol it with a join code"
+        return fault_of_terms(invitation, terms) or self._security.fault(terms, invitation.run_id)
+
+    # ------------------------------------------------------------ in
+
+    def join(self, invitation: Invitation) -> None:
+        """Join a session with the encoded update, or repeat this member's first message."""
+        terms, known = invitation.secure, self._members.get(invitation.key)
+        assert terms is not None
+        assert self._security is not None
+        if known is not None and known.member.terms == terms:
+            known.steps.put_nowait(known.member.start)
+            return
+        if fault := fault_of_terms(invitation, terms) or self._security.policy_fault(terms, invitation.run_id):
+            self._refuse(terms, fault)
+            return
+        if known is not None and known.member.terms.attempt >= terms.attempt:
+            self._refuse(terms, "another attempt of this round has begun here, under other terms")
+            return
+        self._drop(invitation.key)
+        if known is None and self._security.has_joined(terms):
+            self._say(terms, Gone(RESTARTED))
+            return
+        membership = _Membership(self._security.member(self._site, terms), invitation)
+        self._members[invitation.key] = membership
+        membership.steps.put_nowait(membership.member.start)
+        membership.task = self._spawn(self._work(membership))
+
+    def asked(self, message: pb.ServerMessage) -> None:
+        """Hand a question of the coordinator to the member that it is for; another message is for no member."""
+        if not wire.kind_of(message):
+            return
+        of = wire.name_of(message)
+        membership = self._members.get(("round", of.run, of.round))
+        if membership is None or _name(membership.member.terms) != of:
+            self._send(wire.answer_message(of, Gone(RESTARTED)))
+            return
+        member = membership.member
+
+        def step() -> list[Effect]:
+            try:
+                return member.ask(wire.question_of(message, member.num_members))
+            except BadForm as fault:
+                return member.leave(f"{wire.kind_of(message)}: {fault}")
+
+        membership.steps.put_nowait(step)
+
+    def forget(self, key: Key) -> None:
+        """Leave the session of a round, and delete its encoded update."""
+        self._drop(key)
+        self._encoded.discard(key)
+
+    def _drop(self, key: Key) -> None:
+        if (membership := self._members.pop(key, None)) is not None:
+            membership.member.leave("it is over")
+            if membership.task is not None:
+                membership.task.cancel()
+
+    def policy_changed(self) -> None:
+        """Leave the sessions that the changed policy does not allow."""
+        for membership in self._members.values():
+            assert self._security is not None
+            member = membership.member
+            fault = self._security.policy_fault(member.terms, RunId(member.terms.run))
+            if fault and member.stage is not Stage.ENDED:
+                membership.steps.put_nowait(partial(member.leave, fault))
+
+    # ------------------------------------------------------------ out
+
+    async def _work(self, membership: _Membership) -> None:
+        """Do the steps of a member, one after the other."""
+        while True:
+            step = await membership.steps.get()
+            try:
+                for effect in step():
+                    await self._carry_out(membership, effect)
+            except OSError as error:
+                logger.error("the session of round %d is left: %s", membership.member.terms.round, error)
+                for effect in membership.member.leave(f"it cannot be recorded: {error.strerror or error}"):
+                    await self._carry_out(membership, effect)
+
+    async def _carry_out(self, membership: _Membership, effect: Effect) -> None:
+        member = membership.member
+        assert self._security is not None
+        match effect:
+            case KeepPromise(promise):
+                self._security.keep(promise)
+                crash_points.reached("agent.promised", promise.kind)
+            case Mask(streams):
+                self._security.remember_peers()
+                await self._mask(membership, [(stream.key, stream.sign) for stream in streams])
+            case Send(message):
+                if isinstance(message, Gone):
+                    self._security.log(member.terms, message.reason)
+                    logger.warning("left the secure sum of round %d: %s", member.terms.round, message.reason)
+                self._say(member.terms, message)
+                if isinstance(message, Reveal):
+                    crash_points.reached("agent.revealed")
+                    self._security.log(member.terms, "its sum was opened", OPENED)
+                    self._encoded.discard(membership.invitation.key)
+
+    async def _mask(self, membership: _Membership, streams: list[tuple[bytes, int]]) -> None:
+        key = membership.invitation.key
+        entry = self._encoded[key]
+        remove(self._out)
+        try:
+            digest = await on_thread(None, self._masked, entry.path, parse_update(entry.manifest), streams)
+        except SpoolFull as error:
+            raise OSError(error.errno, str(error)) from error
+        crash_points.reached("agent.masked")
+        if self._members.get(key) is membership:
+            self._on_event(Masked(key, digest))
+
+    def _masked(self, path: Path, encoded: UpdateManifest, streams: list[tuple[bytes, int]]) -> Digest:
+        """Mask an encoded update into the spool; return the digest of what is sent."""
+        stored = parse_header(path)[0]
+        layout = (
+            *sorted((t for t in stored if t.name != EXACT), key=lambda t: t.name),
+            *(t for t in stored if t.name == EXACT),
+        )
+        pieces = mask_update(path, self._out, layout, streams)
+        manifest = replace(encoded, pieces=tuple(pieces))
+        entry = self._encoded[("round", encoded.run_id, encoded.round_id)]
+        return self._spool.add(self._out, manifest, statistics={}, rank=entry.rank, spreads=entry.spreads).digest
+
+    def _refuse(self, terms: Terms, fault: str) -> None:
+        assert self._security is not None
+        self._security.log(terms, fault)
+        self._say(terms, Gone(f"{FailureReason.SESSION_REFUSED}: {fault}"))
+
+    def _say(self, terms: Terms, message: Any) -> None:
+        self._send(wire.answer_message(_name(terms), message))
+
+
+def _name(terms: Terms) -> SessionName:
+    return SessionName(RunId(terms.run), RoundId(terms.round), terms.attempt, terms.session)

@@ -1,0 +1,131 @@
+"""Secure sums in words: the lines of a run's log, and the sentences of a round's record. Pure."""
+
+from collections.abc import Iterator
+
+from atoll.ground.printable import conclusion, count_of
+from atoll.protocol.secure.messages import Boxes, Opening, Question, Roster, Survivors
+from atoll.protocol.vocabulary import FailureReason, Fate
+from atoll.server.rounds.events import (
+    Abandon,
+    Aggregate,
+    Effect,
+    Event,
+    KeysCame,
+    OpeningFailed,
+    SessionLeft,
+    SumOpened,
+    TellMember,
+)
+from atoll.server.rounds.record import ClientRecord, MemberRecord, RoundRecord, SumRecord
+from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.sessions.session import Stage
+
+STEPS = (
+    ("keys_at", "keys"),
+    ("shares_at", "shares"),
+    ("masked_at", "its masked update"),
+    ("signed_at", "its signature"),
+    ("revealed_at", "its reveal"),
+)
+"""The messages of a member in their order, by the fields of its record."""
+
+_OF_QUESTION: dict[type[Question], str] = {
+    Roster: "its members exchange shares",
+    Boxes: "its members send masked updates",
+    Survivors: "its survivors are told, and sign them",
+    Opening: "its members reveal what opens the sum",
+}
+
+
+def session_lines(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> Iterator[str]:
+    """Yield the lines of the log about the sessions of a round, for one event and its effects."""
+    match event:
+        case KeysCame(client_id, round_id, session, attempt):
+            record = machine.record_of(round_id)
+            row = record.clients.get(client_id) if record is not None else None
+            if row is not None and row.fate is Fate.JOINED and row.sum is not None and row.sum.keys_at is not None:
+                again = f", attempt {attempt}" if attempt > 1 else ""
+                yield f"round {round_id}: {client_id} takes part in the secure sum of session {session}{again}"
+        case SessionLeft(client_id, round_id, session, _, reason, detail):
+            why = f": {conclusion(detail)}" if detail else ""
+            yield f"round {round_id}: {client_id} has left session {session}: {reason}{why}"
+        case SumOpened(round_id, session, _, wrong):
+            named = f"; wrong shares were revealed by {', '.join(wrong)}" if wrong else ""
+            yield f"round {round_id}: session {session}: its sum is open{named}"
+        case OpeningFailed(round_id, session, _, detail):
+            yield f"round {round_id}: session {session}: its sum is not open yet: {detail}"
+    yield from _told(effects)
+    if isinstance(event, KeysCame | SessionLeft | SumOpened | OpeningFailed) or effects:
+        yield from _ended(machine, effects)
+
+
+def _told(effects: tuple[Effect, ...]) -> Iterator[str]:
+    told: dict[tuple[int, type[Question]], list[TellMember]] = {}
+    for effect in effects:
+        if isinstance(effect, TellMember):
+            told.setdefault((effect.session, type(effect.question)), []).append(effect)
+    for (session, kind), asked in told.items():
+        if len(asked) < 2:
+            continue  # repeated for a member that has connected again
+        first = asked[0]
+        threshold = f", {first.question.threshold} of which open it" if isinstance(first.question, Roster) else ""
+        members = count_of(len(asked), "member")
+        yield f"round {first.round_id}: session {session}: {members}{threshold}: {_OF_QUESTION[kind]}"
+
+
+def _ended(machine: RunMachine, effects: tuple[Effect, ...]) -> Iterator[str]:
+    """Yield a line for each sum that has no result, once the round has closed them all."""
+    rounds = {effect.round_id for effect in effects if isinstance(effect, Aggregate | Abandon)}
+    for round_id in sorted(rounds):
+        record = machine.record_of(round_id)
+        for each in record.sums if record is not None else ():
+            if each.stage == Stage.FAILED:
+                yield f"round {round_id}: session {each.session} has no sum: {each.detail}"
+
+
+# ---------------------------------------------------------------- the record
+
+
+def sum_sentences(record: RoundRecord) -> Iterator[str]:
+    """Yield a sentence about each secure sum of a round."""
+    for each in record.sums:
+        names = [
+            c for c, row in sorted(record.clients.items()) if row.sum is not None and row.sum.session == each.session
+        ]
+        yield f"Session {each.session} ({', '.join(names)}): {_sum(each)}."
+
+
+def _sum(each: SumRecord) -> str:
+    attempt = f", attempt {each.attempt}" if each.attempt > 1 else ""
+    needed = f"{each.threshold} of {count_of(each.num_members, 'member')} open it" if each.num_members else ""
+    if each.is_dropped:
+        return f"its sum was opened and counts in no version{attempt}: {each.detail}"
+    if each.stage == Stage.FAILED:
+        return f"it has no sum: {each.detail}"
+    if each.stage == Stage.OPENED:
+        wrong = f"; wrong shares were revealed by {', '.join(each.wrong)}" if each.wrong else ""
+        return f"its sum was opened{attempt} ({needed}){wrong}"
+    before = f" ({each.detail})" if each.detail else ""
+    return f"{each.stage}{attempt}{f', {needed}' if needed else ''}{before}"
+
+
+def member_sentence(client: ClientRecord) -> str:
+    """Return the end of a sentence: what a client has sent in its session, and why not the rest; empty: none."""
+    member = client.sum
+    if member is None:
+        return ""
+    sent = [name for field, name in STEPS if getattr(member, field) is not None]
+    text = f"it has sent {_listed(sent)}" if sent else "it has sent no keys"
+    return f"; session {member.session}: {text}{_why_not(member)}"
+
+
+def _why_not(member: MemberRecord) -> str:
+    if not member.left:
+        return ""
+    reason, _, detail = member.left.partition(": ")
+    lost = reason == FailureReason.SESSION_LOST
+    return f", and left: {'its agent was restarted' if lost else detail or reason}"
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

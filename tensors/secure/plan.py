@@ -1,0 +1,120 @@
+"""The encoding of a secure sum: what all members and the coordinator agree on, and what one member adds to it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from atoll.tensors.layout import Layout
+from atoll.tensors.secure.masked_layout import (
+    Exact,
+    MetricShape,
+    exact_of,
+    floats_of,
+    masked_layout,
+    travels,
+)
+from atoll.tensors.secure.positions import starts_of
+from atoll.tensors.secure.vector import VALUE_BITS, clip_factor, ranges_of, weight_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """The encoding of a session's sum, the same for all its members."""
+
+    bits: int
+    """Of a word of a float: 32 or 64."""
+    clip_norm: float
+    """C, the largest norm of an update [its units]."""
+    exponents: tuple[int, ...]
+    """e of each float tensor, in the order of `masked_layout.floats_of`: its range is C 2^e."""
+    examples_max: float = 0
+    """Examples with weight 1; 0: all updates have weight 1."""
+    metrics: tuple[MetricShape, ...] = ()
+    """Metrics of the training whose sums are added, in order."""
+    grid: tuple[int, ...] = ()
+    """For tests: the exponent of the step of each float tensor, in place of the ranges. No update is clipped or cut,
+    and values are rounded to the nearest, so that the sum has the bits of the plain fold on this grid."""
+
+    @property
+    def ranges(self) -> tuple[float, ...]:
+        """The range of each float tensor."""
+        if self.grid:
+            return tuple(math.ldexp((1 << VALUE_BITS[self.bits] - 1) - 1, exponent) for exponent in self.grid)
+        return ranges_of(self.clip_norm, self.exponents)
+
+    @property
+    def most(self) -> int | None:
+        """The largest magnitude of a word, if it is not that of the ranges."""
+        return 1 << 52 if self.grid else None
+
+    def factor(self, weight: int, norm: float) -> float:
+        """Return the factor of an update's floats: a C / max(norm, C).
+
+        Args:
+            weight: a [2^-52].
+            norm: of the update.
+
+        Raises:
+            ValueError: the norm is not finite.
+        """
+        return math.ldexp(weight, -52) * (1.0 if self.grid else clip_factor(norm, self.clip_norm))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodingPlan(Encoding):
+    """The encoding of one member's update."""
+
+    num_examples: float
+    """n_k > 0."""
+    statistics: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Sums of the metrics of its training."""
+
+    @property
+    def weight(self) -> int:
+        """The weight a [2^-52]."""
+        return weight_of(self.num_examples, self.examples_max)
+
+
+@dataclass(frozen=True)
+class Vector:
+    """The vector of a secure sum: its tensors, their places and their ranges.
+
+    Raises:
+        ValueError: a tensor beside the model, or another number of exponents than of float tensors.
+    """
+
+    layout: Layout
+    """The base version's tensors that travel."""
+    encoding: Encoding
+
+    def __post_init__(self) -> None:
+        travels(self.layout)
+        wanted = len(self.encoding.grid or self.encoding.exponents)
+        if wanted != (count := len(floats_of(self.layout))):
+            raise ValueError(f"{wanted} ranges for {count} float tensors")
+
+    @cached_property
+    def masked(self) -> Layout:
+        """The tensors of a masked update, in the order of their positions."""
+        return masked_layout(self.layout, self.encoding.bits, self.encoding.metrics)
+
+    @cached_property
+    def floats(self) -> Layout:
+        """The float tensors of the model, in order."""
+        return floats_of(self.layout)
+
+    @cached_property
+    def ranges(self) -> Mapping[str, float]:
+        """The range of each float tensor, by name."""
+        return dict(zip((tensor.name for tensor in self.floats), self.encoding.ranges, strict=True))
+
+    @cached_property
+    def starts(self) -> Mapping[str, int]:
+        """The position of each tensor of a masked update."""
+        return starts_of(self.masked)
+
+    @cached_property
+    def exact(self) -> Exact:
+        """The places of the words that are added exactly."""
+        return exact_of(self.layout, self.encoding.metrics)
