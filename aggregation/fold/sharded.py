@@ -99,7 +99,7 @@ def fold_shard(
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base), pieces=owned))
         sums = _Sums(layout, cohort, step, inputs, exchange, execution)
         tile_elements = sums.tile_elements(execution.tile_elements or TILE_ELEMENTS)
-        tiles = [list(_tiles(layout, of_rank, tile_elements, step)) for of_rank in parts]
+        tiles = [list(tiles_of(layout, of_rank, tile_elements, step)) for of_rank in parts]
         ready = stack.enter_context(closing(swapped(tiles, sums.share, exchange, threads=execution.threads)))
         jobs = ((sums.moved(tile.tensor), partial(sums.finish, tile, shares)) for tile, shares in ready)
         finished = stack.enter_context(closing(computed_ahead(jobs, threads=execution.threads)))
@@ -134,7 +134,7 @@ def _opened(
 
 
 @dataclass(frozen=True, slots=True)
-class _Tile:
+class Tile:
     """A range of elements of one tensor."""
 
     tensor: Tensor
@@ -142,7 +142,8 @@ class _Tile:
     stop: int
 
 
-def _tiles(layout: Layout, pieces: Sequence[Piece], tile_elements: int, step: Step) -> Iterator[_Tile]:
+def tiles_of(layout: Layout, pieces: Sequence[Piece], tile_elements: int, step: Step) -> Iterator[Tile]:
+    """Yield the tiles of a rank's pieces, in their order."""
     tensors, needs_whole = {tensor.name: tensor for tensor in layout}, whole_tensors(step)
     for piece in pieces:
         begin = first_element(piece, tensors[piece.tensor])
@@ -150,7 +151,7 @@ def _tiles(layout: Layout, pieces: Sequence[Piece], tile_elements: int, step: St
         is_whole = needs_whole and step.is_trained(tensors[piece.tensor])
         elements = max(1, end - begin) if is_whole else tile_elements
         for start in range(begin, end, elements):
-            yield _Tile(tensors[piece.tensor], start, min(start + elements, end))
+            yield Tile(tensors[piece.tensor], start, min(start + elements, end))
 
 
 class _Sums:
@@ -209,12 +210,12 @@ class _Sums:
         """Return the slots that move with a tensor."""
         return [slot for slot in self._inputs.slots if slot.carries(tensor.name)]
 
-    def share(self, tile: _Tile) -> NDArray[Any]:
+    def share(self, tile: Tile) -> NDArray[Any]:
         """Return this rank's partial sum of a tile, for the rank that owns the tile."""
         mean = self._means[tile.tensor.name]
         return NOTHING if mean is None else mean.share(tile.start, tile.stop)
 
-    def finish(self, tile: _Tile, shares: Sequence[Bytes]) -> Parts:
+    def finish(self, tile: Tile, shares: Sequence[Bytes]) -> Parts:
         """Return the tile's new values from the shares of all ranks."""
         tensor, mean, moved = tile.tensor, self._means[tile.tensor.name], self.moved(tile.tensor)
         masters, older, anchor = self._inputs.masters, self._inputs.older, self._step.anchor

@@ -50,7 +50,7 @@ from atoll.aggregation.rules.gram import gram_matrix
 from atoll.tensors.layout import FLOATS, Layout, Piece, Tensor, in_order, update_dtypes
 from atoll.tensors.pieces import cut_layout, piece_bytes_of
 from atoll.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
-from atoll.tensors.updates.reader import UpdateReader, stored_model
+from atoll.tensors.updates.reader import StoredUpdate, UpdateReader, stored_model
 from atoll.tensors.updates.sources import Scaled, Source
 
 TILE_ELEMENTS = 1 << 19
@@ -126,10 +126,16 @@ def _gram_of(terms: Sequence[Term], threads: int, layout: Layout) -> NDArray[np.
 
 def opened(updates: Sequence[Weighted], stack: ExitStack) -> list[Term]:
     """Open the updates until the stack is left; if there are many, files are opened at each read."""
-    up_to = accumulate(max(1, len(item.update.parts)) for item in updates)
+    readers = opened_readers([item.update for item in updates], stack)
+    return [Term(reader, item) for reader, item in zip(readers, updates, strict=True)]
+
+
+def opened_readers(updates: Sequence[StoredUpdate], stack: ExitStack) -> list[UpdateReader]:
+    """Open stored updates until the stack is left; if there are many, files are opened at each read."""
+    up_to = accumulate(max(1, len(update.parts)) for update in updates)
     return [
-        Term(stack.enter_context(UpdateReader(item.update, keep_open=num_files <= FILES_OPEN_MAX)), item)
-        for num_files, item in zip(up_to, updates, strict=True)
+        stack.enter_context(UpdateReader(update, keep_open=num_files <= FILES_OPEN_MAX))
+        for num_files, update in zip(up_to, updates, strict=True)
     ]
 
 

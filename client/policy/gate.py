@@ -42,12 +42,10 @@ from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import FailureReason
 from atoll.tensors.codecs.chunks import encoded_bytes
 from atoll.tensors.codecs.names import open_codec
+from atoll.tensors.secure.masked_layout import EXACT
 from atoll.training.local.algorithms import CONCATENATE
 
 logger = logging.getLogger(__name__)
-
-EXACT = "secure/exact"
-"""Name of the tensor with the exact words of a masked update."""
 
 ROOM_BYTES = 64 * 1024
 """Free space [bytes] from which a disk no longer counts as full: enough for hundreds of decisions."""
@@ -233,7 +231,8 @@ class Gate:
             number=manifest.round_id,
             num_bytes=size,
             content=entry.digest,
-            is_masked=_is_masked(entry) and self.promises.promises.has_joined(manifest.run_id, manifest.round_id),
+            is_masked=_is_masked(entry)
+            and self.promises.promises.attempt_of(manifest.run_id, "update", manifest.round_id) > 0,
         )
         return self._decide_and_count(upload)
 

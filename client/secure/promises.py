@@ -75,7 +75,7 @@ class Promises:
     base_repeats_max: int
     chain: Chain = GENESIS
     _newest: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    _joined: set[tuple[str, str, int]] = field(default_factory=set)
+    _attempts: dict[tuple[str, str, int], int] = field(default_factory=dict)
     _signed: set[tuple[str, str, int]] = field(default_factory=set)
     _bases: dict[tuple[str, str], int] = field(default_factory=dict)
 
@@ -84,21 +84,17 @@ class Promises:
         self.chain = extended(self.chain, promise)
         of_run = promise.run, promise.purpose
         if promise.kind is Kind.JOINED:
-            self._joined.add((*of_run, promise.round))
+            round_ = *of_run, promise.round
+            self._attempts[round_] = max(self._attempts.get(round_, 0), promise.attempt)
             self._newest[of_run] = max(self._newest.get(of_run, (0, 0)), (promise.round, promise.attempt))
         else:
             self._signed.add((*of_run, promise.round))
             base = promise.base, promise.purpose
             self._bases[base] = self._bases.get(base, 0) + 1
 
-    def has_joined(self, run: str, round_id: int) -> bool:
-        """Return whether this site has joined a session for the updates of a round."""
-        return (run, "update", round_id) in self._joined
-
-    def has_begun(self, terms: Terms) -> bool:
-        """Return whether this site has joined this attempt, or a later one of its round."""
-        newest_round, attempt = self._newest.get((terms.run, terms.purpose), (0, 0))
-        return newest_round == terms.round and terms.attempt <= attempt
+    def attempt_of(self, run: str, purpose: str, round_id: int) -> int:
+        """Return the newest attempt at a round's sum that this site has joined; 0: none."""
+        return self._attempts.get((run, purpose, round_id), 0)
 
     def fault(self, terms: Terms) -> str:
         """Return why a session under these terms must not be joined; empty: it may."""

@@ -113,10 +113,6 @@ class SiteSecurity:
         """
         return self.policy_fault(terms, run) or self._promised().fault(terms)
 
-    def has_joined(self, terms: Terms) -> bool:
-        """Return whether this site has joined this attempt at a sum already, in this process or an earlier one."""
-        return self._promised().has_begun(terms)
-
     def policy_fault(self, terms: Terms, run: RunId) -> str:
         """Return why the policy does not allow these terms, whatever this site has promised; empty: it does.
 
@@ -131,6 +127,10 @@ class SiteSecurity:
         if self._gate.secure is None:
             return "this site's policy is not valid now: nothing is allowed until it is"
         return terms_fault(self._now_policy(), terms)
+
+    def has_joined(self, terms: Terms) -> bool:
+        """Return whether this site has joined this attempt or a later one, in this process or an earlier one."""
+        return self._promised().attempt_of(terms.run, terms.purpose, terms.round) >= terms.attempt
 
     def _file_fault(self) -> str:
         return "this site's files for secure sums are damaged" if self._promises.fault or self._peers.fault else ""

@@ -10,19 +10,18 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from atoll.client.disk.spool import SpoolFull
+from atoll.client.disk.spool import Entry, SpoolFull
 from atoll.client.disk.stores import Stores
-from atoll.client.secure.agreed import fault_of_terms
 from atoll.client.secure.member import Effect, KeepPromise, Mask, Member, Send, Stage
+from atoll.client.session.agreed_terms import fault_of_terms
 from atoll.client.session.events import Event, Invitation, Key, Masked
 from atoll.client.site.security import OPENED, SiteSecurity
-from atoll.ground.durable import remove
+from atoll.ground.durable import remove, told_outside
 from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.manifest import UpdateManifest, parse_update
+from atoll.protocol.manifest import parse_update
 from atoll.protocol.secure import wire
 from atoll.protocol.secure.messages import Gone, Reveal
 from atoll.protocol.secure.terms import Terms
@@ -30,8 +29,9 @@ from atoll.protocol.secure.wire import BadForm, SessionName
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import Digest, FailureReason, RoundId, RunId
 from atoll.tensors.masked.mask import mask_update
-from atoll.tensors.safetensors_file import parse_header
-from atoll.tensors.secure.masked_layout import EXACT
+from atoll.tensors.pieces import layout_of_pieces
+from atoll.tensors.safetensors_file import TensorFileCorrupted
+from atoll.tensors.secure.masked_layout import in_positions
 
 logger = logging.getLogger(__name__)
 
@@ -162,9 +162,10 @@ class SecureSums:
             try:
                 for effect in step():
                     await self._carry_out(membership, effect)
-            except OSError as error:
+            except (OSError, TensorFileCorrupted) as error:
                 logger.error("the session of round %d is left: %s", membership.member.terms.round, error)
-                for effect in membership.member.leave(f"it cannot be recorded: {error.strerror or error}"):
+                why = told_outside(error) if isinstance(error, OSError) else "one is damaged"
+                for effect in membership.member.leave(f"this site's files cannot be used: {why}"):
                     await self._carry_out(membership, effect)
 
     async def _carry_out(self, membership: _Membership, effect: Effect) -> None:
@@ -192,24 +193,20 @@ class SecureSums:
         entry = self._encoded[key]
         remove(self._out)
         try:
-            digest = await on_thread(None, self._masked, entry.path, parse_update(entry.manifest), streams)
+            digest = await on_thread(None, self._masked, entry, streams)
         except SpoolFull as error:
             raise OSError(error.errno, str(error)) from error
         crash_points.reached("agent.masked")
         if self._members.get(key) is membership:
             self._on_event(Masked(key, digest))
 
-    def _masked(self, path: Path, encoded: UpdateManifest, streams: list[tuple[bytes, int]]) -> Digest:
+    def _masked(self, entry: Entry, streams: list[tuple[bytes, int]]) -> Digest:
         """Mask an encoded update into the spool; return the digest of what is sent."""
-        stored = parse_header(path)[0]
-        layout = (
-            *sorted((t for t in stored if t.name != EXACT), key=lambda t: t.name),
-            *(t for t in stored if t.name == EXACT),
-        )
-        pieces = mask_update(path, self._out, layout, streams)
-        manifest = replace(encoded, pieces=tuple(pieces))
-        entry = self._encoded[("round", encoded.run_id, encoded.round_id)]
-        return self._spool.add(self._out, manifest, statistics={}, rank=entry.rank, spreads=entry.spreads).digest
+        encoded = parse_update(entry.manifest)
+        layout = in_positions(layout_of_pieces(encoded.pieces))
+        pieces = mask_update(entry.path, self._out, layout, streams, start=entry.data_start)
+        masked = replace(encoded, pieces=tuple(pieces))
+        return self._spool.add(self._out, masked, statistics={}, rank=entry.rank, spreads=entry.spreads).digest
 
     def _refuse(self, terms: Terms, fault: str) -> None:
         assert self._security is not None

@@ -25,6 +25,7 @@ from atoll.ground.strict_json import (
 )
 from atoll.protocol.secure.session_size import (
     ATTEMPTS_MAX,
+    BYTES_MAX,
     MEMBERS_MAX,
     MEMBERS_MIN,
     TEXT_MAX,
@@ -35,7 +36,6 @@ from atoll.protocol.secure.transcript import digest
 from atoll.protocol.value_type import value
 
 PROTOCOL = 1
-BYTES_MAX = 64 * 1024
 _INT_MAX = 2**53
 _METRICS_MAX, _SUMS_MAX, _NAME_MAX = 100, 10_000, 200
 

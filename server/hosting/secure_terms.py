@@ -1,7 +1,6 @@
 """The terms of a run's secure sums, from its settings and the place of a sum in its round. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from atoll.protocol.secure.terms import Terms, ranges_digest
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
@@ -9,7 +8,7 @@ from atoll.server.config.run import RunConfig
 from atoll.server.rounds.events import SumPlace
 from atoll.server.rounds.secure_rules import SecureRules
 from atoll.tensors.layout import Layout
-from atoll.tensors.secure.masked_layout import in_metric_order, layout_digest
+from atoll.tensors.secure.masked_layout import layout_digest
 from atoll.tensors.secure.vector import fault_of
 
 
@@ -23,8 +22,6 @@ class SumBase:
     layout: Layout
     receivers: tuple[int, ...] = ()
     """Aggregation ranks that get parts of the updates; empty: the coordinator gets them."""
-    metrics: Mapping[str, int] = field(default_factory=dict)
-    """The numbers of sums of the metrics of the training, by name."""
 
 
 def terms_of(
@@ -48,7 +45,7 @@ def terms_of(
     """
     secure = config.secure
     assert secure is not None
-    rules, metrics = secure.rules(), in_metric_order(base.metrics)
+    rules = secure.rules()
     return Terms(
         run=run_id,
         round=round_id,
@@ -61,7 +58,7 @@ def terms_of(
         task=task,
         algorithm=config.aggregation.training,
         local=config.local_text,
-        layout=layout_digest(base.layout, metrics),
+        layout=layout_digest(base.layout, rules.metrics),
         bits=rules.bits,
         clip_norm=rules.clip_norm,
         examples_max=rules.examples_max,
@@ -70,7 +67,7 @@ def terms_of(
         threshold=rules.threshold,
         privacy="",
         receivers=tuple(sorted(base.receivers)),
-        metrics=tuple((metric.name, metric.length) for metric in metrics),
+        metrics=rules.metrics,
     )
 
 

@@ -23,7 +23,7 @@ from atoll.tensors.layout import FLOATS, Layout, Piece, Tensor, in_order
 from atoll.tensors.safetensors_file import NUMPY_DTYPES, TensorFileWriter
 from atoll.tensors.secure.exact import encode_exact, fault_of_metric
 from atoll.tensors.secure.keystream import Words, add_stream, add_streams_at
-from atoll.tensors.secure.masked_layout import EXACT, integers_of
+from atoll.tensors.secure.masked_layout import EXACT, MetricShape, integers_of
 from atoll.tensors.secure.plan import EncodingPlan, Vector
 from atoll.tensors.secure.positions import is_whole, runs_between
 from atoll.tensors.secure.vector import encode, fill_of
@@ -129,7 +129,7 @@ def exact_words(
 
 def left_out_of(plan: EncodingPlan) -> tuple[str, ...]:
     """Return a sentence for each metric of this member whose sums are not in the words."""
-    shapes = {shape.name: shape for shape in plan.metrics}
+    shapes = {name: MetricShape(name, length) for name, length in plan.metrics}
     found = []
     for name, sums in plan.statistics.items():
         if name not in shapes:

@@ -25,7 +25,9 @@ TILE_ELEMENTS = 1 << 18
 """Number of words that are masked at once."""
 
 
-def mask_update(encoded: Path, out: Path, layout: Layout, streams: Iterable[Stream]) -> list[Piece]:
+def mask_update(
+    encoded: Path, out: Path, layout: Layout, streams: Iterable[Stream], *, start: int | None = None
+) -> list[Piece]:
     """Mask an encoded file; the masked file appears whole, and is not synced.
 
     Args:
@@ -33,6 +35,7 @@ def mask_update(encoded: Path, out: Path, layout: Layout, streams: Iterable[Stre
         out: safetensors file of the same tensors.
         layout: of the masked update (`masked_layout`), in its order.
         streams: of the session, with their signs.
+        start: first byte of the tensors, in canonical order, of a file with more than them; None: by its header.
 
     Returns:
         The pieces, in canonical order.
@@ -42,7 +45,7 @@ def mask_update(encoded: Path, out: Path, layout: Layout, streams: Iterable[Stre
         TensorFileCorrupted: the encoded file is damaged.
         OSError: a file cannot be read or written.
     """
-    found, position = parse_header(encoded)
+    found, position = parse_header(encoded) if start is None else (in_order(layout), start)
     if found != in_order(layout):
         raise ValueError(f"{encoded}: its tensors are not those of the session's sum")
     starts, masks = starts_of(layout), Streams(streams)

@@ -30,6 +30,10 @@ class MetricShape(NamedTuple):
     length: int
 
 
+Metrics = Sequence[tuple[str, int]]
+"""Names and numbers of sums, in order."""
+
+
 def floats_of(layout: Layout) -> Layout:
     """Return the float tensors of a layout, in the order of their words and of their ranges: by name."""
     return tuple(sorted((tensor for tensor in layout if tensor.dtype in FLOATS), key=lambda tensor: tensor.name))
@@ -40,7 +44,7 @@ def integers_of(layout: Layout) -> Layout:
     return in_order(tensor for tensor in layout if tensor.dtype not in FLOATS)
 
 
-def masked_layout(layout: Layout, bits: int, metrics: Sequence[MetricShape] = ()) -> Layout:
+def masked_layout(layout: Layout, bits: int, metrics: Metrics = ()) -> Layout:
     """Return the tensors of a masked update, in the order of their positions: the floats, then `secure/exact`.
 
     Args:
@@ -51,6 +55,11 @@ def masked_layout(layout: Layout, bits: int, metrics: Sequence[MetricShape] = ()
     dtype = WORD_NAMES[bits]
     floats = tuple(Tensor(tensor.name, dtype, tensor.shape) for tensor in floats_of(layout))
     return (*floats, Tensor(EXACT, "I64", (num_exact(layout, metrics),)))
+
+
+def in_positions(masked: Layout) -> Layout:
+    """Return the tensors of a masked update in the order of their positions, whatever their order in a file."""
+    return tuple(sorted(masked, key=lambda tensor: (tensor.name == EXACT, tensor.name)))
 
 
 class Exact(NamedTuple):
@@ -82,7 +91,7 @@ INTEGER_WORDS = 2
 """Words of an element of an integer tensor: the lower and the upper part of its product with the weight."""
 
 
-def exact_of(layout: Layout, metrics: Sequence[MetricShape]) -> Exact:
+def exact_of(layout: Layout, metrics: Metrics) -> Exact:
     """Return the places of the words of `secure/exact`.
 
     Args:
@@ -96,16 +105,18 @@ def exact_of(layout: Layout, metrics: Sequence[MetricShape]) -> Exact:
     for tensor in integers_of(layout):
         integers[tensor.name] = slice(position, position + INTEGER_WORDS * tensor.num_elements)
         position = integers[tensor.name].stop
-    for metric in metrics:
+    for metric in (MetricShape(*pair) for pair in metrics):
         sums[metric] = slice(position, position + 1 + metric.length)
         position = sums[metric].stop
     return Exact(slice(0, CANARIES), CANARIES, CANARIES + 1, CANARIES + 2, fills, integers, sums, position)
 
 
-def num_exact(layout: Layout, metrics: Sequence[MetricShape]) -> int:
+def num_exact(layout: Layout, metrics: Metrics) -> int:
     """Return the number of words of `secure/exact`."""
     integers = sum(tensor.num_elements for tensor in integers_of(layout))
-    return CANARIES + 3 + 2 * len(floats_of(layout)) + INTEGER_WORDS * integers + sum(1 + m.length for m in metrics)
+    return (
+        CANARIES + 3 + 2 * len(floats_of(layout)) + INTEGER_WORDS * integers + sum(1 + length for _, length in metrics)
+    )
 
 
 def in_metric_order(lengths: Mapping[str, int] | Iterable[MetricShape]) -> tuple[MetricShape, ...]:
@@ -118,11 +129,11 @@ def in_metric_order(lengths: Mapping[str, int] | Iterable[MetricShape]) -> tuple
     metrics = tuple(MetricShape(*pair) for pair in sorted(pairs))
     total = sum(metric.length for metric in metrics)
     if len(metrics) > METRICS_MAX or total > SUMS_MAX or len({metric.name for metric in metrics}) < len(metrics):
-        raise ValueError(f"{len(metrics)} metrics of {total} sums; allowed: {METRICS_MAX} different of {SUMS_MAX}")
+        raise ValueError(f"{len(metrics)} metrics of {total} sums, allowed: {METRICS_MAX} different of {SUMS_MAX}")
     for name, length in metrics:
-        if not 1 <= length <= SUMS_MAX or len(name) > NAME_MAX:
+        if not 1 <= length <= SUMS_MAX or not 1 <= len(name) <= NAME_MAX:
             raise ValueError(
-                f"metric {name!r:.220} has {length} sums; allowed: a name of {NAME_MAX} characters, 1 or more"
+                f"metric {name!r:.220} has {length} sums, allowed: 1 or more, and a name of 1 to {NAME_MAX} characters"
             )
     return metrics
 
@@ -138,7 +149,7 @@ def travels(layout: Layout) -> Layout:
     return in_order(layout)
 
 
-def layout_digest(layout: Layout, metrics: Sequence[MetricShape]) -> str:
+def layout_digest(layout: Layout, metrics: Metrics) -> str:
     """Return the SHA-256 of what a secure sum adds, for its terms: names, dtypes and shapes, and the metrics."""
     document = {
         "tensors": [[tensor.name, tensor.dtype, list(tensor.shape)] for tensor in in_order(layout)],

@@ -8,7 +8,6 @@ from functools import cached_property
 from atoll.tensors.layout import Layout
 from atoll.tensors.secure.masked_layout import (
     Exact,
-    MetricShape,
     exact_of,
     floats_of,
     masked_layout,
@@ -30,8 +29,8 @@ class Encoding:
     """e of each float tensor, in the order of `masked_layout.floats_of`: its range is C 2^e."""
     examples_max: float = 0
     """Examples with weight 1; 0: all updates have weight 1."""
-    metrics: tuple[MetricShape, ...] = ()
-    """Metrics of the training whose sums are added, in order."""
+    metrics: tuple[tuple[str, int], ...] = ()
+    """Metrics of the training whose sums are added, each with their number, in order."""
     grid: tuple[int, ...] = ()
     """For tests: the exponent of the step of each float tensor, in place of the ranges. No update is clipped or cut,
     and values are rounded to the nearest, so that the sum has the bits of the plain fold on this grid."""

@@ -1,15 +1,17 @@
 """Secure sums as a user runs them: processes, sockets, certificates, kill -9. The model is the plain one's."""
 
-import json
-import sqlite3
-
 import numpy as np
-import pytest
 
 from atoll.tensors.safetensors_file import read
 from tests.federation.processes import federation
 
-SECURE = {"secure__clip_norm": 1000.0, "round__cohort_size": 4, "round__quorum": 3, "secure__stage_timeout": 20}
+SECURE = {
+    "secure__clip_norm": 1000.0,
+    "secure__examples_max": 1000,
+    "round__cohort_size": 4,
+    "round__quorum": 3,
+    "secure__stage_timeout": 20,
+}
 
 
 def model(it, version):

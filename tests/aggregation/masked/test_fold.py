@@ -1,0 +1,336 @@
+"""The fold of masked updates: against rationals, the plain fold, and itself on other ranks and boxes."""
+
+import math
+from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.aggregation.fold.execution import Execution
+from atoll.aggregation.fold.grid import grid_exponent
+from atoll.aggregation.fold.step import Step
+from atoll.aggregation.masked.fold import NoSum, fold_masked
+from atoll.aggregation.optimizers import FedAdam
+from atoll.aggregation.rules.coordinate import Median, TrimmedMean
+from atoll.aggregation.rules.geometric import GeometricMedian
+from atoll.tensors import safetensors_file
+from atoll.tensors.layout import Tensor
+from atoll.tensors.secure.plan import Vector
+from tests.aggregation.masked.sessions import float_mean, masked_round, split_over_ranks
+from tests.aggregation.models import fold_in
+from tests.aggregation.ranks import on_ranks, write_shards
+from tests.tensors.masked.members import LAYOUT, plan_of, update_of
+
+FLOATS = [tensor.name for tensor in LAYOUT if tensor.dtype == "F32"]
+
+
+def base_of(layout, seed=99):
+    draw = np.random.default_rng(seed)
+    return {
+        t.name: (
+            draw.normal(0, 1, t.shape).astype(np.float32)
+            if t.dtype == "F32"
+            else np.asarray(draw.integers(100, 150, t.shape), {"I64": np.int64, "U8": np.uint8}[t.dtype])
+        )
+        for t in layout
+    }
+
+
+def folded(folder, round_, vector, base, name="out", **options):
+    """Fold in one process; return the pieces, the new values and the outcome."""
+    safetensors_file.write(folder / "base", base, durable=False)
+    done, outcome = fold_masked(
+        folder / "base", round_.sessions, folder / name, vector=vector, durable=False, **options
+    )
+    return done.pieces, safetensors_file.read(folder / name), outcome
+
+
+def members(count, bits=32, seed=0, size=0.1, layout=LAYOUT, **options):
+    plans = []
+    for number in range(count):
+        plan = plan_of(layout, bits, num_examples=10 * (number + 1) + seed, **options)
+        plans.append((plan, update_of(layout, 1000 * seed + number, size)))
+    return plans
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("sizes", [(3,), (4, 3), (3, 5, 3)])
+def test_the_new_version_is_the_base_and_the_mean_of_all_members(tmp_path, bits, sizes):
+    plans = [members(size, bits, seed) for seed, size in enumerate(sizes)]
+    round_ = masked_round(tmp_path, LAYOUT, plans)
+    vector, base = Vector(LAYOUT, plans[0][0][0]), base_of(LAYOUT)
+    _, new, outcome = folded(tmp_path, round_, vector, base)
+    everyone = [each for plan in plans for each in plan]
+    for name in FLOATS:
+        expected = (base[name].astype(np.float64) + float_mean(round_, vector, name)).astype(np.float32)
+        assert np.abs(new[name] - expected).max(initial=0) <= np.spacing(np.abs(expected)).max(initial=0)
+        clipped = [
+            min(1.0, 1.0 / math.sqrt(sum(float((u[n].astype(np.float64) ** 2).sum()) for n in FLOATS)))
+            for _, u in everyone
+        ]
+        total = sum(
+            p.num_examples * factor * u[name].astype(np.float64)
+            for (p, u), factor in zip(everyone, clipped, strict=True)
+        )
+        plain = base[name] + np.asarray(total) / sum(p.num_examples for p, _ in everyone)
+        step = 2.0 ** -(21 if bits == 32 else 43)
+        assert np.abs(new[name] - plain).max(initial=0) <= 4 * step / outcome.weight * len(everyone) + 1e-6
+    for name in ("steps", "small"):
+        weights = [p.weight for p, _ in everyone]
+        for index, value in enumerate(np.asarray(new[name]).reshape(-1).tolist()):
+            total = sum(
+                w * int(np.asarray(u[name]).reshape(-1)[index]) for w, (_, u) in zip(weights, everyone, strict=True)
+            )
+            assert value == int(np.asarray(base[name]).reshape(-1)[index]) + round(Fraction(total, sum(weights)))
+    assert outcome.members == sum(sizes)
+    assert outcome.weight == pytest.approx(sum(p.num_examples for plan in plans for p, _ in plan) / 100, rel=1e-12)
+    assert outcome.statistics == {
+        "loss": (1.5 * sum(sizes), 40.0 * sum(sizes)),
+        "accuracy": (31.0 * sum(sizes), 40.0 * sum(sizes)),
+    }
+    assert not outcome.dropped
+
+
+def test_64_bits_on_the_grid_of_the_plain_fold_have_its_bits(tmp_path):
+    layout = tuple(tensor for tensor in LAYOUT if tensor.name != "empty")
+    updates = [(update_of(layout, seed, 10.0 ** (seed - 2)), 7 + 30 * seed) for seed in range(4)]
+    base, total = base_of(layout), sum(weight for _, weight in updates)
+    floats = sorted(tensor.name for tensor in layout if tensor.dtype == "F32")
+    grid = tuple(
+        grid_exponent(float(max(np.abs(u[name]).max() for u, _ in updates)), total_weight=total, count=4) - 10
+        for name in floats
+    )
+    options = {"clip_norm": 1e30, "examples_max": 1024, "grid": grid, "exponents": ()}
+    plans = [(plan_of(layout, 64, num_examples=weight, **options), update) for update, weight in updates]
+    for groups in ([plans], [plans[:2], plans[2:]]):
+        round_ = masked_round(tmp_path, layout, groups)
+        (tmp_path / "secure").mkdir(exist_ok=True)
+        _, new, _ = folded(tmp_path / "secure", round_, Vector(layout, plans[0][0]), base)
+        (tmp_path / "grid").mkdir(exist_ok=True)
+        plain = fold_in(tmp_path / "grid", base, updates)
+        for name in new:
+            assert np.array_equal(new[name], plain[name]), name
+
+
+@given(
+    sizes=st.lists(st.integers(3, 5), min_size=1, max_size=2),
+    bits=st.sampled_from([32, 64]),
+    seed=st.integers(0, 2**20),
+    ranks=st.integers(2, 4),
+    tile=st.sampled_from([7, 64, None]),
+)
+@settings(max_examples=25, deadline=None)
+def test_boxes_ranks_tiles_and_threads_change_no_bit(tmp_path_factory, sizes, bits, seed, ranks, tile):
+    folder = tmp_path_factory.mktemp("ranks")
+    layout = (*LAYOUT, Tensor("big", "F32", (3, 4, 5)))
+    plans = [members(size, bits, number + seed, 0.05, layout) for number, size in enumerate(sizes)]
+    round_, vector, base = masked_round(folder, layout, plans, seed), Vector(layout, plans[0][0][0]), base_of(layout)
+    pieces, new, outcome = folded(folder, round_, vector, base, execution=Execution(2, tile_elements=tile))
+    write_shards(folder / "base", vector.layout, ranks, lambda rank: folder / f"b{rank}")
+    held = [split_over_ranks(session, ranks, seed + number) for number, session in enumerate(round_.sessions)]
+
+    def work(exchange):
+        rank = exchange.rank
+        return fold_masked(
+            folder / f"b{rank}",
+            [of_ranks[rank] for of_ranks in held],
+            folder / f"o{rank}",
+            vector=vector,
+            exchange=exchange,
+            execution=Execution(2, tile_elements=tile),
+            durable=False,
+        )
+
+    results = on_ranks(ranks, work)
+    assert tuple(piece for done, _ in results for piece in done.pieces) == pieces
+    assert all(found == outcome for _, found in results)
+    assert set(new) == {tensor.name for tensor in layout}
+
+
+def test_a_session_that_is_too_long_is_dropped_alone_and_named(tmp_path):
+    """A member that does not clip, and claims that it did: its session alone does not count."""
+    plans = [members(3, seed=number) for number in range(3)]
+    plans[1][2] = (plans[1][2][0], {**plans[1][2][1], "b": np.full(5, -100.0, np.float32)})
+    round_ = masked_round(tmp_path, LAYOUT, plans)
+    vector, base = Vector(LAYOUT, plans[0][0][0]), base_of(LAYOUT)
+    honest = folded(tmp_path, round_, vector, base)
+    assert not honest[2].dropped  # it is clipped, as it should be
+    _with_words(tmp_path, round_, vector, 1, 2, lambda words: {**words, "b": np.full(5, -(2**20) * 40, np.int32)})
+    _, new, outcome = folded(tmp_path, round_, vector, base)
+    assert list(outcome.dropped) == [1]
+    assert "its norm is" in outcome.dropped[1]
+    assert outcome.members == 6
+    for name in FLOATS:
+        expected = (base[name].astype(np.float64) + float_mean(round_, vector, name, [0, 2])).astype(np.float32)
+        assert np.abs(new[name] - expected).max(initial=0) <= np.spacing(np.abs(expected)).max(initial=0)
+
+
+def _with_words(folder, round_, vector, number, index, change):
+    """Replace the masked update of a member by one of other words, under the same masks."""
+    session = round_.sessions[number]
+    update = session.updates[index]
+    position, old = update.data_start, update.path.read_bytes()
+    words = change(round_.words[number][index])
+    out = bytearray(old)
+    for piece in update.pieces:
+        dtype = np.uint32 if piece.dtype == "I32" else np.uint64
+        masked = np.frombuffer(old, dtype, piece.num_elements, position)
+        before = np.ascontiguousarray(round_.words[number][index][piece.tensor]).reshape(-1).view(dtype)
+        after = np.ascontiguousarray(words[piece.tensor]).reshape(-1).view(dtype)
+        out[position : position + piece.num_bytes] = (masked - before + after).tobytes()
+        position += piece.num_bytes
+    update.path.write_bytes(bytes(out))
+
+
+@pytest.mark.parametrize("place", ["weight", "members", "within"])
+def test_a_sum_of_impossible_counts_is_dropped(tmp_path, place):
+    plans = [members(3, seed=number) for number in range(2)]
+    round_ = masked_round(tmp_path, LAYOUT, plans)
+    vector, base = Vector(LAYOUT, plans[0][0][0]), base_of(LAYOUT)
+
+    def lie(words):
+        exact = words["secure/exact"].copy()
+        exact[getattr(vector.exact, place)] = 2**54
+        return {**words, "secure/exact": exact}
+
+    _with_words(tmp_path, round_, vector, 0, 1, lie)
+    _, _, outcome = folded(tmp_path, round_, vector, base)
+    assert list(outcome.dropped) == [0]
+
+
+def test_a_missing_member_or_stream_drops_the_session_and_none_left_is_no_version(tmp_path):
+    plans = [members(3, seed=number) for number in range(2)]
+    round_ = masked_round(tmp_path, LAYOUT, plans)
+    vector, base = Vector(LAYOUT, plans[0][0][0]), base_of(LAYOUT)
+    first, second = round_.sessions
+    round_.sessions = [replace(first, updates=first.updates[1:]), second]
+    _, _, outcome = folded(tmp_path, round_, vector, base)
+    assert outcome.dropped.keys() == {0}
+    assert "canaries" in outcome.dropped[0]
+    round_.sessions = [
+        replace(first, streams=first.streams[1:]),
+        replace(second, streams=((bytes(32), 1), *second.streams)),
+    ]
+    with pytest.raises(
+        NoSum, match=r"no secure sum of the round counts: session 0: its canaries.*; session 1"
+    ) as caught:
+        folded(tmp_path, round_, vector, base, "none")
+    assert caught.value.dropped.keys() == {0, 1}
+    assert not (tmp_path / "none").exists()
+    assert not [path for path in tmp_path.iterdir() if "part" in path.name]
+
+
+def test_keys_are_in_no_text(tmp_path):
+    plans = [members(3)]
+    session = masked_round(tmp_path, LAYOUT, plans).sessions[0]
+    assert "streams" not in repr(session)
+    for key, _ in session.streams:
+        assert key.hex() not in repr(session)
+        assert repr(key) not in repr(session)
+
+
+@pytest.mark.parametrize("rule", [Median(), TrimmedMean(1)])
+def test_a_rule_reduces_the_means_of_sessions(tmp_path, rule):
+    plans = [members(3, seed=number) for number in range(4)]
+    round_ = masked_round(tmp_path, LAYOUT, plans)
+    vector, base = Vector(LAYOUT, plans[0][0][0]), base_of(LAYOUT)
+    _, new, _ = folded(tmp_path, round_, vector, base, step=Step(rule=rule))
+    for name in FLOATS:
+        rows = np.sort([float_mean(round_, vector, name, [number]) for number in range(4)], axis=0)
+        expected = base[name] + (rows[1] + rows[2]) / 2
+        assert np.abs(new[name] - expected).max(initial=0) <= 1e-6
+
+
+def test_a_rule_that_needs_more_sessions_or_whole_updates_is_refused(tmp_path):
+    plans = [members(3, seed=number) for number in range(2)]
+    round_ = masked_round(tmp_path, LAYOUT, plans)
+    vector, base = Vector(LAYOUT, plans[0][0][0]), base_of(LAYOUT)
+    with pytest.raises(ValueError, match="2"):
+        folded(tmp_path, round_, vector, base, step=Step(rule=TrimmedMean(1)))
+    with pytest.raises(ValueError, match="shows no single update"):
+        folded(tmp_path, round_, vector, base, step=Step(rule=GeometricMedian()))
+
+
+def test_the_server_optimizer_moves_by_the_mean(tmp_path):
+    plans = [members(3)]
+    round_ = masked_round(tmp_path, LAYOUT, plans)
+    vector, base = Vector(LAYOUT, plans[0][0][0]), base_of(LAYOUT)
+    after = {slot: tmp_path / slot for slot in FedAdam().slots}
+    _, new, _ = folded(tmp_path, round_, vector, base, step=Step(FedAdam(), frozenset({"a.w"}), after=after))
+    mean = float_mean(round_, vector, "a.w")
+    state = {slot: np.full(mean.shape, FedAdam().init(slot)) for slot in FedAdam().slots}
+    expected = FedAdam().apply(base["a.w"].astype(np.float64), mean, state)
+    assert np.abs(new["a.w"] - expected).max() <= 1e-6
+    assert np.array_equal(new["b"], (base["b"] + float_mean(round_, vector, "b")).astype(np.float32))
+
+
+@pytest.mark.parametrize("change", ["dtype", "name", "missing", "codec"])
+def test_an_update_of_another_layout_is_refused(tmp_path, change):
+    plans = [members(3)]
+    round_ = masked_round(tmp_path, LAYOUT, plans)
+    vector, base = Vector(LAYOUT, plans[0][0][0]), base_of(LAYOUT)
+    session = round_.sessions[0]
+    update = session.updates[0]
+    place = [piece.tensor for piece in update.pieces].index("b")
+    pieces = [*update.pieces]
+    if change == "missing":
+        del pieces[place]
+    else:
+        wrong = {"dtype": {"dtype": "F32"}, "name": {"tensor": "c"}, "codec": {"codec": "bf16", "encoded_bytes": 20}}
+        pieces[place] = replace(pieces[place], **wrong[change])
+    round_.sessions[0] = replace(session, updates=(replace(update, pieces=tuple(pieces)), *session.updates[1:]))
+    with pytest.raises(ValueError, match=r"the sum has|not all of the 5 tensors of the sum"):
+        folded(tmp_path, round_, vector, base)
+
+
+def test_ranges_adapt_until_the_worst_tensor_is_right(tmp_path):
+    """Tensors of very different sizes: from the fourth round on each has a relative error of at most 5e-4."""
+    layout = tuple(Tensor(name, "F32", (2000,)) for name in ("a", "b", "c"))
+    sizes, exponents, errors = {"a": 1e-2, "b": 1e-4, "c": 3e-6}, (0, 0, 0), []
+    for number in range(6):
+        plans = []
+        for member in range(5):
+            draw = np.random.default_rng(10 * number + member)
+            update = {name: draw.normal(size, size, 2000).astype(np.float32) for name, size in sizes.items()}
+            plans.append((plan_of(layout, exponents=exponents, num_examples=100), update))
+        round_, vector = masked_round(tmp_path, layout, [plans]), Vector(layout, plans[0][0])
+        _, new, outcome = folded(tmp_path, round_, vector, {name: np.zeros(2000, np.float32) for name in sizes})
+        exponents = outcome.exponents
+        worst = 0.0
+        for name in sizes:
+            right = np.mean([update[name].astype(np.float64) for _, update in plans], axis=0)
+            worst = max(worst, float(np.linalg.norm(new[name] - right) / np.linalg.norm(right)))
+        errors.append(worst)
+    assert errors[0] > 1e-2
+    assert max(errors[3:]) <= 5e-4
+    assert exponents[2] < exponents[1] < exponents[0] <= 0
+
+
+def test_one_value_grows_beyond_the_range_and_the_range_follows(tmp_path):
+    layout = (Tensor("a", "F32", (50,)),)
+    exponents, found = (-9,), []
+    for _ in range(4):
+        plans = [(plan_of(layout, exponents=exponents), {"a": np.full(50, 0.1, np.float32)}) for _ in range(3)]
+        round_, vector = masked_round(tmp_path, layout, [plans]), Vector(layout, plans[0][0])
+        _, new, outcome = folded(tmp_path, round_, vector, {"a": np.zeros(50, np.float32)})
+        exponents = outcome.exponents
+        found.append((exponents[0], float(new["a"].max())))
+    assert [exponent for exponent, _ in found] == [-7, -5, -3, -3]  # 40 of 100 examples: 0.04 > 2^-5
+    assert found[-1][1] == pytest.approx(0.1, rel=1e-3)
+
+
+def test_a_fold_that_is_broken_off_leaves_nothing(tmp_path):
+    plans = [members(3)]
+    round_ = masked_round(tmp_path, LAYOUT, plans)
+
+    def stop():
+        raise InterruptedError
+
+    with suppress(InterruptedError):
+        folded(tmp_path, round_, Vector(LAYOUT, plans[0][0][0]), base_of(LAYOUT), execution=Execution(between=stop))
+    assert not (tmp_path / "out").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "plain", "encoded", "masked", "s0m0", "s0m1", "s0m2"}
