@@ -112,7 +112,7 @@ class CustomOptimizer(Guarded):
 
         Args:
             gram: (K, K).
-            place: with the shares (K), without a tensor.
+            place: the place, with the shares (K), without a tensor.
         """
         prepared: Block = self.call("prepare", gram.copy(), place=place, into=_numbers)
         again: Block = self.call("prepare", gram.copy(), place=place, into=_numbers)

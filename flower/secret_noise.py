@@ -47,7 +47,7 @@ class FlowerNoise:
 
         Args:
             source: returns the generator of the job's noise; None: there is no secret.
-            seed: of the generators, unless the app draws noise from a secret; None: they are seeded already.
+            seed: the seed of the generators, unless the app draws noise from a secret; None: they are seeded already.
         """
         self._source, self._is_seeded, self._is_loading = source, False, False
         if seed is not None:

@@ -71,7 +71,7 @@ class ServerHost:
     Args:
         app: the app.
         run_config: its run config.
-        noise: of its `main()`; None: there is no secret.
+        noise: the noise of its `main()`; None: there is no secret.
         run_id: the number of the run.
     """
 

@@ -70,7 +70,7 @@ class Digests:
     """The SHA-256 of files in a folder that do not change once they are written: each file is read once.
 
     Args:
-        folder: of the files.
+        folder: the folder of the files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +81,7 @@ class Digests:
         """Return the digest of each file by its name, relative to the folder; forget all others.
 
         Args:
-            names: of the files.
+            names: the names of the files.
             written: the names of files that were written again since the last call.
 
         Raises:

@@ -133,7 +133,7 @@ class Algorithm:
         """Return a client's first state; its names, shapes and dtypes do not depend on values.
 
         Args:
-            model: with the version that the client trains from.
+            model: the model, with the version that the client trains from.
         """
         return {}
 
@@ -144,9 +144,9 @@ class Algorithm:
         """Return the loss whose gradient is taken.
 
         Args:
-            client: with the batch, `inputs` and `targets`.
+            client: the client, with the batch, `inputs` and `targets`.
             loss: the task's loss of the batch, which is reported in any case.
-            outputs: of the model.
+            outputs: the outputs of the model.
         """
         return loss
 
@@ -154,8 +154,8 @@ class Algorithm:
         """Return the gradients for the optimizer's step, before they are clipped.
 
         Args:
-            client: with the batch.
-            gradients: of `loss`, with the term of `local.prox_mu`, by parameter; zeros of a parameter without one.
+            client: the client, with the batch.
+            gradients: the gradient of `loss` and the term of `local.prox_mu` by parameter; zeros if it has none.
         """
         return gradients
 

@@ -131,7 +131,7 @@ def with_values(
 
     Args:
         defaults: the declared values, whose types the others must have; None: all are allowed.
-        values: of the declared types, or their text from a command line.
+        values: the values of the declared types, or their text from a command line.
         where: the name of the table, for the messages.
         declared_by: the place where the task declares them, for the messages.
 

@@ -91,8 +91,8 @@ def tried(metric: "Metric | Callable[..., Any]", outputs: Any, targets: Any, roo
 
     Args:
         metric: a plain function, or a `Metric`.
-        outputs: of the model, without gradients.
-        targets: of the same batch.
+        outputs: the outputs of the model, without gradients.
+        targets: the targets of the same batch.
         room: the number of sums that the metrics before it have left.
     """
     try:
@@ -160,7 +160,7 @@ def contract_fault(metric: "Metric | Callable[..., Any] | None", sums: Sequence[
 
     Args:
         metric: the metric that returned the sums.
-        sums: of at least one batch.
+        sums: the sums of at least one batch.
         room: the number of sums that the metrics before it have left.
     """
     if len(sums) > room:

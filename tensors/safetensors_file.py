@@ -147,8 +147,8 @@ def write(
     """Write arrays that are in memory, atomically and, unless durable=False, durably.
 
     Args:
-        path: of the file; an older one is replaced.
-        arrays: by name.
+        path: the path of the file; an older one is replaced.
+        arrays: the arrays, by name.
         dtypes: safetensors names of the arrays whose numpy dtype does not tell it: BF16 for the bits of bfloat16.
         metadata: free text for the header.
         piece_bytes: the largest size of a piece (`pieces.cut`); left out: each tensor is one piece.
@@ -192,7 +192,7 @@ def read_into(buffer: NDArray[Any], source: int | bytes, position: int, *, path:
     Args:
         buffer: the array.
         source: a descriptor of an open file, or all bytes of such a file.
-        position: of the first byte.
+        position: the position of the first byte.
         path: the name of the source in errors.
 
     Raises:

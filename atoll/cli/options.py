@@ -62,7 +62,9 @@ Insecure = Annotated[
     bool | None,
     typer.Option("--insecure", help="Use no certificates and no encryption; loopback only.", show_default=False),
 ]
-Follow = Annotated[bool, typer.Option("--follow", help="Go on, and print what happens as it happens; Ctrl-C ends it.")]
+Follow = Annotated[
+    bool, typer.Option("--follow", help="Keep running, and print the events as they happen; Ctrl-C stops it.")
+]
 Run = Annotated[
     str,
     typer.Option(

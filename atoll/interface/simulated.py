@@ -183,7 +183,7 @@ class SimulatedRun:
             if wanted > newest:
                 cause = f": {self.result['cause']}" if self.result.get("cause") else ""
                 raise AtollError(f"version {wanted} was not made: the run is {self.state} at version {newest}{cause}")
-            raise AtollError(f"version {wanted} is not kept (there: {listed}); model.keep_versions keeps more")
+            raise AtollError(f"version {wanted} is not kept (available: {listed}); model.keep_versions keeps more")
         arrays = safetensors_file.read(folder / f"{wanted:06d}.safetensors")
         return {name: array for name, array in arrays.items() if not name.startswith(BESIDE)}
 

@@ -77,7 +77,7 @@ def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overri
     from atoll.parallel.engine.mesh import parse_mesh
 
     if not isinstance(mesh, str | None):
-        raise AtollError(f'mesh: got {mesh!r}; allowed: a text, such as "dp=2", or None')
+        raise AtollError(f'mesh: got {mesh!r}; allowed: a string, such as "dp=2", or None')
     try:
         num_ranks = 1 if mesh is None else parse_mesh(mesh, replicate=True).size
     except ValueError as error:
@@ -167,7 +167,7 @@ class Training:
         names = {"newest": "model.safetensors", "best": "best.safetensors"}
         if not isinstance(version, str) or version not in names or not (path := self.folder / names[version]).exists():
             there = [name for name, file in names.items() if (self.folder / file).exists()]
-            raise AtollError(f"version: got {version!r}; there: {', '.join(there) or 'none'}")
+            raise AtollError(f"version: got {version!r}; available: {', '.join(there) or 'none'}")
         return safetensors_file.read(path)
 
     def plot(self, metric: str | None = None) -> Any:

@@ -28,7 +28,7 @@ class Ended(Exception):
 
 
 class Ending:
-    """Request of another thread to stop following, obeyed within one look at the journal."""
+    """A request of another thread to stop following, obeyed at the next read of the journal."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()

@@ -151,7 +151,7 @@ def _of_a_coordinator_alone(overrides: list[str]) -> list[str]:
 def note_unused(file: SimulationFile, what: str) -> None:
     """Log the settings of a TOML that are for a coordinator's process, which a simulated run does not have."""
     used = [key.removeprefix("coordinator.") for key in OF_A_COORDINATOR]
-    note_unused_settings(file, what, used=used, why=f"{NO_COORDINATOR}; `model.keep_versions` is of the run")
+    note_unused_settings(file, what, used=used, why=f"{NO_COORDINATOR}; `model.keep_versions` is a setting of the run")
 
 
 def _sets_kind(what: str, overrides: list[str]) -> bool:

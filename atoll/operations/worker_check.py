@@ -26,7 +26,7 @@ def worker_of(
     """Provide a worker process of a task, not started yet; it ends with the block, without leaving files.
 
     Args:
-        reference: of the task.
+        reference: the reference of the task.
         site: the owner of the data; None: the coordinator.
         options: a run's values for the task.
         settings: the site's settings.
@@ -49,7 +49,7 @@ def check_in_worker(reference: str, *, site: str, what: str = "", is_tried: bool
     """Check that a worker process can load a task of a site.
 
     Args:
-        reference: of the task.
+        reference: the reference of the task.
         site: the owner of the data.
         what: the beginning of each fault.
         is_tried: read its data, too, and try a batch, as an agent does when it starts.

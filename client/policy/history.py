@@ -233,7 +233,7 @@ class PolicyHistory:
             run_id: id of the run.
             standing: the operator's decision.
             at: seconds since the epoch.
-            fingerprint: of the terms that the operator saw; empty: any.
+            fingerprint: the fingerprint of the terms that the operator saw; empty: any.
 
         Raises:
             NoSuchRun: the run has never asked.

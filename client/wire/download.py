@@ -55,7 +55,7 @@ async def download(
     Args:
         channel: to the coordinator or an aggregation rank.
         run_id: run of the version.
-        digest: of the version's manifest.
+        digest: the digest of the version's manifest.
         partial: receives the bytes.
 
     Raises:

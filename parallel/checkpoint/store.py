@@ -64,7 +64,7 @@ def damage(path: Path, share: int = 0, num_shares: int = 1) -> list[str]:
     """List the faults of a checkpoint's files, by their names; empty: all have the bytes that were written.
 
     Args:
-        path: of the checkpoint.
+        path: the path of the checkpoint.
         share: the index of the files to read, of `num_shares` that together have all of them.
         num_shares: the number of processes that divide the reading.
     """
@@ -188,7 +188,7 @@ class Store:
         """Give the complete checkpoint of a step its final name, and delete the expired ones.
 
         Args:
-            step: of the checkpoint, whose other files lie in `temporary`.
+            step: the step of the checkpoint, whose other files lie in `temporary`.
             about: the description of the checkpoint.
             digests: the SHA-256 of each of these files, by name.
 

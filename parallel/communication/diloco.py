@@ -61,7 +61,7 @@ class DiLoCo:
             self.flush(parameters)
 
     def flush(self, parameters: Parameters) -> None:
-        """Take the outer step on the movement since the last one: in between, after fewer than H steps."""
+        """Take the outer step early: on the movement since the last outer step, after fewer than H inner steps."""
         if not self._are_apart or self._optimizer is None:
             return
         shards = local_shards(parameters)

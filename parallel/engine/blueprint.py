@@ -98,7 +98,7 @@ def blueprint_of(model: nn.Module) -> Blueprint:
 
 
 def _planned_weights(model: nn.Module, names: Sequence[str]) -> dict[str, float]:
-    """Return the costs of the modules around the layers: by their parameters, but a table of words is only read."""
+    """Return the costs of the modules around the layers by their parameters; embedding tables are not counted."""
     modules = {name: model.get_submodule(name) for name in names}
     layers = [layer for module in modules.values() if isinstance(module, nn.ModuleList) for layer in module]
     of_layer = sum(map(_num_multiplied, layers)) / max(1, len(layers))

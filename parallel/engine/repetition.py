@@ -55,7 +55,7 @@ class Repetition:
 
     Args:
         block: whose passes are repeated.
-        name: of the block, for a refusal.
+        name: the name of the block, for a refusal.
     """
 
     def __init__(self, block: nn.Module, name: str) -> None:
@@ -72,7 +72,7 @@ class Repetition:
         return is_due(self._seen + 1)
 
     def whole(self) -> AbstractContextManager[Any]:
-        """Return the context of a checkpoint: the repetition of a pass that is due gets as far as the outputs."""
+        """Return the context of torch's checkpoint, in which an examined pass is recomputed up to its outputs."""
         return set_checkpoint_early_stop(False) if self.is_due and torch.is_grad_enabled() else nullcontext()
 
     def watched(self, forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,9 +30,9 @@ class Ties:
 
     Args:
         tied: as `tied_names` of the whole model.
-        places: by name, the rank on the `pp` axis that has its stage.
+        places: for each name, the rank on the `pp` axis that has its stage.
         parts: the stages of this rank, each with parameters under the names of the whole model.
-        axes: of the mesh.
+        axes: the axes of the mesh.
     """
 
     def __init__(

@@ -30,9 +30,9 @@ def faults_of_mesh(task: Task, local: Local, algorithm: str, plan: Plan) -> list
     """Return the reasons why a mesh cannot do a task's local training, one sentence each.
 
     Args:
-        task: with the options of the run.
+        task: the task, with the options of the run.
         local: the settings of a round.
-        algorithm: of the run.
+        algorithm: the algorithm of the run.
         plan: the parallelism of the site.
     """
     faults = [*_faults_of_task(task), *_faults_of_plan(local, algorithm, plan)]

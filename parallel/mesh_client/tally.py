@@ -27,9 +27,9 @@ class Tally:
     The ranks of a tensor group see the same, so only the first counts.
 
     Args:
-        task: for loss, metrics and units.
-        plan: of the mesh.
-        axes: of the mesh; None: this rank is alone.
+        task: the task, for loss, metrics and units.
+        plan: the plan of the mesh.
+        axes: the axes of the mesh; None: this rank is alone.
         ranks: to add up the sums.
     """
 

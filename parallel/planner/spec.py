@@ -17,7 +17,7 @@ def parse(kind: type[Kind], presets: Mapping[str, Kind], text: str, *, what: str
 
     Args:
         kind: a frozen dataclass; fields without a default are required.
-        presets: by name.
+        presets: the presets, by name.
         text: numbers as 80e9 or 128, plain words, true and false.
         what: the name of the thing, for the faults.
 

@@ -43,7 +43,7 @@ class Saver:
         settings: as `settings_of`; a folder whose training has other settings is refused.
         engine: the engine, whose state is saved.
         carried: further objects with a state, by name.
-        seed: for random numbers on another mesh.
+        seed: the seed, for random numbers on another mesh.
         rows: what the training reads, the same on all ranks.
     """
 

@@ -19,8 +19,8 @@ from atoll.task.randomness import seeded
 from atoll.training.trials.trial import undone
 
 OWN_EXAMPLES = (
-    "a pass leaves values there that depend on its examples, and each rank sees others, so {mesh} cannot compute what "
-    "one process does: train in one process, or on a mesh of tp alone"
+    "a pass leaves values there that depend on its examples, and each rank sees different ones, so {mesh} cannot "
+    "compute what one process does: train in one process, or on a mesh of tp alone"
 )
 """The end of a refusal."""
 

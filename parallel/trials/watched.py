@@ -117,7 +117,7 @@ def borrowed_blocks(model: nn.Module, block_names: Iterable[str], run: Callable[
 
     Args:
         model: whose blocks are watched; on `meta` or not.
-        block_names: of the blocks (`blueprint.blocks`); a parameter of several belongs to the last one.
+        block_names: the names of the blocks (`blueprint.blocks`); a parameter of several belongs to the last one.
         run: () -> the outputs of the pass.
     """
     blocks = {name: model.get_submodule(name) for name in block_names}

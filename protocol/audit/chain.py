@@ -140,7 +140,7 @@ def archive_event(at: str, actor: str, role: str, archived: tuple[int, int], hea
         actor: its actor.
         role: the actor's role.
         archived: number of the first archived line, and of the faults in the archived lines, which end before the head.
-        head: of the log.
+        head: the head of the log.
     """
     first, num_faults = archived
     outcome = f"with {count_of(num_faults, 'fault')}" if num_faults else "ok"

@@ -48,7 +48,7 @@ class Membership:
         """Enrol with a join code, or continue with the credential in the folder.
 
         Args:
-            folder: of the credential.
+            folder: the folder of the credential.
             identity: that the process must have.
             join: the join code; ignored when it was used here before.
             coordinator: its address; empty: the address from the enrolment.

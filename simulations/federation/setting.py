@@ -121,7 +121,7 @@ def populated(
         return population.task, num_examples, population, population.notes
     if file.population.kind != "natural":
         raise ConfigError(
-            [f"population: kind {file.population.kind!r} deals a Task's data; an ArrayTask reads its data itself"]
+            [f"population: kind {file.population.kind!r} splits a Task's data; an ArrayTask reads its data itself"]
         )
     count = getattr(task, "num_examples", None)
     sites = tuple(getattr(task, "sites", ()))

@@ -55,8 +55,8 @@ def decode_range(codec: Codec, num_elements: int, start: int, stop: int, read: R
     Memory is the result and a few chunks. Each chunk that the range meets is read and checked whole.
 
     Args:
-        codec: of the tensor.
-        num_elements: of the tensor.
+        codec: the codec of the tensor.
+        num_elements: the number of elements of the tensor.
         start: the first element.
         stop: the element after the last one.
         read: returns bytes of the tensor's chunks; position 0 is the first byte of the first chunk.

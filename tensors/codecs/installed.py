@@ -77,7 +77,7 @@ def opened(name: str) -> "CustomCodec":
 
 
 def name_for(setting: str, options: Mapping[str, Any]) -> str:
-    """Return the name on the wire of the codec of a setting; while it is not open, the setting itself."""
+    """Return the codec's name on the wire for a setting; until the codec is opened, the setting itself."""
     codec = _BY_SETTING.get((setting, _as_json(options)))
     return setting if codec is None else codec.name
 

@@ -59,9 +59,9 @@ def write_encoded(
     """Write an update that is in memory; its file and the residual's appear whole, and are not synced.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         update: float32 and integer arrays by name.
-        codec: of the float tensors.
+        codec: the codec of the float tensors.
         rng: the only source of randomness: the same update, residual and seed give the same bytes.
         plain: names of float tensors that are not encoded.
         feedback: the residuals of a biased codec; None: no residual is added, and the remainder is dropped.

@@ -153,7 +153,7 @@ class UpdateReader:
         Memory is a small multiple of the block. Each box that the block meets costs one read.
 
         Args:
-            tensor: of the elements.
+            tensor: the tensor of the elements.
             start: the first element.
             stop: the element after the last one.
             out: (stop - start) contiguous, of the dtype of the result, or of `stored_dtype`: receives the block, and is

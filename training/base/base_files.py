@@ -55,7 +55,7 @@ class Stored:
 
         Args:
             box: one slice of each axis.
-            into: of the box's shape.
+            into: a tensor of the box's shape.
         """
         with torch.no_grad():
             for rows, values in self.blocks(box):

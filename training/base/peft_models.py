@@ -26,7 +26,7 @@ def adapter_of(model: torch.nn.Module, travelling: Iterable[str]) -> Adapter | N
     """Return the note on the active adapter of a model that is or contains a `PeftModel`, or None.
 
     Args:
-        model: of the task.
+        model: the model of the task.
         travelling: the names of its tensors that travel.
     """
     found = _peft_model(model)

@@ -71,7 +71,7 @@ class Division:
 
         Args:
             tree: the inputs or targets.
-            name: of the tree, for errors.
+            name: the name of the tree, for errors.
 
         Raises:
             Undivided: some part of it has neither a row nor an entry for each example, or it is not clear which.

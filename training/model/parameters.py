@@ -82,16 +82,16 @@ def aliases_of(model: torch.nn.Module) -> dict[str, list[str]]:
 def travel_fault(name: str, tensor: Any) -> str | None:
     """Return the reason why an entry of a state_dict cannot be exchanged, with the way out, or None."""
     if not isinstance(tensor, torch.Tensor):
-        return f"{name} is a {type(tensor).__name__}, and only tensors can travel"
+        return f"{name} is a {type(tensor).__name__}, and only tensors can be exchanged"
     if is_lazy(tensor):
         return f"{name} has no shape yet: call the lazy module with an example in task.model(), before it is returned"
     if tensor.layout != torch.strided:
-        return f"{name} is {tensor.layout}, and only dense tensors can travel: use to_dense()"
+        return f"{name} is {tensor.layout}, and only dense tensors can be exchanged: use to_dense()"
     if tensor.dtype not in _FLOATS + _INTEGERS:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _FLOATS + _INTEGERS)
         return (
             f"{name} is {tensor.dtype} (allowed: {allowed}; model.float() converts floats, and a buffer of "
-            "register_buffer(..., persistent=False) stays out of the model that travels)"
+            "register_buffer(..., persistent=False) is not exchanged)"
         )
     return None
 
@@ -146,8 +146,8 @@ def value_fault(name: str, tensor: torch.Tensor) -> str | None:
     if torch.isfinite(tensor.detach().float()).all():
         return None
     return (
-        f"{name} starts with NaN, infinite values or values beyond float32, and only finite numbers travel (a "
-        "constant, such as a mask, stays out of the model that travels with register_buffer(..., persistent=False))"
+        f"{name} starts with NaN, infinite values or values beyond float32, and only finite numbers are exchanged (a "
+        "constant, such as a mask, is not exchanged with register_buffer(..., persistent=False))"
     )
 
 

@@ -257,7 +257,7 @@ def _by_torch(path: Path, names: list[str]) -> Arrays:
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in names}
     if odd := [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if not tensor.dtype.is_floating_point]:
-        raise StartRefused(f"{path}: {listed(odd)}, and only floats, integers and bool can travel")
+        raise StartRefused(f"{path}: {listed(odd)}, and only floats, integers and bool can be exchanged")
     return {name: tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
 
 

@@ -101,7 +101,9 @@ def run(
     reference = _reference(folder)
     overrides = [*overrides, *(["program.native=true"] if native else [])]
     if simulate and again:
-        raise CommandError("--again is of a run by processes: leave it out, or name another folder by --out")
+        raise CommandError(
+            "--again applies only to a run in processes: leave it out, or name another folder with --out"
+        )
     if simulate:
         from atoll.cli.experiments.simulate import simulate_as_asked
         from atoll.operations.requests import SimulateRequest

@@ -283,7 +283,7 @@ def _identity(role: Role, name: str) -> "Identity":
 
 
 def _spare_others(folder: Path, identity: "Identity") -> None:
-    """Refuse a folder whose key would be lost: that of an authority, or of another identity, unless it has expired."""
+    """Refuse a folder whose key would be lost: an authority's, or an unexpired key of another identity."""
     from atoll.protocol.identity.credential import Credential, CredentialError, spare_authority
 
     spare_authority(folder)
@@ -322,7 +322,7 @@ def _print(authority: "Authority", folder: Path, *, json: bool) -> None:
 
 
 def _next(authority: "Authority", folder: Path) -> dict[str, object] | None:
-    """Return the next authority, with the times of its beginning; None: there is none."""
+    """Return the authority that will replace this one, with the times at which it takes effect; None: there is none."""
     from atoll.protocol.identity.certificates import fingerprint, read_certificates
     from atoll.protocol.identity.credential import CERTIFICATE
     from atoll.server.identity.succession import NEXT
