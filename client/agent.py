@@ -383,7 +383,7 @@ class Agent:
             if self._verifier is not None:
                 self._verifier.memory.forget(RunId(run_id))
             self._gate.rollback_taken(run_id)
-            text = "the next round and version of run %s are accepted as its newest, as this site's operator says"
+            text = "the next round and version of run %s are accepted as its newest, as this site's operator decided"
             logger.warning(text, run_id, extra={"run": run_id})
             self._has_declined = True
 

@@ -41,7 +41,7 @@ class AgentWatch:
         config: the agent's settings.
         state: its directory.
         gate: the site's policy.
-        connection: to the coordinator.
+        connection: the connection to the coordinator.
         keeper: renews its credential; None: it has none.
         address: the address of the coordinator.
     """

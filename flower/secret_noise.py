@@ -38,7 +38,7 @@ class FlowerNoise:
         self.load()
 
     def load(self) -> None:
-        """Forget the previous app: the next one is loaded until the first job begins."""
+        """Forget the previous app: until the next job begins, another app is being loaded."""
         self._is_loading, self._is_seeded = True, False
         self._is_drawn = False  # whether the loaded app has a mod or wrapper
 

@@ -118,7 +118,7 @@ def read_sums(folder: Path) -> dict[str, str]:
     found = [_LINE.fullmatch(line) for line in lines[:-1]]
     for number, match in enumerate(found, 1):
         if match is None:
-            raise ValueError(f"line {number} is no SHA-256 with a name")
+            raise ValueError(f"line {number} is not a SHA-256 with a name")
     if lines[-1]:
         raise ValueError(f"it ends within line {len(lines)}")
     return {match[2]: match[1] for match in found if match is not None}

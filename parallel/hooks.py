@@ -27,7 +27,7 @@ from atoll.training.local.client import Tensors, TrainingClient, check_set, form
 
 
 class WholeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The numbers that a hook takes out of a tensor (`item`, `float`, `if`): those of the whole, not of a summand."""
+    """The numbers that a hook takes out of a tensor (`item`, `float`, `if`): of the whole tensor, not of a summand."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a torch operation; `item` of a DTensor returns the number of the whole tensor."""

@@ -109,7 +109,7 @@ class Algorithm:
 
     Two kinds of tensors are kept beside the model, each under its names:
 
-    - `shared` travels with every version and comes back with every update. The coordinator sets it to the mean of the
+    - `shared` is sent with every version and comes back with every update. The coordinator sets it to the mean of the
       clients' returned tensors, with the weights of their updates.
     - `state` stays at the client, and is there again in its next training. It is the state of the last training whose
       update is part of a model: a refused update leaves no trace.

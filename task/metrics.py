@@ -1,7 +1,7 @@
 """Metrics as sufficient statistics: sums that are added over batches, sites and machines before a value is computed.
 
 The mean of the sites' accuracies is wrong if the sites differ in size; the sums (correct, seen) of all sites give the
-accuracy of the pooled data exactly. Statistics are plain tuples of floats by metric name, so that they travel as
+accuracy of the pooled data exactly. Statistics are plain tuples of floats by metric name, so that they are sent as
 values. Sums are correctly rounded (math.fsum), hence independent of the order; sums of whole numbers are exact.
 """
 

@@ -94,7 +94,7 @@ def read_buffers(path: Path) -> frozenset[str]:
     except ValueError as fault:
         raise TensorFileCorrupted(f"{path}: the header's entry {BUFFERS!r} is not JSON") from fault
     if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise TensorFileCorrupted(f"{path}: the header's entry {BUFFERS!r} is no list of names")
+        raise TensorFileCorrupted(f"{path}: the header's entry {BUFFERS!r} is not a list of names")
     return frozenset(names)
 
 
@@ -158,7 +158,7 @@ def write(
         The pieces, in canonical order.
 
     Raises:
-        ValueError: an array's dtype may not travel, or differs from the one in `dtypes`.
+        ValueError: an array's dtype cannot be exchanged, or differs from the one in `dtypes`.
     """
     names = {dtype: name for name, dtype in NUMPY_DTYPES.items() if name != "BF16"}
     tensors = []

@@ -51,7 +51,7 @@ class Command:
     At SIGINT, SIGTERM or SIGHUP the person reads one line, `atoll: stopped by SIGTERM before a round began; nothing was
     written`; there is no traceback, and what the command had opened is closed. A command replaces the handlers while it
     can save its work, and says by `if_stopped` what is true at other times. Whatever exception leaves the block after a
-    signal, the exit code is that of the signal. Without one, an unexpected exception is a bug: traceback, exit code 70,
+    signal, the exit code is the signal's. Without one, an unexpected exception is a bug: traceback, exit code 70,
     recovery by replay.
 
     Python runs a handler between two instructions of the main thread, which may be in a call of C that no signal

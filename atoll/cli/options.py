@@ -87,7 +87,7 @@ def json_only_with(check: bool, json: bool) -> None:
         CommandError: --json without --check.
     """
     if json and not check:
-        raise CommandError("--json prints the settings of --check: add --check, or leave --json out; a log is no JSON")
+        raise CommandError("--json prints the settings of --check: add --check, or leave --json out; a log is not JSON")
 
 
 def between(least: float, most: float = math.inf) -> Callable[[float | None], float | None]:

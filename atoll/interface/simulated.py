@@ -104,7 +104,7 @@ class SimulatedRun:
 
     Args:
         folder: the folder of the run, also one that `atoll simulate --out` has written.
-        notes: what the simulation reported, such as the engine that it chose.
+        notes: the sentences that the simulation reported, such as the engine that it chose.
         is_temporary: the folder is deleted with this object.
         task: the task, with which a comparison counts passes over the data; None: unknown.
         owner: the object with which the folder is deleted; None: there is none.

@@ -44,7 +44,7 @@ def train(
     Args:
         task: the task, or its reference.
         epochs: passes over the pooled data; None: the settings'.
-        steps: optimizer steps; None: those of the epochs.
+        steps: optimizer steps; None: as many as the epochs have.
         mesh: the mesh, such as "dp=2": its ranks are separate processes, for a task in a file; None: this process.
         set: settings of `local`, `train`, `plan` and `task` by their keys, such as `{"train.batch_size": 64}`.
         out: the folder of the training, in which an interrupted one resumes from its newest checkpoint; None: a

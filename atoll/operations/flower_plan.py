@@ -103,7 +103,7 @@ def _no_place_for(settings: Mapping[str, Any], reference: str) -> Sequence[str]:
 def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None = None, is_native: bool = False) -> str:
     """Return the TOML of an app's run: over messages, hosted, or natively.
 
-    Its options are the run config of this copy of the app, so that it is that of each site, whatever its copy says.
+    Its options are the run config of this copy of the app, so that every site has the same, whatever its copy says.
 
     Args:
         reference: the reference of the app.

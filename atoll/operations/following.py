@@ -187,5 +187,5 @@ def documents(parts: Iterable[bytes]) -> Iterator[Document]:
             except ValueError as error:
                 raise CommandError(f"the coordinator's answer is not JSON: {error}") from None
             if not isinstance(found, dict):
-                raise CommandError(f"the coordinator's answer is no object: {bytes(line[:80])!r}")
+                raise CommandError(f"the coordinator's answer is not an object: {bytes(line[:80])!r}")
             yield found

@@ -200,7 +200,7 @@ def note_unused(given: Mapping[str, object], what: str, *, why: str) -> None:
 
 
 def state_of(file: RunFile, what: str, state: Path | None) -> Path:
-    """Return the state directory: that of the option, else that of the run's file, else the default."""
+    """Return the state directory: the option's, else the one in the run's file, else the default."""
     return state or (file.coordinator.state if is_toml(what) else STATE)
 
 
@@ -259,7 +259,7 @@ def _references(file: RunFile) -> dict[str, str]:
 
 
 def _value_at(file: RunFile, key: str) -> str | None:
-    """Return a setting of a simulation; None: the file is that of a deployed run, or does not set it."""
+    """Return a setting of a simulation; None: the file is for a deployed run, or does not set it."""
     table, _, name = key.partition(".")
     value: str | None = getattr(getattr(file, table, None), name, None)
     return value
@@ -354,7 +354,7 @@ def load_user_task(reference: str, *, nodes: int | None = None) -> "Task | Array
         nodes: the number of clients of a Flower app; None: the number of the project's federations, or 10.
 
     Raises:
-        CommandError: what the task's code raised, or that the reference names no task.
+        CommandError: the task's code raised an error, or the reference names no task.
     """
     try:
         with waiting_for(f"the task {reference}", "its file and its libraries are imported"), loading():

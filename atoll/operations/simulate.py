@@ -137,7 +137,7 @@ def load_simulation(request: SimulateRequest) -> SimulationFile:
 
 
 def with_drop_empty(overrides: Sequence[str], drop_empty: bool, **options: object) -> list[str]:
-    """Return the overrides with those of --drop-empty and of other options; errors as in `overriding`."""
+    """Add --drop-empty and the other options to the overrides, and return them; errors as in `overriding`."""
     return overriding(overrides, population__drop_empty=drop_empty or None, **options)
 
 

@@ -30,7 +30,7 @@ def worker_of(
         site: the owner of the data; None: the coordinator.
         options: a run's values for the task.
         settings: the site's settings.
-        python: the interpreter; None: that of this process.
+        python: the interpreter; None: this process's.
     """
     from atoll.training.worker.process import Environment, RunTerms, Worker
 

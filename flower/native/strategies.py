@@ -243,7 +243,7 @@ def _notes(started: Started) -> Iterator[str]:
         yield f"sent as float32, and the app receives them in their own dtype: {some}"
     if whole := [name for name, array in started.arrays.items() if array.dtype.startswith(("int", "uint"))]:
         some = ", ".join(whole[:3])
-        yield f"integers stay integers, their mean is rounded, where Flower makes floats of them: {some}"
+        yield f"integers stay integers, with a rounded mean, where Flower turns them into floats: {some}"
 
 
 _KEPT = ("current_arrays", "momentum_vector", "m_t", "v_t")

@@ -53,7 +53,7 @@ def export_checkpoint(path: Path, out: Path) -> tuple[Piece, ...]:
 
     Raises:
         CheckpointBroken: it does not exist, is not complete, damaged, or cannot be read.
-        ValueError: tensors have dtypes that may not travel; all of them are listed.
+        ValueError: tensors have dtypes that cannot be exchanged; all of them are listed.
         OSError: the file cannot be written.
     """
     with reading(path):
@@ -79,10 +79,10 @@ def export_model(
         parts: the parts of this rank.
         out: the file, which appears complete and durable, or not at all.
         tied: the names of each tied weight of the whole model (`engine.ties.tied_names`).
-        without: the names of tensors that do not travel.
+        without: the names of tensors that are not exchanged.
 
     Raises:
-        CheckpointFailed: the file cannot be written, or a tensor may not travel; on every rank.
+        CheckpointFailed: the file cannot be written, or a tensor cannot be exchanged; on every rank.
     """
     ranks, local = Ranks(), local_state(parts, (), first_names(tied), without)
     try:

@@ -102,7 +102,7 @@ def read_about(path: Path) -> dict[str, Any]:
     """
     if not is_complete(path):
         lacks = ", ".join(_missing(path)) or f"a name like {_name(1)}"
-        raise CheckpointBroken(f"{path} is no complete checkpoint: it has no {lacks}")
+        raise CheckpointBroken(f"{path} is not a complete checkpoint: it has no {lacks}")
     digest = _sums(path)[ABOUT]
     try:
         data = (path / ABOUT).read_bytes()
@@ -115,7 +115,7 @@ def read_about(path: Path) -> dict[str, Any]:
             raise
         raise CheckpointBroken(f"{path / ABOUT} cannot be read: {reason(error)}") from error
     if found != FORMAT:
-        raise CheckpointBroken(f"{path} is of format {found}, this program reads format {FORMAT}")
+        raise CheckpointBroken(f"{path} has format {found}, this program reads format {FORMAT}")
     if path.name != _name(step):
         raise CheckpointBroken(f"{path} has the files of another checkpoint, of step {step}")
     return about
@@ -131,7 +131,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         file = (path / ABOUT).open("rb")
     except OSError as error:
-        raise CheckpointBroken(f"{path} is no complete checkpoint: {error}") from error
+        raise CheckpointBroken(f"{path} is not a complete checkpoint: {error}") from error
     with file:
         if not (_lock(file, fcntl.LOCK_SH) and (path / ABOUT).is_file()):
             raise CheckpointBroken(f"{path} is just being deleted")

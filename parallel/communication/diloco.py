@@ -31,7 +31,7 @@ class DiLoCo:
         every: H >= 1.
         lr: α.
         momentum: μ.
-        wire: dtype in which Δ travels (float16 lost nothing in OpenDiLoCo, 2024); None: that of the parameters.
+        wire: dtype in which Δ is sent (float16 lost nothing in OpenDiLoCo, 2024); None: the parameters' dtype.
     """
 
     def __init__(

@@ -101,7 +101,7 @@ class Loader:
         return self.order.num_steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the remaining batches of the epoch; if there are none, those of the next one."""
+        """Yield the remaining batches of the epoch; if there are none, the batches of the next epoch."""
         if self._step == self._began.num_steps:
             self._epoch, self._step, self._began = self._epoch + 1, 0, self.order
         while self._step < self._began.num_steps:
@@ -175,7 +175,7 @@ class Loader:
         self._source = source
         logger.warning(
             "rows are read when their step needs them, not ahead of it: in the thread that reads ahead a batch fails "
-            "(%s: %.200s), in the training's own it does not; train.workers=1 reads ahead in a process of its own",
+            "(%s: %.200s), in the training's own it does not; train.workers=1 reads ahead in a separate process",
             type(error).__name__,
             error,
         )

@@ -202,7 +202,7 @@ def cut(model: nn.Module, num_stages: int) -> list[list[str]]:
             f"{type(model).__name__} has forward hooks, which each stage would call: register them on a layer"
         )
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"the chain has {', '.join(twice)} more than once; each call needs a name of its own")
+        raise ValueError(f"the chain has {', '.join(twice)} more than once; each call needs a separate name")
     earliest = 0
     if blueprint_of(model).is_planned:
         found = calls(model, names)

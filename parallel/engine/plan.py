@@ -174,7 +174,7 @@ def possible_plans(num_ranks: int, settings: Mapping[str, Any]) -> list[Plan]:
 
     Args:
         num_ranks: the number of ranks of the mesh (>= 1).
-        settings: as of `given_plan`; with `zero` that stage alone.
+        settings: the settings, as for `given_plan`; with `zero` only this ZeRO stage.
 
     Raises:
         ValueError: no mesh has these settings; the message lists the first mesh's faults, separated by "; ".

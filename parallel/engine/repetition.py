@@ -54,7 +54,7 @@ class Repetition:
     """Repetition of one block's passes: the recomputation has the random numbers and state of the first pass.
 
     Args:
-        block: whose passes are repeated.
+        block: the block whose passes are repeated.
         name: the name of the block, for a refusal.
     """
 
@@ -167,7 +167,7 @@ class Repetition:
 
 
 def _sums(outputs: Any) -> list[torch.Tensor]:
-    """Return for each tensor its sum, one with other weights, and that of its absolute values."""
+    """Return for each tensor its sum, a weighted sum, and the sum of its absolute values."""
     found = []
     with torch.no_grad(), _disable_current_modes():  # a kind of recomputation counts the operations
         for tensor in map(local, tensors(outputs)):

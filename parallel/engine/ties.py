@@ -29,7 +29,7 @@ class Ties:
     Every rank of the mesh must build it, at the same point: it creates process groups.
 
     Args:
-        tied: as `tied_names` of the whole model.
+        tied: the result of `tied_names` for the whole model.
         places: for each name, the rank on the `pp` axis that has its stage.
         parts: the stages of this rank, each with parameters under the names of the whole model.
         axes: the axes of the mesh.

@@ -87,7 +87,7 @@ class _Place:
         if self.geometry == self.registered:
             return tensor  # all of it, in whatever order
         if _Geometry.of(tensor) != self.registered:
-            raise NotRepeatable(f"{self.name} is a view of a parameter that is no plain tensor")
+            raise NotRepeatable(f"{self.name} is a view of a parameter that is not a plain tensor")
         return tensor.as_strided(self.geometry.shape, self.geometry.stride, self.geometry.offset)
 
 

@@ -26,7 +26,7 @@ def load_shares(
 
     Args:
         shares: the shares of this rank, all boxes that it holds (`shares_of`).
-        file: a safetensors file of the whole model, as it travels.
+        file: a safetensors file of the whole model, as it is sent.
         write: (some elements of a shard, the file's elements) -> None; left out, the shard becomes what the file has.
 
     Raises:

@@ -39,7 +39,7 @@ def start_shares(
 
     Args:
         shares: the shares of this rank.
-        names: the shape of each tensor of the whole model, and the dtype in which it travels, as `Tensor.dtype`.
+        names: the shape of each tensor of the whole model, and the dtype in which it is sent, as `Tensor.dtype`.
         aliases: the names of its tied tensors.
         start: the file.
 

@@ -74,7 +74,7 @@ class MeshBench:
     """A task loaded with one site's data, on a mesh of ranks that train and evaluate it.
 
     Args:
-        task: as it was loaded.
+        task: the task as it was loaded.
         request: `load` (`worker/main`).
         plan: the parallelism of the site.
         world: the `World` of this rank; its process group is there, unless it is alone.

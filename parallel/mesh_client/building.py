@@ -201,7 +201,7 @@ def build(
     """Build the model of a task; every rank calls it.
 
     Where the mesh divides the model, no rank ever holds more than its shares and one parameter, unless the model's
-    code needs the values of its parameters. The values of tensors that travel are undefined until `MeshModel.load`.
+    code needs the values of its parameters. The values of exchanged tensors are undefined until `MeshModel.load`.
 
     Args:
         task: the task of the model.

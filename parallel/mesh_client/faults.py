@@ -67,7 +67,7 @@ def outline_of(task: Task) -> nn.Module:
     """Return the model of a task without memory, with the mark of its frozen tensors.
 
     Raises:
-        TaskBroken: it is no module, or only trained tensors travel, and there are none.
+        TaskBroken: it is no module, or only trained tensors are exchanged, and there are none.
     """
     with built_on_meta(task) as model:
         _check_outline(model, task)

@@ -45,7 +45,7 @@ def client_of(
 
     Raises:
         TaskMismatch: a file has other tensors than the algorithm.
-        TaskBroken: the algorithm's tensors cannot travel or be stored.
+        TaskBroken: the algorithm's tensors cannot be sent or stored.
         OSError: a file cannot be read.
     """
     in_version = _names(SHARED, version)

@@ -68,7 +68,7 @@ def checkpoints(
     Args:
         request: `train` (`worker/main`): `checkpoint` is the folder, `checkpoint_every` the number of steps, or
             `checkpoint_every_s` the number of seconds.
-        task: whose loss and metrics may keep a state.
+        task: the task, whose loss and metrics may keep a state.
         model: the model, with the values of the version and the optimizer of the round.
         dataset: on which the round trains.
         num_steps: the number of steps of the round.
@@ -140,8 +140,8 @@ class Held:
 
     Args:
         client: the client of the training.
-        model: that it trains.
-        checkpointer: which saves the tensors beside those of the model.
+        model: the model that the client trains.
+        checkpointer: the checkpointer that saves these tensors beside the model.
         ranks: the ranks of the mesh.
     """
 

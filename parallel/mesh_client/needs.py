@@ -70,10 +70,10 @@ def needs_of_ranks(task: Task, local: Local, plan: Plan) -> list[RankNeeds]:
     Args:
         task: the task of the model.
         local: the settings of a round.
-        plan: that `faults_of_mesh` does not refuse.
+        plan: a plan that `faults_of_mesh` does not refuse.
 
     Raises:
-        ValueError: the engine refuses the model, or a tensor cannot travel.
+        ValueError: the engine refuses the model, or a tensor cannot be exchanged.
     """
     return [_needs(task, local, plan, rank) for rank in range(plan.mesh.size)]
 

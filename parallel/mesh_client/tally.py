@@ -30,7 +30,7 @@ class Tally:
         task: the task, for loss, metrics and units.
         plan: the plan of the mesh.
         axes: the axes of the mesh; None: this rank is alone.
-        ranks: to add up the sums.
+        ranks: the ranks over which the sums are added up.
     """
 
     def __init__(self, task: Task, plan: Plan, axes: Axes | None, ranks: Ranks) -> None:

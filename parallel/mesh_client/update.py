@@ -44,7 +44,7 @@ Part = list[tuple[Any, ...]]
 class Files:
     """The files that one training writes: the parts of the update, and the client's state.
 
-    The model is that of the end of the training. Every rank calls the methods at the same point.
+    The model is in its state after the training. Every rank calls the methods at the same point.
     """
 
     model: MeshModel

@@ -86,9 +86,9 @@ class RoundUse:
         """Return the use of a round, as `protocol/mesh_use` has it.
 
         Args:
-            task: that was trained.
+            task: the task that was trained.
             inputs: returns an example's inputs; called on rank 0, once for a task.
-            steps: that this attempt has made.
+            steps: the number of steps that this attempt has made.
             examples: the number of examples of these steps, on all ranks.
         """
         flops = self._flops_of(task, inputs) if self._ranks.is_first else 0.0

@@ -35,7 +35,7 @@ def statistics(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Rank
         engine: at rest, flushed.
         task: the task, for the loss and the metrics.
         batches: the batches of this rank; the same number on every rank.
-        ranks: to exchange the sums.
+        ranks: the ranks that exchange the sums.
         check: the check of the loss's units.
     """
     sums: Statistics = {}

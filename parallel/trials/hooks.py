@@ -73,7 +73,7 @@ class HooksTrial:
         """Return the reasons why no mesh can run the hooks, one sentence each; in this process alone."""
         return self._compared(
             lambda: (self._outcome(context, _plain, 0), self._outcome(context, _plain, 1)),
-            "gives other numbers when it is repeated ({}), so each rank would have its own",
+            "gives other numbers when it is repeated ({}), so each rank would have different ones",
         )
 
     def faults_on(self, places: Mapping[str, DTensor], mesh: object, context: Context) -> list[str]:

@@ -48,7 +48,7 @@ class MeshWay:
         plan: the plan of the training.
         seed: the seed of the model.
         data: the training data, of which a few examples are read.
-        model: which trials may use up; with values if it is small, else on `meta`, if its code runs there.
+        model: a model that trials may change; with values if it is small, else on `meta`, if its code runs there.
     """
 
     def __init__(self, task: Task, plan: Plan, seed: int, data: Any, model: nn.Module) -> None:

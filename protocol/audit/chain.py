@@ -321,7 +321,7 @@ class Verifier:
             self._add_fault(where, f"line {low} is missing" if low == high else f"lines {low} to {high} are missing")
         for checkpoint in self.expected:
             if self.archived is not None and checkpoint.seq < self.archived.seq:
-                self._add_fault("the archive", f"checkpoint {checkpoint} is of an archived line: name its --archive")
+                self._add_fault("the archive", f"checkpoint {checkpoint} is on an archived line: name its --archive")
                 continue
             self._add_fault("the end", f"checkpoint {checkpoint} is not in this log: it was cut off, or rewritten")
         self._missing, self.expected = [], []

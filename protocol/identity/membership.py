@@ -49,7 +49,7 @@ class Membership:
 
         Args:
             folder: the folder of the credential.
-            identity: that the process must have.
+            identity: the identity that the process must have.
             join: the join code; ignored when it was used here before.
             coordinator: its address; empty: the address from the enrolment.
             insecure: connect without credentials, on this machine only.

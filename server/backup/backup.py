@@ -67,7 +67,7 @@ NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, e
 
 
 def _ignore(_more: int) -> None:
-    """Ignore the report about the last file, which lists the others."""
+    """Ignore the report about the last file, which lists all others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ def faults_of_metrics(model: ModelConfig, stop: StopConfig, measures: "Measures"
     Args:
         model: the settings of the run's versions.
         stop: the settings of the early stop.
-        measures: what the task measures.
+        measures: the metrics that the task measures.
     """
     for table, name, metric in _watched(model, stop):
         key = f"{table}.{name}"

@@ -125,7 +125,7 @@ def _of_evaluation(machine: RunMachine, event: Event, effects: tuple[Effect, ...
         left, names = asked[0].deadline - machine.ledger.now, named(effect.client_id for effect in asked)
         yield f"version {asked[0].version}: asked {names} to evaluate it (deadline {left:.1f} s)"
     if isinstance(event, ClientEvaluated) and event.statistics is None:
-        again = "; it is not asked again before it says that it is ready" if event.reason in DECLINES else ""
+        again = "; it is not asked again until it reports that it is ready" if event.reason in DECLINES else ""
         yield f"version {event.version}: {event.client_id} did not evaluate it{_after_colon(event.detail)}{again}"
     for effect in effects:
         if isinstance(effect, CloseEvaluation):

@@ -289,7 +289,7 @@ def _how_late(record: RoundRecord, client: ClientRecord) -> str:
 
 
 def _given_up(client: ClientRecord) -> str:
-    """Return the reason in words, its name in the vocabulary, and the detail."""
+    """Return the reason for a client's end in words, with its name in the vocabulary and the detail."""
     words = explain_named(client.fate, client.reason)
     return f"{words} ({client.reason}){_after_colon(client.detail)}"
 

@@ -6,7 +6,7 @@
 The elements belong to a tensor, or to one piece of it, in flat C order. Each chunk is encoded by itself into a size
 that its length alone determines (`codec`), so the position of every chunk is known before a byte is read: a stored
 update can be checked by its size, and any range of its elements decoded from the chunks that it meets. Only floats are
-encoded; integer tensors travel unencoded.
+encoded; integer tensors are sent unencoded.
 """
 
 from collections.abc import Callable, Iterator

@@ -70,7 +70,7 @@ def write_encoded(
         One piece per tensor, in canonical order.
 
     Raises:
-        ValueError: a value is beyond the codec's range, or a dtype may not travel.
+        ValueError: a value is beyond the codec's range, or a dtype cannot be exchanged.
     """
     tensors = {name: Tensor(name, _DTYPES[array.dtype], array.shape) for name, array in update.items()}
     encoded = {name: tensor for name, tensor in tensors.items() if name not in plain and _pays(codec, tensor)}

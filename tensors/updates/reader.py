@@ -59,8 +59,8 @@ class StoredUpdate:
         Args:
             path: the update's name in errors.
             parts: the files, each with its pieces in the order of their bytes.
-            magnitudes: as the field.
-            is_partial: as the field.
+            magnitudes: the value of the field.
+            is_partial: the value of the field.
         """
         parts = tuple(parts)
         pieces = tuple(piece for _, of_part in parts for piece in of_part)

@@ -41,7 +41,7 @@ class TrainingClient:
 
     Raises:
         TaskMismatch: the version has other shared tensors than the algorithm.
-        TaskBroken: the algorithm's tensors cannot travel or be stored.
+        TaskBroken: the algorithm's tensors cannot be sent or stored.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ def draw_order(num_examples: int, local: Local, model: torch.nn.Module) -> Local
     Args:
         num_examples: the number of examples of the site's data.
         local: the settings of the round.
-        model: that is trained, for `batches.batch_sizes`.
+        model: the model that is trained, for `batches.batch_sizes`.
     """
     sizes = batch_sizes(num_examples, local.batch_size, model=model)
     steps = local.epochs * len(sizes)

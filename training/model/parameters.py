@@ -1,8 +1,8 @@
 """The conversion between a model and named arrays: initial parameters, loading, the update.
 
 The global model is float32 masters and integers, whatever the model's dtypes: float16, bfloat16 and float64 tensors
-travel as float32, both ways, and bool as uint8, 0 or 1. A tensor that a model holds under two names (tied weights)
-travels once, under the first. With `Task(travels="trained")` frozen tensors do not travel (`frozen`).
+are sent as float32, both ways, and bool as uint8, 0 or 1. A tensor that a model holds under two names (tied weights)
+is sent once, under the first. With `Task(travels="trained")` frozen tensors are not sent (`frozen`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,7 +43,7 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the model's exchanged tensors, also on meta: its state_dict without frozen ones, each memory once.
 
     Raises:
-        TaskBroken: a tensor has a dtype that may not travel, or an entry is no tensor; all of them are listed.
+        TaskBroken: a tensor has a dtype that cannot be exchanged, or an entry is no tensor; all of them are listed.
     """
     state: dict[str, torch.Tensor] = {}
     seen, faults, frozen = set(), [], frozen_of(model)
@@ -160,7 +160,7 @@ def initial_parameters(task: "Task", seed: int) -> Arrays:
     """Return the parameters of a new model; the same seed gives the same bits.
 
     Raises:
-        TaskBroken: `task.model()` returns no module, or tensors that may not travel; or the model starts with NaN,
+        TaskBroken: `task.model()` returns no module, or tensors that cannot be exchanged; or the model starts with NaN,
             infinite values or values beyond float32.
     """
     return first_parameters(task, build_model(task, seed))
@@ -206,7 +206,7 @@ def build_model(task: "Task", seed: int) -> torch.nn.Module:
     """Build the task's model, on the CPU; tensors that are not exchanged also follow from the run's seed.
 
     Raises:
-        TaskBroken: it is no module, or only trained tensors travel and the model has none.
+        TaskBroken: it is no module, or only trained tensors are exchanged and the model has none.
         BaseRefused: the files of its base do not fit.
     """
     model = bare_model(task, seed)

@@ -46,7 +46,7 @@ class LayerwiseOptimizer(Optimizer):
     """An optimizer whose step needs the norm of each layer.
 
     Args:
-        parameters: as every torch optimizer takes them; plain tensors and DTensors may be mixed.
+        parameters: the parameters or groups, as for every torch optimizer; plain tensors and DTensors may be mixed.
         defaults: the defaults of the groups' options, with `skip_1d` and `weight_decay` among them.
     """
 

@@ -292,7 +292,7 @@ class _Trial:
             except Exception:
                 continue
             of = "inputs" if step == "model" else "targets"
-            return f"the {step} takes these {of} as {str(dtype).removeprefix('torch.')}: let task.data return them so"
+            return f"the {step} takes these {of} as {str(dtype).removeprefix('torch.')}: let task.data return it"
         return ""
 
     # ------------------------------------------------------------ metrics

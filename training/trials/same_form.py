@@ -1,7 +1,7 @@
 """The form of a model, names and shapes of its exchanged tensors, which its forward pass must not change.
 
 A parameter that a forward pass makes is in no optimizer and in no version, so it would keep its first value, which
-differs between sites. A saved buffer that is registered late does not travel, and one that grows has no mean.
+differs between sites. A saved buffer that is registered late is not exchanged, and one that grows has no mean.
 """
 
 import torch

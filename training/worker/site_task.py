@@ -38,7 +38,7 @@ class SiteTask:
     `data` is the agent's name of a reading of the data, which belongs to one run.
 
     Args:
-        task: as it was loaded.
+        task: the task as it was loaded.
         request: `load` (`worker/main`).
 
     Raises:

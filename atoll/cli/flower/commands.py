@@ -117,7 +117,7 @@ def run(
 
 def _reference(folder: Path) -> str:
     if not folder.is_dir():
-        raise CommandError(f"{folder} is no folder: name the folder with the app's pyproject.toml")
+        raise CommandError(f"{folder} is not a folder: name the folder with the app's pyproject.toml")
     return with_app(str(folder.absolute()))
 
 

@@ -131,7 +131,7 @@ _Found = tuple[str, Arguments, list[str]]
 
 
 def _strategy_of(config: RunConfig) -> _Found:
-    """Return the class of a strategy, its arguments beyond those of FedAvg, and the reasons that there is none."""
+    """Return the class of a strategy, its arguments beyond FedAvg's, and the reasons why there is none."""
     aggregation, optimizer = config.aggregation, config.optimizer
     of_rule, of_optimizer = _rule(aggregation, config.round.cohort_size), _optimizer(optimizer)
     strategies = [found for found in (of_rule, of_optimizer) if found[0] != "FedAvg"]

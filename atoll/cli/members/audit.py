@@ -245,7 +245,7 @@ def _check_action(action: str) -> None:
 
     known = {str(each) for each in Action} | {str(each).partition(".")[0] for each in Action}
     if action not in known:
-        raise CommandError(f"--action {action!r} is no action{instead_of(action, sorted(known))}")
+        raise CommandError(f"--action {action!r} is not an action{instead_of(action, sorted(known))}")
 
 
 def _checkpoints(texts: Sequence[str]) -> "list[Checkpoint]":

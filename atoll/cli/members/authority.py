@@ -187,7 +187,7 @@ def install(folder: Credential, answer: Answer, admin: Admin = None, json: optio
 
     faults = []
     if admin is not None and not is_address(admin):
-        faults.append(f"--admin {admin!r} is no address; allowed: HOST:PORT")
+        faults.append(f"--admin {admin!r} is not an address; allowed: HOST:PORT")
     try:
         leaf, *authorities = read_certificates(answer.read_bytes())
         if not authorities or not (folder / ENROLLING).exists():
@@ -241,7 +241,7 @@ def serve(
     from atoll.server.identity.authority_server import AuthorityServer
 
     if not is_address(coordinator):
-        raise CommandError(f"--coordinator {coordinator!r} is no address; allowed: HOST:PORT, with a port in 1..65535")
+        raise CommandError(f"--coordinator {coordinator!r} is not an address; allowed: HOST:PORT, port 1..65535")
     authority = Authority.open(folder, days * 86400, begins=True)
     server = AuthorityServer(authority, folder, HttpProxy.of(os.environ))
     log.configure("authority", form=log_form)

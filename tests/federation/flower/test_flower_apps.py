@@ -99,7 +99,7 @@ def test_an_app_runs_in_the_sites_own_environment_without_torch(tmp_path):
     [
         ("nowhere/python", "there is no file nowhere/python"),
         ("README.md", "is not executable"),
-        (sys.executable.replace("python", "pip"), "is no Python interpreter"),
+        (sys.executable.replace("python", "pip"), "is not a Python interpreter"),
     ],
 )
 def test_an_interpreter_is_checked_before_the_agent_dials(tmp_path, python, told):

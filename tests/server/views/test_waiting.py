@@ -143,7 +143,7 @@ def test_an_evaluation_tells_whom_it_asks_who_declines_and_how_it_ends():
     why = "policy_refused: evaluations are not allowed here"
     declined = ClientEvaluated(ClientId("b"), drive.machine.ledger.version, None, why, FailureReason.POLICY_REFUSED)
     assert said(drive, declined) == [
-        f"version 1: b did not evaluate it: {why}; it is not asked again before it says that it is ready"
+        f"version 1: b did not evaluate it: {why}; it is not asked again until it reports that it is ready"
     ]
     [row] = [client for client in "ab" if not drive.machine.ledger.membership.evaluates(ClientId(client))]
     assert row == "b"
