@@ -29,10 +29,10 @@ class Ties:
     Every rank of the mesh must build it, at the same point: it creates process groups.
 
     Args:
-        tied: as `tied_names` of the whole model.
-        places: by name, the rank on the `pp` axis that has its stage.
+        tied: the result of `tied_names` for the whole model.
+        places: for each name, the rank on the `pp` axis that has its stage.
         parts: the stages of this rank, each with parameters under the names of the whole model.
-        axes: of the mesh.
+        axes: the axes of the mesh.
     """
 
     def __init__(
