@@ -31,8 +31,7 @@ GROWTH_MB = 250
 """The growth of a worker since its fork [MB] after which it is replaced."""
 
 OF_RANKS = ("tests/parallel/", "tests/odd_tasks/", "tests/training/optimizers/")
-"""Folders whose tests call ranks. A worker has a fork server and four ranks that stay for it (`parallel/ranks.py`), which
-take twelve seconds of processor time to start and to use once."""
+"""Folders whose tests call ranks. The fork server and four ranks of a worker (`parallel/ranks.py`) take 12 s."""
 
 WITH_RANKS = 2
 """The number of workers beside each other that run the files of these folders first, and the others last."""
