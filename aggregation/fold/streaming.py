@@ -125,7 +125,7 @@ def _gram_of(terms: Sequence[Term], threads: int, layout: Layout) -> NDArray[np.
 
 
 def opened(updates: Sequence[Weighted], stack: ExitStack) -> list[Term]:
-    """Open the updates until the stack is left; if there are many, files are opened at each read."""
+    """Open the updates, which the exit stack closes; if there are many, files are opened at each read."""
     up_to = accumulate(max(1, len(item.update.parts)) for item in updates)
     return [
         Term(stack.enter_context(UpdateReader(item.update, keep_open=num_files <= FILES_OPEN_MAX)), item)
@@ -160,7 +160,7 @@ def _tiles(
     step: Step,
     tile_elements: int,
 ) -> "Iterator[tuple[list[Slot], Callable[[], Parts]]]":
-    """Yield every tile of the new version, in canonical order: the slots that move with it, and its job."""
+    """Yield every tile of the new version, in canonical order: its optimizer slots, and the job that computes it."""
     totals = totals_of(layout, ((term.item, term.item.carried) for term in terms), step.trained)
     for tensor in in_order(layout):
         carrying = [term for term in terms if term.carries(tensor.name)]

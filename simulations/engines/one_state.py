@@ -34,11 +34,11 @@ class OneState:
             logger.warning("%s: %s", ", ".join(late), CHANGED_LATE)
 
     def begin(self) -> None:
-        """Restore the state, if clients change it."""
+        """Restore the shared model's state, if clients change it."""
         if self._changes:
             self._as_built.restore()
 
     def end(self) -> None:
-        """Record what the first client has changed."""
+        """Record whether the first client has changed the shared model's state."""
         if self._changes is None:
             self._changes = bool(self._as_built.differences())

@@ -208,7 +208,7 @@ Choice = tuple[str, dict[str, Any]]
 
 
 def _axes(grid: Any, faults: list[str]) -> dict[str, list[Choice]]:
-    """Return the choices of each column."""
+    """Return the values that each column of the grid takes."""
     if not isinstance(grid, Mapping) or not grid:
         faults.append('grid: missing; allowed: a table of lists, such as "round.deadline" = [30, 60]')
         return {}

@@ -37,7 +37,7 @@ def test_federation_of_three_finishes_and_every_process_ends_by_itself(tmp_path)
         assert {row.version: row.statistics["mean"] for row in rows} == {v: (v * 100.0, 100.0) for v in (1, 2, 3)}
 
 
-WITHOUT_GOODBYE = "the last process ended without a goodbye"
+WITHOUT_GOODBYE = "the last process ended without a clean exit"
 
 
 def test_a_coordinator_killed_in_mid_round_goes_on_with_the_updates_it_had(tmp_path):

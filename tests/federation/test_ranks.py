@@ -318,7 +318,7 @@ def test_no_death_of_any_process_changes_the_models(tmp_path, undisturbed):
         for site in SITES:
             assert it.wait_for_end(site) == 0
         assert digests(it) == undisturbed
-        assert it.log("rank1").count("the last process ended without a goodbye") >= 2
+        assert it.log("rank1").count("the last process ended without a clean exit") >= 2
         assert all(len(record.clients) == 3 for record in it.rounds())
         assert it.log("c").count("trained ") == 3, "no update is trained twice"
 
