@@ -89,7 +89,7 @@ def inspect(
 
     Args:
         path: the file with the bytes of the pieces, one after the other.
-        pieces: in the order of their bytes.
+        pieces: the pieces, in the order of their bytes.
         data: the same bytes, if they are in memory; then `path` is only their name in errors.
         data_start: the position of the first piece [bytes].
         has_values: False for the words of masked updates, which are random: only their digests are verified.
