@@ -24,9 +24,9 @@ from atoll.aggregation.fold.exchange import Alone, Exchange, from_all
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.integers import apply_mean, rounded_mean
 from atoll.aggregation.fold.prepared import check_whole
-from atoll.aggregation.fold.sharded import tiles_of
+from atoll.aggregation.fold.sharded import TILE_ELEMENTS, tiles_of
 from atoll.aggregation.fold.step import Slot, Step
-from atoll.aggregation.fold.streaming import TILE_ELEMENTS, Folded, written
+from atoll.aggregation.fold.streaming import Folded, written
 from atoll.aggregation.fold.tiles import Mean, Parts, float_rule, integer_rule
 from atoll.aggregation.masked.sums import Opened, OpenedSum, Session, open_sums, weight_in
 from atoll.aggregation.ordered_map import computed_ahead
