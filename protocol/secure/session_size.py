@@ -3,6 +3,8 @@
 MEMBERS_MIN, MEMBERS_MAX = 3, 64
 ATTEMPTS_MAX = 100
 TWO_THIRDS = "two_thirds"
+BYTES_MAX = 64 * 1024
+"""Largest length of the terms [bytes]."""
 TEXT_MAX = 16 * 1024
 """Largest length of a text in the terms, such as `local` [characters]."""
 

@@ -25,6 +25,7 @@ from atoll.ground.strict_json import (
 )
 from atoll.protocol.secure.session_size import (
     ATTEMPTS_MAX,
+    BYTES_MAX,
     MEMBERS_MAX,
     MEMBERS_MIN,
     TEXT_MAX,
@@ -35,7 +36,6 @@ from atoll.protocol.secure.transcript import digest
 from atoll.protocol.value_type import value
 
 PROTOCOL = 1
-BYTES_MAX = 64 * 1024
 _INT_MAX = 2**53
 _METRICS_MAX, _SUMS_MAX, _NAME_MAX = 100, 10_000, 200
 
@@ -56,7 +56,7 @@ class Terms:
         model: digest of the base version's manifest.
         frozen: digest of the tensors that do not travel; empty: none.
         task, algorithm, local: as in the invitation.
-        layout: digest of the tensors that travel, by `layout_digest`.
+        layout: digest of the tensors that travel and of the metrics, by `masked_layout.layout_digest`.
         bits: of a word of the sum.
         clip_norm: largest norm of an update [its units].
         examples_max: examples with weight 1; 0: all updates have weight 1.

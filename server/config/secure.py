@@ -1,18 +1,26 @@
 """The settings of secure sums, and what does not go with them: each fault says the value, what is allowed, and why."""
 
+import json
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from atoll.ground.printable import count_of
-from atoll.protocol.secure.session_size import ATTEMPTS_MAX, MEMBERS_MAX, MEMBERS_MIN, TEXT_MAX, TWO_THIRDS
+from atoll.protocol.secure.session_size import ATTEMPTS_MAX, BYTES_MAX, MEMBERS_MAX, MEMBERS_MIN, TEXT_MAX, TWO_THIRDS
 from atoll.protocol.settings import STRICT
 from atoll.server.config.aggregation import AggregationConfig
 from atoll.server.config.model import ModelConfig, StopConfig
 from atoll.server.rounds.policy import Seconds, StragglerPolicy
 from atoll.server.rounds.secure_rules import Bits, SecureRules
 from atoll.tensors.layout import BESIDE, Layout
+from atoll.tensors.secure.masked_layout import SUMS_MAX, in_metric_order
+
+LOSS = {"loss": 2}
+"""The metric that every training has: its total, and the number of examples."""
+
+_OF_OTHER_TERMS = 8192
+"""Largest part of the terms that no setting makes longer [bytes]."""
 
 OF_SESSIONS = ("median", "trimmed_mean")
 """Rules that may reduce the means of sessions, element by element."""
@@ -64,6 +72,17 @@ class SecureConfig(BaseModel):
     """Most attempts at the sum of a session whose members drop out before they are told who survived; each has new
     keys, and no client trains again."""
 
+    metrics: dict[str, Annotated[int, Field(ge=1, le=SUMS_MAX)]] = {}
+    """Metrics of the training that are added, by the task's name for them, each with its number of sums: 2 for a plain
+    function, which returns (total, count). The loss always is, with 2. The record of a round has no other ones: names
+    and numbers are part of the sum's terms, so they are told before any site trains."""
+
+    @field_validator("metrics")
+    @classmethod
+    def _check_metrics(cls, metrics: dict[str, int]) -> dict[str, int]:
+        in_metric_order({**LOSS, **metrics})
+        return metrics
+
     def rules(self) -> SecureRules:
         """Return the rules for the run's machine."""
         return SecureRules(
@@ -75,6 +94,7 @@ class SecureConfig(BaseModel):
             sessions=self.sessions,
             stage_timeout=self.stage_timeout,
             attempts=self.attempts,
+            metrics=tuple((name, length) for name, length in in_metric_order({**LOSS, **self.metrics})),
         )
 
     def faults_of_rounds(self, policy: StragglerPolicy) -> Iterator[str]:
@@ -213,6 +233,11 @@ class SecureConfig(BaseModel):
         if len(text) > TEXT_MAX:
             what = f"the values of [local], [task] and [schedule.local] are {len(text)} characters of JSON"
             yield f"secure: {what}, and the terms of a sum have at most {TEXT_MAX} of them: allowed are shorter values"
+            return
+        size = len(json.dumps([text, *self.metrics])) + _OF_OTHER_TERMS
+        if size > BYTES_MAX:
+            what = f"the terms of a sum, with the values of [local] and the names of secure.metrics, have {size} bytes"
+            yield f"secure: {what}: allowed are {BYTES_MAX}, by fewer metrics or shorter names and values"
 
     def notice_of_rounds(self, policy: StragglerPolicy) -> str:
         """Return a notice if a session cannot lose a single member; empty: each can."""

@@ -58,7 +58,7 @@ def terms_of(
         task=task,
         algorithm=config.aggregation.training,
         local=config.local_text,
-        layout=layout_digest(base.layout, ()),
+        layout=layout_digest(base.layout, rules.metrics),
         bits=rules.bits,
         clip_norm=rules.clip_norm,
         examples_max=rules.examples_max,
@@ -67,6 +67,7 @@ def terms_of(
         threshold=rules.threshold,
         privacy="",
         receivers=tuple(sorted(base.receivers)),
+        metrics=rules.metrics,
     )
 
 

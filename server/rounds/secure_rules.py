@@ -29,6 +29,9 @@ class SecureRules:
     attempts: int = 3
     """Most attempts at a session's sum, each with new keys, before its survivors are told."""
 
+    metrics: tuple[tuple[str, int], ...] = (("loss", 2),)
+    """Metrics of the training whose sums are added, by name, each with its number of sums."""
+
     def sizes(self, clients: int) -> tuple[int, ...]:
         """Return the sizes of the sessions into which a round's clients are divided, which differ by at most one.
 

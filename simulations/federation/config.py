@@ -1,12 +1,13 @@
 """The settings of a simulated run: the settings of a deployed run, and additional ones for its clients."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT, Plain
 from atoll.server.config.run import RunFile
+from atoll.server.config.secure import SecureConfig
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.devices.config import DeviceConfig
 from atoll.simulations.populations.config import PopulationConfig
@@ -75,11 +76,10 @@ class SimulationFile(RunFile):
     simulation: SimulationConfig = SimulationConfig()
     """Computation of the clients' training on this machine."""
 
-    @model_validator(mode="after")
-    def _sums_are_plain(self) -> Self:
-        if self.secure is not None:
-            raise ValueError(
-                "secure: got a table, and a simulation adds plain updates: allowed is none here, and the table in a "
-                "run of agents, `atoll coordinator` or `atoll run start`"
-            )
-        return self
+    def _faults_of_secure(self, secure: SecureConfig) -> Iterator[str]:
+        """Yield the settings that secure sums exclude, and that a simulation has none."""
+        yield (
+            "secure: got a table, and a simulation adds plain updates: allowed is none here, and the table in a run of "
+            "agents, `atoll coordinator` or `atoll run start`"
+        )
+        yield from super()._faults_of_secure(secure)

@@ -129,11 +129,11 @@ def in_metric_order(lengths: Mapping[str, int] | Iterable[MetricShape]) -> tuple
     metrics = tuple(MetricShape(*pair) for pair in sorted(pairs))
     total = sum(metric.length for metric in metrics)
     if len(metrics) > METRICS_MAX or total > SUMS_MAX or len({metric.name for metric in metrics}) < len(metrics):
-        raise ValueError(f"{len(metrics)} metrics of {total} sums; allowed: {METRICS_MAX} different of {SUMS_MAX}")
+        raise ValueError(f"{len(metrics)} metrics of {total} sums, allowed: {METRICS_MAX} different of {SUMS_MAX}")
     for name, length in metrics:
-        if not 1 <= length <= SUMS_MAX or len(name) > NAME_MAX:
+        if not 1 <= length <= SUMS_MAX or not 1 <= len(name) <= NAME_MAX:
             raise ValueError(
-                f"metric {name!r:.220} has {length} sums; allowed: a name of {NAME_MAX} characters, 1 or more"
+                f"metric {name!r:.220} has {length} sums, allowed: 1 or more, and a name of 1 to {NAME_MAX} characters"
             )
     return metrics
 

@@ -352,6 +352,7 @@ def test_all_that_does_not_go_together_is_named_at_once() -> None:
         ("secure.attempts=101", "secure.attempts: got 101; allowed: integer >= 1, <= 100"),
         ("secure.stage_timeout=0", "secure.stage_timeout: got 0; allowed: number > 0, <= 31622400"),
         ("secure=7", "secure: got 7; allowed: table"),
+        ("secure.metrics.f1=0", "secure.metrics.f1: got 0; allowed: integer >= 1, <= 10000"),
     ],
 )
 def test_values_out_of_range_are_refused(wrong: str, sentence: str) -> None:
@@ -403,10 +404,11 @@ def test_a_model_with_tensors_beside_it_is_refused() -> None:
 
 def test_a_simulation_does_not_add_plain_updates_under_the_name_of_secure_sums() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_text(SimulationFile, 'task = "m:t"', NINE, name="run.toml")
+        load_text(SimulationFile, 'task = "m:t"', [*NINE, "round.late=next_round"], name="run.toml")
     assert caught.value.faults == (
         "run.toml: secure: got a table, and a simulation adds plain updates: allowed is none here, and the table in a "
         "run of agents, `atoll coordinator` or `atoll run start`",
+        f"run.toml: {REFUSED['late updates'][1]}",
     )
 
 

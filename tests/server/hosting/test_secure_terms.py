@@ -21,6 +21,7 @@ from atoll.server.rounds.events import SumPlace
 from atoll.tensors.layout import Tensor
 
 NINE = ("round.cohort_size=9", "secure.clip_norm=2.5", "secure.examples_max=100")
+LAYOUT_JSON = b'{"metrics":[["accuracy",3],["loss",2]],"tensors":[["steps","I64",[]],["weight","F32",[3,2]]]}'
 LAYOUT = (Tensor("weight", "F32", (3, 2)), Tensor("steps", "I64", ()))
 
 
@@ -35,7 +36,9 @@ def made(settings: RunConfig | None = None, **changed: Any) -> Terms:
 
 
 def test_the_terms_are_those_of_the_run_and_its_invitation() -> None:
-    settings = with_frozen(config("local.lr=0.1", "task.smoothing=0.2", "secure.session_max=20"), "cd" * 32)
+    settings = with_frozen(
+        config("local.lr=0.1", "task.smoothing=0.2", "secure.session_max=20", "secure.metrics.accuracy=3"), "cd" * 32
+    )
     found = made(settings)
     assert found == Terms(
         run="digits-1",
@@ -49,7 +52,7 @@ def test_the_terms_are_those_of_the_run_and_its_invitation() -> None:
         task="digits",
         algorithm="fedavg",
         local=RunTerms.of(RunId("digits-1"), "digits", settings).local,
-        layout=hashlib.sha256(b'[["steps","I64",[]],["weight","F32",[3,2]]]').hexdigest(),
+        layout=hashlib.sha256(LAYOUT_JSON).hexdigest(),
         bits=32,
         clip_norm=2.5,
         examples_max=100,
@@ -58,6 +61,7 @@ def test_the_terms_are_those_of_the_run_and_its_invitation() -> None:
         threshold="two_thirds",
         privacy="",
         receivers=(),
+        metrics=(("accuracy", 3), ("loss", 2)),
     )
     assert json.loads(found.local)["lr"] == 0.1
 
@@ -77,6 +81,7 @@ def test_each_thing_that_could_differ_gives_other_terms() -> None:
         made(base=replace(base, layout=(replace(LAYOUT[0], shape=(2, 3)), LAYOUT[1]))),
         made(base=replace(base, layout=(replace(LAYOUT[0], dtype="BF16"), LAYOUT[1]))),
         made(base=replace(base, receivers=(0, 1))),
+        *(made(config(f"secure.metrics.{key}")) for key in ("accuracy=2", "accuracy=3", "auroc=2")),
         made(with_frozen(config(), "cd" * 32)),
         *(made(config(f"secure.{key}")) for key in ("bits=64", "clip_norm=2.6", "examples_max=101", "threshold=5")),
         made(config("secure.session_max=20")),
@@ -108,6 +113,7 @@ def test_what_a_site_has_not_approved_is_the_same_whatever_the_run_may_change() 
             "threshold": st.sampled_from(["two_thirds", *range(2, 65)]),
             "session_max": st.integers(3, 64),
             "sessions": st.integers(1, 4),
+            "metrics": st.dictionaries(st.text(max_size=210), st.integers(1, 10_000), max_size=4),
         },
     ),
     local=st.dictionaries(st.text(min_size=1, max_size=5), st.text(max_size=9_000) | st.floats(-1, 1), max_size=2),
@@ -124,6 +130,30 @@ def test_every_accepted_setting_gives_terms_that_sites_can_read(
         return
     found = made(with_frozen(settings, "cd" * 32), place=place)
     assert read_terms(found.canonical()) == found
+
+
+def test_names_of_metrics_are_refused_before_the_terms_are_too_long() -> None:
+    read = []
+    for number in range(1, 100, 7):
+        try:
+            settings = RunConfig.model_validate(
+                {
+                    "task": "m:t",
+                    "round": {"cohort_size": 9},
+                    "secure": {
+                        "clip_norm": 1.0,
+                        "examples_max": 9,
+                        "metrics": {chr(0x4E00 + name) * 200: 2 for name in range(number)},
+                    },
+                }
+            )
+        except ValueError:
+            continue
+        found = made(settings)
+        assert read_terms(found.canonical()) == found
+        read.append(number)
+    assert read == [*range(1, max(read) + 1, 7)]
+    assert 30 < max(read) < 60
 
 
 def test_a_text_of_the_largest_length_is_accepted_and_read() -> None:

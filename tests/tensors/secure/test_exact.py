@@ -135,7 +135,7 @@ def test_metrics_are_ordered_by_name_and_bounded():
     assert in_metric_order({"loss": 2, "f1": 3}) == METRICS
     with pytest.raises(ValueError, match="101 metrics of 101 sums"):
         in_metric_order({f"m{k}": 1 for k in range(101)})
-    with pytest.raises(ValueError, match="2 metrics of 2 sums; allowed: 100 different"):
+    with pytest.raises(ValueError, match="2 metrics of 2 sums, allowed: 100 different"):
         in_metric_order([MetricShape("a", 1), MetricShape("a", 1)])
     with pytest.raises(ValueError, match="metric 'a' has 0 sums"):
         in_metric_order({"a": 0})
