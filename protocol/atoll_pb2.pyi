@@ -745,18 +745,20 @@ class Fold(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., attempt: _Optional[int] = ..., store_address: _Optional[str] = ..., plan: _Optional[bytes] = ...) -> None: ...
 
 class Folded(_message.Message):
-    __slots__ = ("run_id", "attempt", "sha256", "seconds", "exchanged_bytes")
+    __slots__ = ("run_id", "attempt", "sha256", "seconds", "exchanged_bytes", "outcome")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     EXCHANGED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     sha256: _containers.RepeatedScalarFieldContainer[bytes]
     seconds: float
     exchanged_bytes: int
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., sha256: _Optional[_Iterable[bytes]] = ..., seconds: _Optional[float] = ..., exchanged_bytes: _Optional[int] = ...) -> None: ...
+    outcome: bytes
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., sha256: _Optional[_Iterable[bytes]] = ..., seconds: _Optional[float] = ..., exchanged_bytes: _Optional[int] = ..., outcome: _Optional[bytes] = ...) -> None: ...
 
 class FoldFailed(_message.Message):
     __slots__ = ("run_id", "attempt", "detail", "again", "damaged")

@@ -34,6 +34,7 @@ from atoll.client.secure.promises import Promise
 from atoll.client.session.events import EvaluationRequest, Invitation, ModelRequest, Request, StatisticsRequest
 from atoll.ground.bounded_mapping import BoundedMapping
 from atoll.ground.folders import finds_no_room
+from atoll.ground.printable import count_of
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.part_manifest import parse_part
@@ -275,6 +276,8 @@ class Gate:
         if self._history.asked(request, now):
             algorithm, codec = request.algorithm, request.codec
             terms = "" if algorithm is None else f"{algorithm}, codec {codec or 'plain'}, "
+            if request.terms is not None:
+                terms += f"in secure sums ({_sums_text(request.terms)}), "
             of_metrics = request.metrics if request.kind is Kind.STATISTICS else f"metrics {request.metrics}"
             terms += of_metrics + (f", local = {request.local}" if request.local not in ("", "{}") else "")
             extra = {"run": request.run_id}
@@ -324,6 +327,14 @@ def _asked(request: ModelRequest, num_bytes: int | None, disclosure: Disclosure)
         action=request.message,
         content=content_of(request),
         terms=request.secure,
+    )
+
+
+def _sums_text(terms: Terms) -> str:
+    weights = f"weights of up to {count_of(terms.examples_max, 'example')}" if terms.examples_max else "equal weights"
+    return (
+        f"at most {terms.members_max} sites, threshold {terms.threshold}, clip_norm {terms.clip_norm:g}, "
+        f"{terms.bits} bits, {weights}"
     )
 
 

@@ -120,7 +120,7 @@ class PeerChains:
     """The ends of peers' chains, by site key: the last `REMEMBERED` of each."""
 
     forked: set[bytes] = field(default_factory=set)
-    """Site keys with two histories: for good, as a site that was put back shows ends later that nobody has seen."""
+    """Site keys with two histories: for good, as the later ends of a site that was put back are new to every peer."""
     _ends: dict[bytes, dict[int, bytes]] = field(default_factory=dict)
 
     def is_fork(self, key: bytes, chain: Chain) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from atoll.ground.durable import write_atomically
 from atoll.ground.file_lock import exclusively
 from atoll.ground.folders import in_words
+from atoll.ground.printable import count_of
 from atoll.ground.strict_json import ManifestError, fields_of, items_of, read_object, refuse
 from atoll.protocol.identity.names import is_name
 from atoll.protocol.secure.site_key import FINGERPRINT_DIGITS
@@ -108,8 +109,8 @@ def fingerprint_of(text: str) -> str:
     digits = "".join(text.split()).lower()
     if len(digits) != FINGERPRINT_DIGITS or not _HEX.issuperset(digits):
         raise ValueError(
-            f"fingerprint {short(text)}: has {len(digits)} characters besides spaces; allowed: {FINGERPRINT_DIGITS} "
-            "hexadecimal digits, as `atoll site fingerprint` prints them"
+            f"fingerprint {short(text)}: has {count_of(len(digits), 'character')} besides spaces; allowed: "
+            f"{FINGERPRINT_DIGITS} hexadecimal digits, as `atoll site fingerprint` prints them"
         )
     return digits
 

@@ -129,7 +129,7 @@ class SiteSecurity:
         return terms_fault(self._now_policy(), terms)
 
     def has_joined(self, terms: Terms) -> bool:
-        """Return whether this site has joined this attempt or a later one, in this process or an earlier one."""
+        """Return whether this site has joined this attempt at a sum or a later one, now or before a restart."""
         return self._promised().attempt_of(terms.run, terms.purpose, terms.round) >= terms.attempt
 
     def _file_fault(self) -> str:

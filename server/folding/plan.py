@@ -6,7 +6,7 @@ aggregation rank) only executes it and decides nothing.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from atoll.aggregation.fold.means import Total, totals_of
@@ -17,6 +17,7 @@ from atoll.server.folding.method import Method
 from atoll.server.journal.codec import decode, encode
 from atoll.server.rounds.events import Aggregate
 from atoll.tensors.layout import BESIDE, FLOATS, Layout
+from atoll.tensors.secure.plan import Encoding
 
 
 class Known(Protocol):
@@ -71,8 +72,42 @@ class PlannedAnchor:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedSession:
+    """Session of which the sum is opened."""
+
+    number: int
+    updates: tuple[int, ...]
+    """Places of its members' updates in `FoldPlan.updates`."""
+    streams: tuple[tuple[str, int], ...] = field(repr=False)
+    """Keys, in hexadecimal digits, and signs of the streams that are taken off the sum: secrets, in memory alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSums:
+    """Secure sums of a round, and their encoding."""
+
+    bits: int
+    clip_norm: float
+    exponents: tuple[int, ...]
+    examples_max: int
+    metrics: tuple[tuple[str, int], ...]
+    sessions: tuple[PlannedSession, ...]
+
+    @property
+    def encoding(self) -> Encoding:
+        """The encoding of all sessions."""
+        return Encoding(
+            bits=self.bits,
+            clip_norm=self.clip_norm,
+            exponents=self.exponents,
+            examples_max=self.examples_max,
+            metrics=self.metrics,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class FoldPlan:
-    """Plan of one fold, the same for all ranks."""
+    """Plan of one fold, the same for all ranks. A plan of secure sums is secret: it is never logged, nor written."""
 
     base_version: Version
     base_digest: Digest
@@ -92,6 +127,8 @@ class FoldPlan:
     optimizer: OptimizerConfig
     round_id: int = 0
     """Round whose updates are folded, for a custom rule."""
+    sums: PlannedSums | None = None
+    """Secure sums; None: the updates are plain."""
 
     @property
     def shares(self) -> tuple[float, ...]:

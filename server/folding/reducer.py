@@ -17,7 +17,8 @@ from atoll.aggregation.fold.concatenation import concatenate
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.step import Anchor, Step
-from atoll.aggregation.fold.streaming import fold
+from atoll.aggregation.fold.streaming import Folded, fold
+from atoll.aggregation.masked.fold import fold_masked
 from atoll.ground.durable import naming_full_disk
 from atoll.ground.process import crash_points
 from atoll.plugins.place import Place
@@ -32,10 +33,12 @@ from atoll.server.files.versions import VersionFile, Versions
 from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.method import Method
 from atoll.server.folding.plan import FoldPlan, plan_of
+from atoll.server.folding.sums import SumsFolded, plan_of_sums, sessions_of
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
 from atoll.server.rounds.events import Aggregate
 from atoll.tensors.layout import Layout, Piece
 from atoll.tensors.safetensors_file import read_buffers
+from atoll.tensors.secure.plan import Vector
 from atoll.training.worker.warm_start import Start
 
 if TYPE_CHECKING:
@@ -134,6 +137,55 @@ class Reducer(Versions):
         )
         return plan, metas
 
+    async def fold_sums(self, effect: Aggregate) -> SumsFolded:
+        """Fold the opened secure sums of a round into the next version, which is durable on return.
+
+        Args:
+            effect: with the sums; each was opened before.
+
+        Raises:
+            NoSum: no session counts; the error has the reason of each.
+            ValueError: the updates cannot be folded.
+            DiskFull: the disk has no room for the next version.
+            OSError: a file cannot be read or written.
+        """
+        crash_points.reached("aggregate.before_fold")
+        return await begin_on_thread(self._folding, self._fold_sums, effect)
+
+    def _fold_sums(self, effect: Aggregate) -> SumsFolded:
+        rows = self._accepted([c.digest for c in effect.contributions])
+        plan = self._plan_of_sums(effect, rows)
+        metas = {digest: decode_meta(row.meta, where=f"update {digest}") for digest, row in rows.items()}
+        updates = [
+            self.store.stored_update(each.digest, metas[each.digest], rows[each.digest].data) for each in plan.updates
+        ]
+        assert plan.sums is not None
+        base, version = self.version(plan.base_version), Version(plan.base_version + 1)
+        layout, out = base.manifest.layout, self.store.version_path(version)
+        with naming_full_disk(out):
+            folded, outcome = fold_masked(
+                base.path,
+                sessions_of(plan, dict(enumerate(updates))),
+                out,
+                vector=Vector(layout, plan.sums.encoding),
+                step=step_of(plan, layout, self.method, self.store),
+                execution=Execution(threads=os.cpu_count() or 1, between=self._between_tiles),
+                durable=self.store.is_durable,
+            )
+        return SumsFolded.of(made(self.store, version, folded, base), outcome)
+
+    def _plan_of_sums(self, effect: Aggregate, rows: "Mapping[Digest, UpdateRow]") -> FoldPlan:
+        secure = self._settings.secure
+        assert secure is not None
+        return plan_of_sums(
+            effect,
+            self.version(effect.base_version),
+            {digest: decode_meta(row.meta, where=f"update {digest}") for digest, row in rows.items()},
+            rules=secure.rules(),
+            buffers=read_buffers(self.store.version_path(Version(0))),
+            settings=(self._settings.aggregation, self._settings.optimizer_at(effect.base_version + 1)),
+        )
+
     async def whole(self, version: Version) -> Path:
         """Return the path of a file with all bytes of a version."""
         return self.version(version).path
@@ -219,6 +271,11 @@ def fold_version(
             step = step_of(plan, base.manifest.layout, method, store)
             execution = Execution(threads=threads, between=between, device=method.device)
             folded = fold(base.path, updates, out, step=step, execution=execution, durable=store.is_durable)
+    return made(store, version, folded, base)
+
+
+def made(store: RunStore, version: Version, folded: Folded, base: VersionFile) -> Digest:
+    """Write the manifests of a version and of its slots, whose bytes are durable, and return the version's digest."""
     crash_points.reached("aggregate.after_fold")
     for slot, pieces in folded.slots.items():
         of_slot = VersionManifest.of(pieces, piece_bytes=base.manifest.piece_bytes)

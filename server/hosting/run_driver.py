@@ -10,7 +10,7 @@ from atoll.ground.process import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.log_fields import about
 from atoll.protocol.threads import on_daemon_thread, on_thread
-from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RoundId, RunState, Version
+from atoll.protocol.vocabulary import TERMINAL, ClientId, RoundId, RunState, Version
 from atoll.protocol.wire.allocator import MUCH_BYTES, give_back
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import UpdateDamaged
@@ -321,7 +321,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
             await on_thread(None, give_back)
         while True:
             try:
-                digest = await self.reducer.fold(effect)
+                folded = await self._folded(effect)
                 break
             except DiskFull as error:
                 if effect is not self._folding:
@@ -339,7 +339,14 @@ class RunDriver(JournaledDriver[Event, Effect]):
                 self.post(AggregationFailed(effect.round_id, detail_of(error)))
                 return
         logger.debug("round %d folded in %.3f s", effect.round_id, time.perf_counter() - begun)
-        self.post(Aggregated(effect.round_id, Digest(digest)))
+        self.post(folded)
+
+    async def _folded(self, effect: Aggregate) -> Aggregated:
+        """Fold a round's updates, or its opened secure sums, and return the event of the result."""
+        if not effect.sums:
+            return Aggregated(effect.round_id, await self.reducer.fold(effect))
+        sums = await self.reducer.fold_sums(effect)
+        return Aggregated(effect.round_id, sums.digest, sums.dropped, sums.ranges, sums.statistics)
 
     async def _evaluate(self) -> None:
         """Evaluate versions on the server's data, one after the other; rounds do not wait for it."""

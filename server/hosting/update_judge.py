@@ -15,6 +15,7 @@ from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, Fate, RejectReason
 from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.server.config.aggregation import PARTIAL_ACCEPTS
+from atoll.server.folding.sums import expected_layout, faults_of_words
 from atoll.server.hosting.judge import Judge, accepted
 from atoll.server.hosting.messages import sums_of
 from atoll.server.hosting.run_driver import RunDriver
@@ -53,7 +54,7 @@ class UpdateJudge(Judge[RunDriver]):
             return await self.refuse(
                 RejectReason.WRONG_BASE, f"this run has no version {update.base_version} {self.manifest.base_digest}"
             )
-        layout, num_pieces = base.manifest.layout, len((self.part or self.manifest).pieces)
+        layout, num_pieces = self._expected(base.manifest.layout), len((self.part or self.manifest).pieces)
         if fault := self._fault_of_rows():
             return await self.refuse(RejectReason.WRONG_LAYOUT, fault)
         if faults := await off_loop(100 * num_pieces, partial(self._faults_of_pieces, layout)):
@@ -62,6 +63,11 @@ class UpdateJudge(Judge[RunDriver]):
         if fault := await off_loop(100 * num_pieces, judge_codec):
             return await self.refuse(RejectReason.WRONG_CODEC, fault)
         return None
+
+    def _expected(self, layout: Layout) -> Layout:
+        """Return the tensors of an update, by those of its base version."""
+        secure = self.run.config.secure
+        return expected_layout(layout, None if secure is None else secure.rules())
 
     def _fault_of_rows(self) -> str:
         """Return why an update cannot be appended to the model; "" if it can, or nothing is appended."""
@@ -72,6 +78,10 @@ class UpdateJudge(Judge[RunDriver]):
 
     def _faults_of_pieces(self, layout: Layout) -> list[str]:
         """List the faults of the announced pieces: of the whole update, or of a part by itself."""
+        if self.run.config.secure is not None and (
+            faults := faults_of_words(layout, (self.part or self.manifest).pieces)
+        ):
+            return faults
         if self.part is not None:
             return check_part(layout, self.part)
         may_omit = self.may_omit and len(self.manifest.pieces) > 0
@@ -84,7 +94,7 @@ class UpdateJudge(Judge[RunDriver]):
         base = self.run.reducer.known(self.update.base_version)
         if base is None:  # it existed when the first part was announced
             return await self.refuse(RejectReason.WRONG_BASE, f"version {self.update.base_version} is gone")
-        check = partial(check_parts, base.manifest.layout, parts, may_omit=self.may_omit)
+        check = partial(check_parts, self._expected(base.manifest.layout), parts, may_omit=self.may_omit)
         if faults := await on_thread(None, check):
             return await self.refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults)[:2000])
         return None

@@ -27,6 +27,7 @@ from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.sharded import Cohort, fold_shard
 from atoll.aggregation.fold.step import kept_pieces
 from atoll.aggregation.fold.streaming import Folded
+from atoll.aggregation.masked.fold import Outcome, fold_masked
 from atoll.ground.durable import DiskFull, naming_full_disk, told_outside
 from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
@@ -41,10 +42,11 @@ from atoll.server.errors import UpdateDamaged
 from atoll.server.files.run_store import INCOMING_AGE_MAX_S, KeptUpdate
 from atoll.server.files.versions import VersionFile
 from atoll.server.folding.method import Method
-from atoll.server.folding.plan import FoldPlan
+from atoll.server.folding.plan import FoldPlan, Planned
 from atoll.server.folding.reducer import step_of
+from atoll.server.folding.sums import sessions_of
 from atoll.server.identity.admission import AskedAdmission
-from atoll.server.journal.codec import StoredUpdateMeta, decode_meta, encode_meta
+from atoll.server.journal.codec import StoredUpdateMeta, decode_meta, encode, encode_meta
 from atoll.server.journal.holder import run_folder
 from atoll.server.ranks.fetch import NotFetched, fetch_manifest
 from atoll.server.ranks.gloo import Gloo, MeetingPoint
@@ -52,6 +54,8 @@ from atoll.server.ranks.rank_store import RankRun
 from atoll.server.ranks.reported_parts import ReportedParts
 from atoll.server.transfers.uploads import Uploads
 from atoll.tensors.ownership import owned_pieces
+from atoll.tensors.secure.plan import Vector
+from atoll.tensors.updates.reader import StoredUpdate
 
 logger = logging.getLogger(__name__)
 
@@ -278,7 +282,7 @@ class Rank:
                 await self.version(run_id, plan.anchor.digest)
             metas = await self._metas(run_id, [p.digest for p in plan.updates if p.lies_at(self.place.rank)])
             fold = _Fold(self.place, self.run(run_id), plan, base, metas, order, stop)
-            folded, exchanged = await on_thread(self._folding, fold)
+            folded, exchanged, outcome = await on_thread(self._folding, fold)
         except DiskFull as error:
             self._no_room(run_id, self.run(run_id).shard_bytes, error)
             return _failed(order, error, again=True)
@@ -299,6 +303,7 @@ class Rank:
                 sha256=[bytes.fromhex(piece.sha256) for piece in folded.pieces],
                 seconds=seconds,
                 exchanged_bytes=exchanged,
+                outcome=b"" if outcome is None else encode(outcome).encode(),
             )
         )
 
@@ -381,38 +386,46 @@ class _Fold:
         self._place, self._run, self._plan, self._base, self._metas = place, run, plan, base, metas
         self._order, self._stop = order, stop
 
-    def __call__(self) -> tuple[Folded, int]:
-        """Fold, and return the written shard and the number of bytes sent to other ranks."""
+    def __call__(self) -> tuple[Folded, int, Outcome | None]:
+        """Fold; return the written shard, the number of bytes sent to other ranks, and the outcome of secure sums."""
         self._check_wanted()
         plan, store, layout, num_ranks = self._plan, self._run.store, self._base.manifest.layout, self._place.num_ranks
-        version = Version(plan.base_version + 1)
+        version, outcome = Version(plan.base_version + 1), None
         method = Method.of(plan.aggregation, plan.optimizer)
         step = step_of(plan, layout, method, store)
         out, owned = store.version_path(version), owned_pieces(self._base.manifest.pieces, self._place.rank, num_ranks)
         self._run.check_slots(plan.base_version, {name: kept_pieces(name, step, layout, owned) for name in step.before})
-        updates = [
-            Weighted(
-                store.stored_update(planned.digest, self._metas[planned.digest], None, rank=self._place.rank),
-                planned.weight,
-                planned.factor,
-                planned.trained_factor,
-            )
-            for planned in plan.updates
+        execution = Execution(os.cpu_count() or 1, between=self._between_tiles, device=method.device)
+        here = {
+            place: store.stored_update(planned.digest, self._metas[planned.digest], None, rank=self._place.rank)
+            for place, planned in enumerate(plan.updates)
             if planned.lies_at(self._place.rank)
-        ]
+        }
         with naming_full_disk(out), self._exchange() as exchange:
-            folded = fold_shard(
-                layout,
-                self._base.path,
-                updates,
-                out,
-                cohort=self._cohort(),
-                exchange=exchange,
-                step=step,
-                execution=Execution(os.cpu_count() or 1, between=self._between_tiles, device=method.device),
-            )
+            if plan.sums is not None:
+                vector = Vector(layout, plan.sums.encoding)
+                folded, outcome = fold_masked(
+                    self._base.path,
+                    sessions_of(plan, here),
+                    out,
+                    vector=vector,
+                    exchange=exchange,
+                    step=step,
+                    execution=execution,
+                )
+            else:
+                folded = fold_shard(
+                    layout,
+                    self._base.path,
+                    [_weighted(plan.updates[place], update) for place, update in here.items()],
+                    out,
+                    cohort=self._cohort(),
+                    exchange=exchange,
+                    step=step,
+                    execution=execution,
+                )
             self._run.made(version, folded.pieces, dict(folded.slots))
-            return folded, exchange.sent_bytes
+            return folded, exchange.sent_bytes, outcome
 
     def _exchange(self) -> Gloo:
         return Gloo(
@@ -437,6 +450,10 @@ class _Fold:
     def _between_tiles(self) -> None:
         self._check_wanted()
         crash_points.reached("rank.mid_fold")
+
+
+def _weighted(planned: Planned, update: StoredUpdate) -> Weighted:
+    return Weighted(update, planned.weight, planned.factor, planned.trained_factor)
 
 
 def _failed(order: pb.Fold, error: Exception, *, again: bool) -> pb.RankMessage:

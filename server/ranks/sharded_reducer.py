@@ -13,6 +13,7 @@ from typing import Any
 
 from atoll.aggregation.fold.prepared import check_whole
 from atoll.aggregation.fold.step import Step
+from atoll.aggregation.masked.fold import Outcome
 from atoll.ground.process import crash_points
 from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
@@ -22,6 +23,8 @@ from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.plan import trained_of
 from atoll.server.folding.reducer import Reducer, exists_from_now_on
+from atoll.server.folding.sums import SumsFolded
+from atoll.server.journal.codec import decode
 from atoll.server.ranks.fetch import NotFetched, gather
 from atoll.server.ranks.registry import AGAIN_S, Ranks
 from atoll.server.rounds.events import Aggregate
@@ -80,6 +83,24 @@ class ShardedReducer(Reducer):
         folded = await self._ranks.fold(self._run_id, effect.round_id, plan, patience=self._patience)
         crash_points.reached("aggregate.after_fold")
         return await begin_on_thread(self._folding, self._take_over, effect, folded)
+
+    async def fold_sums(self, effect: Aggregate) -> SumsFolded:
+        """Fold the secure sums of a round, like `Reducer.fold_sums`, by all ranks together; they get the streams' keys.
+
+        Raises:
+            FoldRefused: the updates cannot be folded, or no session counts.
+            UpdateDamaged, RanksAway, OSError: as `fold`.
+        """
+        crash_points.reached("aggregate.before_fold")
+        plan = await begin_on_thread(self._folding, self._encoded_plan_of_sums, effect)
+        folded = await self._ranks.fold(self._run_id, effect.round_id, plan, patience=self._patience)
+        crash_points.reached("aggregate.after_fold")
+        digest = await begin_on_thread(self._folding, self._take_over, effect, folded)
+        return SumsFolded.of(digest, decode(Outcome, folded[0].outcome.decode(), where="the outcome of a fold"))
+
+    def _encoded_plan_of_sums(self, effect: Aggregate) -> bytes:
+        rows = self._accepted([c.digest for c in effect.contributions])
+        return self._plan_of_sums(effect, rows).encode()
 
     def _encoded_plan(self, effect: Aggregate) -> bytes:
         plan, _ = self._plan(effect, self._accepted([c.digest for c in effect.contributions]))

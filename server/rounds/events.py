@@ -252,12 +252,14 @@ class Aggregated:
     Attributes:
         dropped: of a round with secure sums, the sessions that count in no version, each with the reason.
         ranges: exponents of the float tensors' ranges in the next round; empty: no secure sums.
+        statistics: sums of the training's metrics over the members of all secure sums that count.
     """
 
     round_id: RoundId
     model_digest: Digest
     dropped: Mapping[int, str] = field(default_factory=dict)
     ranges: tuple[int, ...] = ()
+    statistics: Sums = field(default_factory=dict)
 
 
 @value

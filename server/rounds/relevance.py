@@ -12,7 +12,7 @@ def is_failure_news(machine: RunMachine, client_id: ClientId, round_id: RoundId)
     if client is None or client.digest is not None or client.reason:
         return False
     if open_round is not None and open_round.record is record:
-        return client.fate is Fate.WAITING
+        return client.fate in (Fate.WAITING, Fate.JOINED)
     return client.fate in (Fate.WAITING, Fate.STRAGGLER, Fate.RELEASED)
 
 

@@ -432,6 +432,8 @@ class SecureRound(Round):
         effects = [*step()]
         if session.stage is not before and not session.is_over:
             of.record.stage, of.by = session.stage, now + self._secure.stage_timeout
+            if session.stage is Stage.MASKING:  # an upload may take as long as that of a plain update
+                of.by = max(of.by, self.record.deadline or of.by)
         return self._carried_out(of, effects, now)
 
     def _carried_out(self, of: _Sum, effects: Iterable[Tell | OpenWith | Fail], now: float) -> Effects:

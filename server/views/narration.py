@@ -102,7 +102,6 @@ OLDER_STATE = (
 def narrate(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> Iterator[str]:
     """Yield the lines for one event and its effects, after the machine has applied it."""
     yield from (LogLine(line, event) for line in _of_event(machine, event))
-    yield from (LogLine(line, event) for line in session_lines(machine, event, effects))
     yield from _of_evaluation(machine, event, effects)
     invited = [e for e in effects if isinstance(e, Invite)]
     if invited:
@@ -112,6 +111,7 @@ def narrate(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> I
     for effect in effects:
         if (line := _of_effect(machine, effect)) is not None:
             yield LogLine(line, effect)
+    yield from (LogLine(line, event) for line in session_lines(machine, event, effects))
 
 
 def wait_for_clients(machine: RunMachine) -> str:

@@ -1,13 +1,15 @@
 """Secure sums as a user runs them: processes, sockets, certificates, kill -9. The model is the plain one's."""
 
 import numpy as np
+import pytest
 
 from atoll.tensors.safetensors_file import read
 from tests.federation.processes import federation
 
 SECURE = {
-    "secure__clip_norm": 1000.0,
-    "secure__examples_max": 1000,
+    "secure__clip_norm": 300.0,
+    "secure__bits": 64,
+    "secure__examples_max": 200,
     "round__cohort_size": 4,
     "round__quorum": 3,
     "secure__stage_timeout": 20,
@@ -30,7 +32,7 @@ def test_a_secure_run_has_the_model_of_a_plain_one_and_no_single_update(tmp_path
         assert it.wait_for_end() == 0
         for site in "abcd":
             assert it.wait_for_end(site) == 0
-        np.testing.assert_allclose(model(it, 3), np.full(50_000, 3, np.float32), rtol=1e-3)
+        np.testing.assert_allclose(model(it, 3), np.full(50_000, 3, np.float32), rtol=1e-6)
         for record in it.rounds():
             assert record.phase == "committed"
             assert [record.clients[site].fate for site in "abcd"] == ["reported"] * 4
@@ -39,3 +41,33 @@ def test_a_secure_run_has_the_model_of_a_plain_one_and_no_single_update(tmp_path
         told = str(it.show("round", "show", "1"))
         assert "a takes part" not in told
         assert "it has sent keys, shares, its masked update, its signature" in told
+
+
+def test_a_site_that_is_killed_in_its_session_costs_the_others_nothing(tmp_path):
+    with federation(tmp_path) as it:
+        it.coordinator(**SECURE, rounds=2)
+        for site in "abc":
+            it.agent(site)
+        it.agent("d", environment={"ATOLL_CRASH_AT": "agent.masked"}).wait(60)
+        it.agent("d")
+        assert it.wait_for_end() == 0
+        first, *_ = it.rounds()
+        assert first.phase == "committed"
+        assert first.clients["d"].sum.left.startswith("session_lost")
+        assert [first.clients[site].fate for site in "abcd"] == ["reported"] * 3 + ["failed"]
+        np.testing.assert_allclose(model(it, 1), np.full(50_000, 1, np.float32), rtol=1e-6)
+
+
+@pytest.mark.parametrize("step", ["round.entry/SharesCame:2", "round.entry/SharesRevealed:2", "aggregate.after_fold"])
+def test_a_coordinator_that_is_killed_in_a_session_opens_the_same_sum(tmp_path, step):
+    with federation(tmp_path) as it:
+        it.coordinator(**SECURE, rounds=2, environment={"ATOLL_CRASH_AT": step})
+        for site in "abcd":
+            it.agent(site)
+        it.running["coordinator"].wait(60)
+        it.coordinator(**SECURE, rounds=2)
+        assert it.wait_for_end() == 0
+        first = it.rounds()[0]
+        assert (first.round_id, first.phase) == (1, "committed")
+        assert [first.clients[site].fate for site in "abcd"] == ["reported"] * 4
+        np.testing.assert_allclose(model(it, 2), np.full(50_000, 2, np.float32), rtol=1e-6)

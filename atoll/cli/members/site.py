@@ -1,4 +1,4 @@
-"""`atoll site ...`: a site's decisions about the runs that ask to train on its data."""
+"""`atoll site ...`: a site's decisions about the runs that ask to train on its data, and about rollbacks."""
 
 import time
 from collections.abc import Iterator
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from atoll.client.policy.decide import Standing
     from atoll.client.policy.history import PolicyHistory, RunTerms
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, help="List, approve and reject the runs that ask a site.")
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Decide for a site: on the runs that ask it, and on the sites in its sums."
+)
 
 State = Annotated[
     Path | None,
@@ -50,7 +52,7 @@ def list_runs(state: State = None, json: options.Json = False) -> None:
     """List the runs that have asked this site, with the decision on each and the terms on which it asks.
 
     With `approval = "each_run"` in the site's policy, the site takes part in a run after its approval. A run without an
-    algorithm (-) has only asked for evaluations.
+    algorithm (-) has only asked for evaluations; one with `sums` under `secure` asks for values in secure sums alone.
     """
     with _history(state) as history:
         runs = [_summary(terms) for terms in history.runs()]
@@ -58,13 +60,14 @@ def list_runs(state: State = None, json: options.Json = False) -> None:
         as_json(runs)
         return
     table(
-        ["run", "task", "standing", "asked", "decided", "algorithm", "codec", "local", "terms"],
+        ["run", "task", "standing", "asked", "decided", "algorithm", "codec", "secure", "local", "terms"],
         [
             (
                 *(run[name] for name in ("run", "task", "standing")),
                 *(clock(run[name]) for name in ("asked_at", "decided_at")),
                 run["algorithm"] or "-",
                 _codec(run["algorithm"], run["codec"]),
+                "sums" if run["secure"] else "-",
                 run["local"],
                 run["terms"],
             )
@@ -111,17 +114,57 @@ def forget(run: options.RunArgument, state: State = None, json: options.Json = F
 
 
 @app.command("accept-rollback")
-def accept_rollback(run: options.RunArgument, state: State = None, json: options.Json = False) -> None:
-    """Accept a rollback of a run, once: to an older round or version than this site has seen, or to another model.
+def accept_rollback(
+    run: Annotated[
+        str,
+        typer.Argument(metavar="[RUN]", help="Id of the run, such as digits-1, or its name.", show_default=False),
+    ] = "",
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Accept a rollback of this site instead: give it a new key.")
+    ] = False,
+    state: State = None,
+    json: options.Json = False,
+) -> None:
+    """Accept a rollback: of a run by its coordinator, or of this site's own state by its operator.
 
-    An agent refuses a rollback, as it may be a replay of old messages. It also follows when the coordinator's state was
-    restored from a backup, or when a new coordinator uses the id of an old run: ask its operator first. A running agent
-    takes it within a second, and asks for its next round.
+    RUN, once: to an older round or version than this site has seen, or to another model. An agent refuses a rollback,
+    as it may be a replay of old messages. It also follows when the coordinator's state was restored from a backup, or
+    when a new coordinator uses the id of an old run: ask its operator first. A running agent takes it within a second,
+    and asks for its next round.
+
+    --new-key: this site's state directory was put back from a copy, or its promises or its site key are damaged or
+    lost. Other sites refuse its old key, as it could open one update twice; they pin the new one, for which they ask by
+    telephone. Promises that can be read still bind. The agent must not run.
     """
+    if bool(run) == new_key:
+        raise CommandError(
+            "accept-rollback: name either a RUN, whose coordinator has gone back, or --new-key, as this site itself has"
+        )
+    if new_key:
+        _replace_key(folder_of(state), json=json)
+    else:
+        _accept_of_run(run, folder_of(state), json=json)
+
+
+def _replace_key(folder: Path, *, json: bool) -> None:
+    from atoll.client.site.own_key import name_in, replace_site_key
+    from atoll.operations.local_audit import record_at_site
+    from atoll.protocol.secure.site_key import shown
+
+    name = name_in(folder)
+    old, new = replace_site_key(folder)
+    record_at_site(folder, "site.new_key", name, f"fingerprint {shown(new)}; before: {shown(old) or 'not readable'}")
+    if json:
+        as_json({"site": name, "fingerprint": new, "before": old or None})
+        return
+    say(f"{name}  {shown(new)}")
+    note(f"every site that has pinned the old key pins this one: `atoll site trust {name} FINGERPRINT`")
+
+
+def _accept_of_run(run: str, folder: Path, *, json: bool) -> None:
     from atoll.client.disk.seen_store import runs_in
     from atoll.operations.local_audit import record_at_site
 
-    folder = _folder(state)
     try:
         known = runs_in(folder / "seen")
         run = only_named(run, ((run_id, run_id.rpartition("-")[0]) for run_id in known))
@@ -174,7 +217,7 @@ def archive(
     from atoll.cli.members.audit import as_archived
     from atoll.client.policy.decisions import NAME
 
-    as_archived(_folder(state) / NAME, out, "agent", json=json)
+    as_archived(folder_of(state) / NAME, out, "agent", json=json)
 
 
 def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, fingerprint: str = "") -> None:
@@ -200,6 +243,7 @@ def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, f
     is_of_data = terms.metrics.startswith("statistics ")
     training = "statistics of its data" if is_of_data else training
     metrics = terms.metrics.removeprefix("statistics ") if is_of_data else f"metrics {terms.metrics}"
+    metrics += ", in secure sums" if terms.secure else ""
     say(f"run {run} is {standing}, for task {terms.task} with {training}, {metrics}, local = {terms.local}")
 
 
@@ -228,7 +272,7 @@ def _history(state: Path | None) -> "Iterator[PolicyHistory]":
     """Open the agent's record of the runs; its agent may hold the lock of the file for a moment."""
     from atoll.client.policy.history import BUSY_S, NAME, PolicyHistory
 
-    folder = _folder(state)
+    folder = folder_of(state)
     with (
         waiting_for(f"the lock of {folder / NAME}", f"up to {BUSY_S:g} s for each reading and writing"),
         closing(PolicyHistory(folder)) as history,
@@ -236,7 +280,7 @@ def _history(state: Path | None) -> "Iterator[PolicyHistory]":
         yield history
 
 
-def _folder(state: Path | None) -> Path:
+def folder_of(state: Path | None) -> Path:
     """Return the state directory of an agent, which must exist.
 
     Raises:
@@ -264,6 +308,7 @@ def _summary(terms: "RunTerms") -> dict[str, Any]:
         "codec": terms.codec,
         "local": terms.local,
         "metrics": terms.metrics,
+        "secure": terms.secure or None,
         "terms": terms.fingerprint,
         "asked_at": terms.asked_at,
         "decided_at": terms.decided_at,

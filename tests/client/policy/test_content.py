@@ -36,6 +36,7 @@ SAME_WORK: dict[str, Any] = {
     "group": "1",  # of a message only
     "run_number": 2,  # as the run
     "asked_at": 9.0,
+    "ranges": (1,),  # their digest is in the terms
 }
 
 

@@ -16,14 +16,18 @@ from atoll.client.disk.spool import Entry, Spool
 from atoll.client.policy.decide import Decision, Kind, Outcome, PolicyRequest, Rule, Standing
 from atoll.client.policy.gate import Gate, content_of, failure_of
 from atoll.client.policy.history import NAME, PolicyHistory
+from atoll.client.secure.promises import Kind as Kind_
+from atoll.client.secure.promises import promise_of
 from atoll.client.session.events import EvaluationRequest, Invitation, StatisticsRequest
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RoundId, RunId, Version
 from atoll.tensors.safetensors_file import write
+from atoll.tensors.secure.masked_layout import EXACT
 from tests.cli.invoking import invoke, shown
 from tests.client.fake_coordinator import Version as Model
 from tests.client.fake_coordinator import model
+from tests.server.sessions.small_federation import terms_of
 
 POLICY = 'tasks = ["t"]\nruns = ["*"]\n'
 RUN = RunId("r-1")
@@ -65,9 +69,9 @@ def version(**sizes: int) -> Any:
     return Model(model(**(sizes or {"w": 10}))).manifest
 
 
-def spooled(folder: Path, number: int = 1, size: int = 10, work: float = 1.0) -> Entry:
+def spooled(folder: Path, number: int = 1, size: int = 10, work: float = 1.0, name: str = "w") -> Entry:
     (folder / "spool").mkdir(exist_ok=True)
-    pieces = write(folder / "u", {"w": np.ones(size, np.float32)})
+    pieces = write(folder / "u", {name: np.ones(size, np.float32)})
     manifest = UpdateManifest(
         RUN, RoundId(number), ClientId("north"), Version(0), Digest("0" * 64), num_examples=1, work=work, pieces=pieces
     )
@@ -414,3 +418,78 @@ def test_a_history_that_cannot_be_read_allows_nothing(tmp_path: Path) -> None:
     (tmp_path / f"{NAME}-wal").unlink(missing_ok=True)
     with pytest.raises(ConfigError, match=NAME):
         Site(tmp_path)
+
+
+# ------------------------------------------------------------ secure sums
+
+REQUIRED = "[secure]\nrequired = true\n"
+EVERYTHING = 'metrics = "per_site"\nstatistics = "per_site"\nactions = ["*"]\n'
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (invitation(), "a training outside of a secure sum"),
+        (question(), "an evaluation outside of a secure sum"),
+        (survey(), "statistics of the data outside of a secure sum"),
+        (invitation(message="train"), "a message outside of a secure sum"),
+        (invitation(message="train", secure=terms_of()), "no place in a secure sum"),
+        (invitation(codec="bf16", secure=terms_of()), "codec 'bf16' in a secure sum"),
+        (invitation(secure=terms_of(members_max=3)), ""),
+    ],
+)
+def test_a_site_that_demands_sums_refuses_all_else_and_logs_why(tmp_path: Path, asked: Any, said: str) -> None:
+    site = Site(tmp_path, EVERYTHING + REQUIRED)
+    decision = site.gate.ask(asked)
+    if not said:
+        assert decision.is_allowed
+        return
+    assert (decision.outcome, decision.rule) == (Outcome.REFUSED, Rule.SECURE)
+    assert said in decision.detail
+    assert failure_of(decision) is FailureReason.POLICY_REFUSED, "holds for the next invitation, too"
+    assert site.lines()[-1]["outcome"] == f"secure: {decision.detail}"
+
+
+def test_a_plain_update_in_the_spool_does_not_leave_once_sums_are_demanded(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.gate.admit(invitation(), version())
+    entry = spooled(tmp_path)
+    assert site.changes(REQUIRED)
+    assert (site.gate.ask_upload(entry).outcome, site.gate.ask_upload(entry).rule) == (Outcome.REFUSED, Rule.SECURE)
+    site.gate.promises.begin(bytes(32))
+    site.gate.promises.keep(promise_of(Kind_.JOINED, terms_of(run=RUN)))
+    assert not site.gate.ask_upload(entry).is_allowed, "of the round of a sum, but not masked"
+
+
+def test_a_masked_update_leaves_if_this_site_has_joined_its_sum(tmp_path: Path) -> None:
+    site = Site(tmp_path, REQUIRED)
+    assert site.gate.ask(invitation(secure=terms_of(run=RUN))).is_allowed
+    entry = spooled(tmp_path, name=EXACT)
+    assert not site.gate.ask_upload(entry).is_allowed
+    site.gate.promises.begin(bytes(32))
+    site.gate.promises.keep(promise_of(Kind_.JOINED, terms_of(run=RUN)))
+    assert site.gate.ask_upload(entry).is_allowed
+    assert not site.gate.ask_upload(spooled(tmp_path, 2, name=EXACT)).is_allowed
+
+
+def test_another_session_of_an_approved_run_needs_no_second_word(tmp_path: Path, caplog: Any) -> None:
+    site = Site(tmp_path, 'approval = "each_run"\n')
+    with caplog.at_level("INFO"):
+        assert site.gate.ask(invitation(secure=terms_of())).rule is Rule.APPROVAL
+    assert (
+        "in secure sums (at most 64 sites, threshold two_thirds, clip_norm 1, 32 bits, weights of up to" in caplog.text
+    )
+    site.gate._history.decided(RUN, Standing.APPROVED, 1.0)
+    for number, attempt in ((1, 1), (1, 2), (2, 1)):
+        assert site.gate.ask(invitation(number, secure=terms_of(round=number, attempt=attempt))).is_allowed
+    assert site.gate.ask(invitation(3)).rule is Rule.APPROVAL, "a plain training lets more leave"
+
+
+def test_the_number_of_examples_is_told_as_the_policy_says(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    told = []
+    for text in ("", "required = true", "tell_examples = false", "required = true\ntell_examples = true"):
+        site.changes(f"[secure]\n{text}\n")
+        assert site.gate.secure is not None
+        told.append(site.gate.secure.tells_examples)
+    assert told == [True, False, False, True]

@@ -1,10 +1,12 @@
 """The history for a site's policy: durable, bound to the terms, and unusable when it cannot be read."""
 
+import hashlib
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 
 from atoll.client.policy.decide import History, Kind, PolicyRequest, Standing
 from atoll.client.policy.history import NAME, RUNS_MAX, HistoryUnusable, NoSuchRun, PolicyHistory
+from atoll.client.policy.promise_store import PromiseStore
+from tests.server.sessions.small_federation import terms_of
 from tests.waiting import BOUND_S
 
 DAY = "2026-05-04"
@@ -206,6 +210,109 @@ def test_an_approval_without_metrics_is_for_sums_over_all_sites(tmp_path: Path) 
     assert standing("per_site") is Standing.APPROVED
     history.close()
     assert PolicyHistory(tmp_path).runs()[0].metrics == "per_site"
+
+
+SCHEMA_4 = """
+CREATE TABLE runs (run_id TEXT PRIMARY KEY, task TEXT NOT NULL, local TEXT NOT NULL, standing TEXT NOT NULL,
+                   asked_at REAL NOT NULL, decided_at REAL, algorithm TEXT NOT NULL, codec TEXT NOT NULL,
+                   metrics TEXT NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE rounds (run_id TEXT NOT NULL, round_id INTEGER NOT NULL, work TEXT NOT NULL, day TEXT NOT NULL,
+                     sent TEXT) STRICT;
+CREATE INDEX rounds_by_round ON rounds (run_id, round_id);
+CREATE INDEX rounds_by_day ON rounds (day);
+CREATE TABLE rollbacks (run_id TEXT PRIMARY KEY, accepted_at REAL NOT NULL) STRICT, WITHOUT ROWID;
+INSERT INTO runs VALUES ('r-1', 't', '{}', 'approved', 1.0, 2.0, 'fedavg', '', 'merged');
+INSERT INTO rounds VALUES ('r-1', 7, 'w', '2026-05-04', NULL);
+INSERT INTO rollbacks VALUES ('r-2', 3.0);
+PRAGMA user_version = 4;
+"""
+
+
+def test_approvals_of_plain_runs_outlive_the_schema_of_secure_sums(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / NAME) as database:
+        database.executescript(SCHEMA_4)
+    database.close()
+    history = PolicyHistory(tmp_path)
+    [run] = history.runs()
+    before = hashlib.sha256(b'["t", "{}", "fedavg", "", "merged"]').hexdigest()[:24]
+    assert (run.standing, run.secure, run.fingerprint) == (Standing.APPROVED, "", before)
+    found = history.of(request(7, local="{}", algorithm="fedavg", codec="", content="w"), day=DAY)
+    assert (found.standing, found.is_counted, history.accepted_rollbacks()) == (Standing.APPROVED, True, ["r-2"])
+    store = PromiseStore(history.database)
+    assert (store.promises.chain.count, store.site_key, store.fault) == (0, b"", "")
+
+
+@pytest.mark.parametrize("schema", [SCHEMA_1, SCHEMA_2, SCHEMA_4])
+def test_every_older_file_gets_the_tables_of_a_new_one(tmp_path: Path, schema: str) -> None:
+    def tables(folder: Path) -> dict[str, list[tuple[str, ...]]]:
+        PolicyHistory(folder).close()
+        with closing(sqlite3.connect(folder / NAME)) as database:
+            names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            return {name: [row[1:4] for row in database.execute(f"PRAGMA table_info({name})")] for name in names}
+
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder in (old, new):
+        folder.mkdir()
+    with closing(sqlite3.connect(old / NAME)) as database:
+        database.executescript(schema)
+    assert tables(old) == tables(new)
+
+
+SUMS = {"local": "{}", "algorithm": "fedavg", "codec": "", "metrics": "merged"}
+
+
+def test_an_approval_is_for_the_terms_of_the_secure_sums(tmp_path: Path) -> None:
+    history = PolicyHistory(tmp_path)
+
+    def standing(**fields: Any) -> Standing:
+        return history.of(request(**(SUMS | fields)), day=DAY).standing
+
+    def asks(**fields: Any) -> bool:
+        return history.asked(request(**(SUMS | fields)), 1.0)
+
+    assert asks(terms=terms_of())
+    history.decided("r-1", Standing.APPROVED, 2.0)
+    same = [terms_of(round=9, attempt=2, session=3, base=7, model="cd" * 32, ranges="cd" * 32)]
+    assert [standing(terms=terms) for terms in (terms_of(), *same)] == [Standing.APPROVED] * 2
+    assert not asks(terms=same[0]), "every round has its own base, attempt and ranges"
+    others: list[Any] = [{"clip_norm": 2.0}, {"bits": 64}, {"examples_max": 0}, {"threshold": "3"}, {"frozen": "ab"}]
+    others += [{"members_max": 5}, {"layout": "cd" * 32}, {"privacy": "{}"}, {"receivers": (0,)}, {"local": "{1}"}]
+    assert {standing(terms=terms_of(**other)) for other in others} == {Standing.UNDECIDED}
+    assert standing(terms=None) is Standing.UNDECIDED, "a plain training lets more leave"
+    assert standing(kind=Kind.UPLOAD, local=None, algorithm=None) is Standing.APPROVED
+    assert asks(terms=terms_of(clip_norm=2.0))
+    assert standing(terms=terms_of(clip_norm=2.0)) is Standing.UNDECIDED
+
+
+def test_an_approval_of_a_training_in_sums_covers_evaluations_in_sums_alone(tmp_path: Path) -> None:
+    history = PolicyHistory(tmp_path)
+    evaluation = {"kind": Kind.EVALUATE, "local": "{}", "metrics": "merged"}
+    history.asked(request(**SUMS, terms=terms_of()), 1.0)
+    history.decided("r-1", Standing.APPROVED, 2.0)
+    in_sums = request(**evaluation, terms=terms_of(purpose="evaluation"))
+    assert history.of(in_sums, day=DAY).standing is Standing.APPROVED
+    assert not history.asked(in_sums, 3.0)
+    assert history.of(request(**evaluation), day=DAY).standing is Standing.UNDECIDED
+
+
+def test_the_terms_are_shown_with_another_fingerprint_than_a_plain_run(tmp_path: Path) -> None:
+    history = PolicyHistory(tmp_path)
+    prints = set()
+    for terms in (None, terms_of(), terms_of(bits=64)):
+        history.asked(request(**SUMS, terms=terms), 1.0)
+        prints.add(history.runs()[0].fingerprint)
+    assert len(prints) == 3
+
+
+def test_all_attempts_at_one_masked_update_are_one_upload(tmp_path: Path) -> None:
+    history = PolicyHistory(tmp_path)
+    history.count(request(content="a"), DAY)
+    for attempt in ("u", "v"):
+        masked = request(kind=Kind.UPLOAD, content=attempt, is_masked=True)
+        assert history.of(masked, day=NEXT_DAY).is_counted
+        history.count(masked, NEXT_DAY)
+    assert history.of(request(2), day=DAY).rounds_today == 1
+    assert not history.of(upload(content="u"), day=DAY).is_counted, "a plain one is another update"
 
 
 def test_who_never_asked_cannot_be_decided_about_or_forgotten(tmp_path: Path) -> None:
