@@ -66,7 +66,8 @@ class SecureConfig(BaseModel):
 
     stage_timeout: Seconds = 60.0
     """Seconds for each stage of a session: shares, masked updates with their upload, agreement on the survivors,
-    opening, and the keys of a further attempt. Those of the first one come by the round's deadline."""
+    opening, and the keys of a further attempt. The keys of the first attempt come by the round's deadline, and its
+    masked updates may take until then, too."""
 
     attempts: int = Field(default=3, ge=1, le=ATTEMPTS_MAX)
     """Most attempts at the sum of a session whose members drop out before they are told who survived; each has new
