@@ -102,7 +102,7 @@ class CustomOptimizer(Guarded):
         for of, values in made.items():
             if values.shape != master.shape:
                 raise OptimizerFailed(
-                    f"{self.name} makes {values.shape} of {master.shape} elements of {of}, tensor {place.tensor!r}"
+                    f"{self.name} returns {values.shape} for {master.shape} elements of {of}, tensor {place.tensor!r}"
                 )
         state.update({slot: made[slot] for slot in state})
         return made[_MODEL]
@@ -112,7 +112,7 @@ class CustomOptimizer(Guarded):
 
         Args:
             gram: (K, K).
-            place: with the shares (K), without a tensor.
+            place: the place, with the shares (K), without a tensor.
         """
         prepared: Block = self.call("prepare", gram.copy(), place=place, into=_numbers)
         again: Block = self.call("prepare", gram.copy(), place=place, into=_numbers)
@@ -135,7 +135,7 @@ class CustomOptimizer(Guarded):
         for slot in slots:
             if not _SLOT.fullmatch(slot) or slot in _RESERVED:
                 yield (
-                    f"{name}.slots: {slot!r} is no name of a slot: 1 to 32 of a-z and _, none of {', '.join(_RESERVED)}"
+                    f"{name}.slots: {slot!r} is not a slot name: 1 to 32 of a-z and _, none of {', '.join(_RESERVED)}"
                 )
         if slots and not callable(getattr(self.custom, "init", None)):
             yield f"{name} has slots, and no method `init`"

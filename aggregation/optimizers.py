@@ -57,7 +57,7 @@ class Optimizer(Protocol):
             master: (n) elements of the model.
             mean: (n) of the mean update; may be overwritten.
             state: (n) of each slot.
-            place: of the elements in the model and the run.
+            place: the place of the elements in the model and the run.
         """
         ...
 

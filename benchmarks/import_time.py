@@ -10,6 +10,7 @@ import subprocess
 import sys
 from statistics import median
 
+from benchmarks.processes import keep_bytecode
 from benchmarks.report import Bar, conclude, say
 
 PROGRAM = """
@@ -32,6 +33,7 @@ def measured(module: str) -> tuple[float, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=7)
+    keep_bytecode()
     pairs = [(measured("atoll"), measured("torch")) for _ in range(parser.parse_args().pairs + 1)][1:]
     ours, theirs = (median(pair[side][0] for pair in pairs) for side in (0, 1))
     say(f"import atoll {1000 * ours:.1f} ms, import torch {1000 * theirs:.0f} ms of processor time")

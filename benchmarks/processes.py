@@ -126,6 +126,11 @@ class Processes:
             process.wait()
 
 
+def keep_bytecode() -> None:
+    """Let the measured processes write and read bytecode, as an installed Atoll does, whatever the shell has set."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
 def coordinator_command(*what: str, **settings: object) -> list[str]:
     """Return the command of a coordinator; `round__quorum=1` stands for --set round.quorum=1."""
     return [ATOLL, "coordinator", *what, *_set({"coordinator__enrol": "127.0.0.1:0"} | settings)]

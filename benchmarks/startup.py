@@ -36,6 +36,7 @@ from benchmarks.processes import (
     Usage,
     agent_command,
     coordinator_command,
+    keep_bytecode,
     wait_for_address,
 )
 from benchmarks.report import Bar, conclude, say, spread
@@ -240,6 +241,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one pass without Flower: a check that it works")
     arguments = parser.parse_args()
     passes = 1 if arguments.quick else arguments.passes
+    keep_bytecode()
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place:
         folder = prepare(Path(place))
         subjects, imports = measure(folder, passes)

@@ -372,7 +372,7 @@ class Agent:
         logger.info("invited to round %d of %s, until %s", invitation.round_id, invitation.run_id, until, extra=about)
 
     def _log_release(self, event: Released) -> None:
-        then = "what is done is sent, and may count in the next round" if event.submit else "its work ends"
+        then = "the work done so far is sent, and may count in the next round" if event.submit else "its work ends"
         text = "round %d of %s no longer waits for this site (%s): %s"
         about = {"run": event.run_id, "round": event.round_id}
         logger.info(text, event.round_id, event.run_id, event.reason.replace("_", " "), then, extra=about)
@@ -406,7 +406,7 @@ class Agent:
             if self._verifier is not None:
                 self._verifier.memory.forget(RunId(run_id))
             self._gate.rollback_taken(run_id)
-            text = "the next round and version of run %s are accepted as its newest, as this site's operator says"
+            text = "the next round and version of run %s are accepted as its newest, as this site's operator decided"
             logger.warning(text, run_id, extra={"run": run_id})
             self._has_declined = True
 
@@ -466,7 +466,7 @@ class Agent:
 
     def _report_statistics(self, report: ReportStatistics) -> None:
         if report.reason is not None:
-            text = "giving no statistics to request %d of %s: %s"
+            text = "sending no statistics for request %d of %s: %s"
             logger.warning(text, report.number, report.run_id, report.detail, extra={"run": report.run_id})
         disclosed = disclosed_answer(report, error_details=self._gate.error_details)
         self._connection.send(messages.site_statistics(disclosed, self._gate.statistics_terms))

@@ -41,9 +41,9 @@ class AgentWatch:
         config: the agent's settings.
         state: its directory.
         gate: the site's policy.
-        connection: to the coordinator.
+        connection: the connection to the coordinator.
         keeper: renews its credential; None: it has none.
-        address: of the coordinator.
+        address: the address of the coordinator.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class AgentWatch:
         leaf = self._keeper.current.leaf
         anew = "a new join code from the coordinator's operator (`atoll client invite NAME`, then --join)"
         if now >= leaf.expires_at:
-            sentence = f"this site's certificate has ended at {instant(leaf.expires_at)}: it takes {anew}"
+            sentence = f"this site's certificate has ended at {instant(leaf.expires_at)}: it needs {anew}"
             yield Notice(Condition.CERTIFICATE, "site, ended", sentence, is_once=True)
         elif leaf.expires_at - now < (leaf.expires_at - leaf.issued_at) * CERTIFICATE_LEFT:
             what = f"this site's certificate ends at {instant(leaf.expires_at)} and was not renewed"
             sentence = (
-                f"{what}: the agent renews it when it reaches the coordinator at {self._address}; later it takes "
+                f"{what}: the agent renews it when it reaches the coordinator at {self._address}; after that it needs "
             )
             yield Notice(Condition.CERTIFICATE, "site", sentence + anew)
 

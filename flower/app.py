@@ -152,7 +152,7 @@ def read_app(reference: str) -> FlowerApp:
         document = tomllib.loads((folder / PROJECT).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         others = "any other TASK is module:attribute or path/to/file.py:attribute"
-        raise TaskNotFound(f"{folder} is no task: the folder of a Flower app has a {PROJECT}, {others}") from error
+        raise TaskNotFound(f"{folder} is not a task: the folder of a Flower app has a {PROJECT}, {others}") from error
     except OSError as error:
         raise TaskNotFound(in_words(error)) from error
     except ValueError as error:

@@ -47,7 +47,7 @@ class _AppBench(AllTravels):
 
     def __init__(self, app: FlowerApp, request: dict[str, Any]) -> None:
         if (request.get("algorithm") or "fedavg") != "fedavg":
-            raise TaskBroken(f"a Flower app has a client, which has no part in algorithm {request['algorithm']}")
+            raise TaskBroken(f"the client of a Flower app does not support algorithm {request['algorithm']}")
         self._app = app
         self._terms, self._run_config = _terms_of(app, request)
 
@@ -109,7 +109,9 @@ class ClientBench(_AppBench):
         metrics = _only(reply.metric_records, "MetricRecord", "train")
         weight, statistics = weighted(metrics, self._terms.weight)
         if not weight:
-            raise TaskMismatch(f"{self._terms.weight!r} in the metrics of a reply is 0: natively it is more; {HOSTED}")
+            raise TaskMismatch(
+                f"{self._terms.weight!r} in the metrics of a reply is 0; a native run needs more; {HOSTED}"
+            )
         trained = checked(Trained(self._update(record, arrays.version), weight, statistics))
         return Outcome(trained, {"steps": 0}, _own_of(state) if state else {})
 

@@ -87,7 +87,7 @@ class ClientHost:
             content: records that the app may change; no other call may have them.
             state: the state of the context, which is updated by the app.
             run_config: the run config.
-            noise: of this call; None: there is no secret.
+            noise: the noise of this call; None: there is no secret.
 
         Raises:
             TaskBroken: the reply is an error, or no message.

@@ -17,7 +17,7 @@ class Measured:
     """The records of one call of `main()`, and of earlier calls in the same folder.
 
     Args:
-        folder: of the `main()`; None: the records are in memory only.
+        folder: the folder of the `main()`; None: the records are in memory only.
     """
 
     def __init__(self, folder: Path | None) -> None:

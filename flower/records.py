@@ -63,7 +63,7 @@ def from_content(content: Content) -> RecordDict:
         _refuse_twice(content.plain)
         return RecordDict({name: _record(kind, rows, content.arrays) for name, kind, rows in content.plain})
     except (TypeError, KeyError, ValueError, IndexError, RecursionError) as error:
-        raise ValueError(f"these are no records of Flower: {error}") from error
+        raise ValueError(f"these are not records of Flower: {error}") from error
 
 
 def _record(kind: str, rows: list[Any], arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> Any:

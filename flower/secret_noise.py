@@ -38,7 +38,7 @@ class FlowerNoise:
         self.load()
 
     def load(self) -> None:
-        """Forget the previous app: the next one is loaded until the first job begins."""
+        """Forget the previous app: until the next job begins, another app is being loaded."""
         self._is_loading, self._is_seeded = True, False
         self._is_drawn = False  # whether the loaded app has a mod or wrapper
 
@@ -47,7 +47,7 @@ class FlowerNoise:
 
         Args:
             source: returns the generator of the job's noise; None: there is no secret.
-            seed: of the generators, unless the app draws noise from a secret; None: they are seeded already.
+            seed: the seed of the generators, unless the app draws noise from a secret; None: they are seeded already.
         """
         self._source, self._is_seeded, self._is_loading = source, False, False
         if seed is not None:

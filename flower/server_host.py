@@ -71,7 +71,7 @@ class ServerHost:
     Args:
         app: the app.
         run_config: its run config.
-        noise: of its `main()`; None: there is no secret.
+        noise: the noise of its `main()`; None: there is no secret.
         run_id: the number of the run.
     """
 
@@ -97,7 +97,7 @@ class ServerHost:
         if self._started is None:
             server_app = server_app_of(self._app)
             if getattr(server_app, "_main", None) is None:
-                raise NotNative(f"{self._app.serverapp} has no main(): it is of the form before Flower 1.21")
+                raise NotNative(f"{self._app.serverapp} has no main(): it has the form from before Flower 1.21")
             self._thread = threading.Thread(target=self._run, args=(server_app,), name="main", daemon=True)
             self._thread.start()
             found = self._answer()

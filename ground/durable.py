@@ -42,8 +42,8 @@ def write_atomically(path: Path, content: bytes, *, sync_name: bool = True, is_d
     """Write a file atomically: it appears under its name whole, or not at all.
 
     Args:
-        path: of the file.
-        content: of the file.
+        path: the path of the file.
+        content: the content of the file.
         sync_name: whether its name is on disk on return, too.
         is_durable: whether its content is on disk on return.
 

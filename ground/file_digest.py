@@ -70,7 +70,7 @@ class Digests:
     """The SHA-256 of files in a folder that do not change once they are written: each file is read once.
 
     Args:
-        folder: of the files.
+        folder: the folder of the files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +81,7 @@ class Digests:
         """Return the digest of each file by its name, relative to the folder; forget all others.
 
         Args:
-            names: of the files.
+            names: the names of the files.
             written: the names of files that were written again since the last call.
 
         Raises:
@@ -118,7 +118,7 @@ def read_sums(folder: Path) -> dict[str, str]:
     found = [_LINE.fullmatch(line) for line in lines[:-1]]
     for number, match in enumerate(found, 1):
         if match is None:
-            raise ValueError(f"line {number} is no SHA-256 with a name")
+            raise ValueError(f"line {number} is not a SHA-256 with a name")
     if lines[-1]:
         raise ValueError(f"it ends within line {len(lines)}")
     return {match[2]: match[1] for match in found if match is not None}

@@ -21,9 +21,9 @@ def lock_file(path: Path, owner: str = "", *, mode: int = 0o600) -> int:
     """Take the exclusive lock on a file without waiting, and return its descriptor: closing it releases the lock.
 
     Args:
-        path: of the file, which is made when it is missing.
+        path: the path of the file, which is made when it is missing.
         owner: the new text of the file; empty: the text stays.
-        mode: of a new file.
+        mode: the mode of a new file.
 
     Raises:
         Locked: another process holds the lock.

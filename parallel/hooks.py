@@ -27,7 +27,7 @@ from atoll.training.local.client import Tensors, TrainingClient, check_set, form
 
 
 class WholeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The numbers that a hook takes out of a tensor (`item`, `float`, `if`): those of the whole, not of a summand."""
+    """The numbers that a hook takes out of a tensor (`item`, `float`, `if`): of the whole tensor, not of a summand."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a torch operation; `item` of a DTensor returns the number of the whole tensor."""
@@ -57,8 +57,8 @@ def stand_in(outline: nn.Module, tensors: Mapping[str, torch.Tensor]) -> nn.Modu
     """Return a meta-device copy of a model, bound to the given tensors.
 
     Args:
-        outline: of the whole model.
-        tensors: by the names of `forms_of`.
+        outline: the outline of the whole model.
+        tensors: the tensors, by the names of `forms_of`.
     """
     memo: dict[int, Any] = {}
     for name, parameter in outline.named_parameters():
@@ -74,12 +74,12 @@ class MeshClient(TrainingClient):
     """The client of one training on a mesh; every rank calls its methods at the same point.
 
     Args:
-        task: with the algorithm.
+        task: the task, with the algorithm.
         outline: the model without memory.
         read: returns what this rank has of each tensor now, trained parameters as the optimizer moves them; by the
             names of `forms_of`.
         local: the settings of the round.
-        context: of the training.
+        context: the context of the training.
         shared: the shared tensors as they were received, by name.
         state: the client's state; None: the algorithm's first one.
 
@@ -236,7 +236,7 @@ def placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def settled(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without sums that are still to be taken over the ranks; every rank calls it."""
+    """Return a tensor without pending sums over the ranks; every rank calls it."""
     if not isinstance(tensor, DTensor):
         return tensor
     placements = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]

@@ -153,7 +153,7 @@ def process_group(
     """Provide the default process group for the block: NCCL on GPUs (with gloo beside it for the CPU), gloo elsewhere.
 
     An existing group is used, and stays. Groups that are made in the block, such as a mesh's axes, have the
-    same timeout: torch gives them 10 or 30 minutes, whatever that of the default group.
+    same timeout: torch gives them 10 or 30 minutes, whatever the timeout of the default group is.
 
     Args:
         world: this process's rank.

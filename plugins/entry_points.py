@@ -89,7 +89,7 @@ def _of_distribution(distribution: metadata.Distribution, package: str, version:
     try:
         points = [*distribution.entry_points]
         broken = next((point for point in points if not (point.name and point.value)), None)
-        reason = f"{broken} is no entry point" if broken else ""
+        reason = f"{broken} is not an entry point" if broken else ""
     except Exception as error:  # the file is foreign, and may contain any text
         points, reason = [], f"{type(error).__name__}: {error}"
     if reason:

@@ -17,7 +17,7 @@ def told(error: BaseException, name: str = "") -> str:
 
     Args:
         error: the exception that the code raised.
-        name: of the object and the call; empty: the sentence has them already.
+        name: the name of the object and the call; empty: the sentence has them already.
     """
     explains_itself = type(error) is ValueError
     words = str(error) if explains_itself else f"{type(error).__name__}: {error}"
@@ -35,9 +35,9 @@ def called(
     """Return the result of a call of custom code.
 
     Args:
-        name: of the object and the call, for the error.
+        name: the name of the object and the call, for the error.
         function: custom.
-        arguments: by position.
+        arguments: the arguments, by position.
         failed: makes the error from its sentence.
         passing: exceptions that the contract allows, which are raised unchanged.
         options: arguments by name.
@@ -57,7 +57,7 @@ class Guarded:
     """A custom object behind the contract of its kind.
 
     Args:
-        name: of the object, for errors.
+        name: the name of the object, for errors.
         custom: the object.
     """
 
@@ -76,7 +76,7 @@ class Guarded:
 
         Args:
             method: its name.
-            arguments: by position.
+            arguments: the arguments, by position.
             place: the `Place` of the call, for a method with a parameter `place`.
             into: converts the result; its exceptions count as the method's.
 

@@ -111,7 +111,7 @@ def _file_module(place: str, reference: str) -> ModuleType:
     name = f"_atoll_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ReferenceNotFound(f"{reference}: {path} is no Python file")
+        raise ReferenceNotFound(f"{reference}: {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up there
     try:

@@ -114,7 +114,7 @@ class VersionManifest:
         """Make the manifest from all pieces, in canonical order.
 
         Args:
-            pieces: with their digests.
+            pieces: the pieces with their digests.
             model_dtypes: dtypes in which the model computes; default: as stored.
             piece_bytes: largest size of a piece [bytes]; a slot has its version's; default: computed from the
                 layout.

@@ -32,7 +32,7 @@ def check_model_travels(manifest: VersionManifest, codec: str = "") -> None:
     """Check that the manifests of a model's versions and updates fit into messages.
 
     Args:
-        manifest: of a version of the model.
+        manifest: the manifest of a version of the model.
         codec: the codec of the updates; empty: plain.
 
     Raises:

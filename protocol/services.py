@@ -16,7 +16,7 @@ class Stub:
     """The client's side of a service: `stub.Method(request, timeout=...)`.
 
     Args:
-        channel: from grpc.aio, or from grpc for calls on threads.
+        channel: a channel of grpc.aio, or of grpc for calls on threads.
         service: its name in the proto.
         forms: methods with custom serializers and parsers.
     """

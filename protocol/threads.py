@@ -37,7 +37,7 @@ async def on_own_thread(function: Callable[..., T], *args: object, stop: Callabl
 
     Args:
         function: as for `on_thread`.
-        args: of the function.
+        args: the arguments of the function.
         stop: lets the function end soon; called when this task is cancelled.
     """
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=function.__name__)

@@ -32,7 +32,7 @@ class Choice(Generic[Kind]):
     """Choice of one variant by its name.
 
     Args:
-        union: of the variants; each has a `Literal` field `tag` with its names.
+        union: the union of the variants; each has a `Literal` field `tag` with its names.
         tag: the name of that field, the discriminator.
     """
 
@@ -57,7 +57,7 @@ class Choice(Generic[Kind]):
         """Return the variant of a name with the given options; None for a name that is not a variant.
 
         Args:
-            name: of the kind.
+            name: the name of the kind.
             given: the options in the table; None counts as not given.
             also: options that are allowed beside the kind's, but do not belong to the variant.
             label: the name of the kind in an error; empty: `name`.

@@ -69,7 +69,7 @@ async def host(
         again: start a new run although the last one of this name had the same settings.
         stay: keep serving after the last run has ended.
         notify: how the operator is notified, and the thresholds.
-        accepts: what the operator accepts for this start.
+        accepts: the faults that the operator accepts for this start.
         on_ready: called once the ports answer.
         on_end: called when the shutdown begins.
 

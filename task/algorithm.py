@@ -109,7 +109,7 @@ class Algorithm:
 
     Two kinds of tensors are kept beside the model, each under its names:
 
-    - `shared` travels with every version and comes back with every update. The coordinator sets it to the mean of the
+    - `shared` is sent with every version and comes back with every update. The coordinator sets it to the mean of the
       clients' returned tensors, with the weights of their updates.
     - `state` stays at the client, and is there again in its next training. It is the state of the last training whose
       update is part of a model: a refused update leaves no trace.
@@ -133,7 +133,7 @@ class Algorithm:
         """Return a client's first state; its names, shapes and dtypes do not depend on values.
 
         Args:
-            model: with the version that the client trains from.
+            model: the model, with the version that the client trains from.
         """
         return {}
 
@@ -144,9 +144,9 @@ class Algorithm:
         """Return the loss whose gradient is taken.
 
         Args:
-            client: with the batch, `inputs` and `targets`.
+            client: the client, with the batch, `inputs` and `targets`.
             loss: the task's loss of the batch, which is reported in any case.
-            outputs: of the model.
+            outputs: the outputs of the model.
         """
         return loss
 
@@ -154,8 +154,8 @@ class Algorithm:
         """Return the gradients for the optimizer's step, before they are clipped.
 
         Args:
-            client: with the batch.
-            gradients: of `loss`, with the term of `local.prox_mu`, by parameter; zeros of a parameter without one.
+            client: the client, with the batch.
+            gradients: the gradient of `loss` and the term of `local.prox_mu` by parameter; zeros if it has none.
         """
         return gradients
 

@@ -101,7 +101,7 @@ def simulated_number(task: str, given: Mapping[str, Any], seed: int) -> int:
     Args:
         task: the name of the task.
         given: the run's values for the task.
-        seed: of the run.
+        seed: the seed of the run.
     """
     text = json.dumps([task, given, seed], sort_keys=True, default=str)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1 or 1

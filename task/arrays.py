@@ -43,7 +43,7 @@ def check_like(arrays: Mapping[str, np.ndarray[Any, Any]], expected: Layout, *, 
     """Check that the arrays have the expected names, shapes and dtypes.
 
     Args:
-        arrays: by name.
+        arrays: the arrays, by name.
         expected: the model's layout.
         may_omit: allow that some, but not all, of the expected arrays are missing.
 
@@ -74,7 +74,7 @@ def check_rows_like(arrays: Mapping[str, np.ndarray[Any, Any]], expected: Layout
     """Check that arrays can be appended to a model's: equal names, dtypes and shapes, except for the number of rows.
 
     Args:
-        arrays: by name.
+        arrays: the arrays, by name.
         expected: the model's layout; a tensor has at least one axis.
 
     Raises:

@@ -79,7 +79,7 @@ def travelling_faults(travels: object, base: object) -> Iterator[str]:
     if base is not None and not isinstance(base, Base):
         yield f"base must be a Base or None, got {base!r}"
     elif base is not None and travels == ALL:
-        yield 'base has the tensors that do not travel: set travels="trained"; a whole model starts from model.start'
+        yield 'base is for tensors that are not exchanged: set travels="trained"; a whole model starts from model.start'
 
 
 def place_of(base: Base, context: Context) -> Path:

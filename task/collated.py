@@ -60,7 +60,7 @@ def check_form(given: Any, name: str, *, has_fit: bool) -> Any:
 
     Args:
         given: the data.
-        name: of the function that gave it, with its arguments, for the message.
+        name: the name of the function that gave it, with its arguments, for the message.
         has_fit: the task's `fit` reads the data, in any form.
 
     Raises:

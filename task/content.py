@@ -1,6 +1,6 @@
 """The content of a message between a server program and a site: plain values and named arrays, as tensors of bytes.
 
-A model has one layout and few dtypes; a message may have any. So each array travels as one tensor of U8, its bytes: an
+A model has one layout and few dtypes; a message may have any. So each array is sent as one tensor of U8, its bytes: an
 array that a site has from an earlier message is not sent again.
 
     "000000"        {"arrays": [[name, dtype, shape], ...], "plain": ...}, JSON
@@ -110,7 +110,7 @@ def from_tensors(tensors: Mapping[str, "np.ndarray[Any, Any]"]) -> Content:
             raise ValueError(f"the names of its arrays are {[row[0] for row in header['arrays']]}")
         return Content(header["plain"], arrays)
     except (KeyError, TypeError, ValueError, OverflowError, SyntaxError, RecursionError) as error:
-        raise ValueError(f"this is no content of a message: {error}") from error
+        raise ValueError(f"this is not the content of a message: {error}") from error
 
 
 def _array(values: "np.ndarray[Any, Any]", dtype: str, shape: list[int]) -> "np.ndarray[Any, Any]":

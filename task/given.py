@@ -1,10 +1,10 @@
 """The values that a run gives to its task: overrides of `Local`, schedules of some of them, and the task's options.
 
-They travel as one table of plain values, which the site's approval covers, and which is the same in every round:
+They are sent as one table of plain values, which the site's approval covers, and which is the same in every round:
 
     {"epochs": 2, "lr": {"kind": "cosine", "start": 0.1, "rounds": 100}, "task.smoothing": 0.1}
 
-With `Task(travels="trained")` it also has the digest of the tensors that do not travel, as `model.frozen`.
+With `Task(travels="trained")` it also has the digest of the tensors that are not exchanged, as `model.frozen`.
 """
 
 from collections.abc import Collection, Mapping
@@ -130,8 +130,8 @@ def with_values(
     """Return the values that a task declares, overridden by given ones.
 
     Args:
-        defaults: the declared values, whose types the others must have; None: all are allowed.
-        values: of the declared types, or their text from a command line.
+        defaults: the declared values, whose types given values must have; None: all are allowed.
+        values: the values of the declared types, or their text from a command line.
         where: the name of the table, for the messages.
         declared_by: the place where the task declares them, for the messages.
 
@@ -168,7 +168,7 @@ def with_tables(
     Args:
         defaults: the settings that the task declares.
         before: the settings of some sites, in the task.
-        tables: the others by site.
+        tables: the given values by site.
         sites: the sites of the task.
 
     Raises:

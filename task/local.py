@@ -73,8 +73,8 @@ class Local:
     """The weight of FedProx's proximal term μ/2 |w - w_global|² (>= 0; Li et al. 2020, Algorithm 2)."""
 
     keep: str | None = None
-    """Layers that stay at the site and never travel: "batchnorm" (FedBN; Li et al. 2021), names of tensors such as
-    "head.*", or several of them separated by commas; None: all layers travel."""
+    """Layers that stay at the site and are never sent: "batchnorm" (FedBN; Li et al. 2021), names of tensors such as
+    "head.*", or several of them separated by commas; None: all layers are exchanged."""
 
     keep_optimizer: bool = False
     """Keep the optimizer's state at the site from the last accepted training to the next round: DiLoCo across clients,

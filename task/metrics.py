@@ -1,7 +1,7 @@
 """Metrics as sufficient statistics: sums that are added over batches, sites and machines before a value is computed.
 
 The mean of the sites' accuracies is wrong if the sites differ in size; the sums (correct, seen) of all sites give the
-accuracy of the pooled data exactly. Statistics are plain tuples of floats by metric name, so that they travel as
+accuracy of the pooled data exactly. Statistics are plain tuples of floats by metric name, so that they are sent as
 values. Sums are correctly rounded (math.fsum), hence independent of the order; sums of whole numbers are exact.
 """
 
@@ -91,8 +91,8 @@ def tried(metric: "Metric | Callable[..., Any]", outputs: Any, targets: Any, roo
 
     Args:
         metric: a plain function, or a `Metric`.
-        outputs: of the model, without gradients.
-        targets: of the same batch.
+        outputs: the outputs of the model, without gradients.
+        targets: the targets of the same batch.
         room: the number of sums that the metrics before it have left.
     """
     try:
@@ -160,7 +160,7 @@ def contract_fault(metric: "Metric | Callable[..., Any] | None", sums: Sequence[
 
     Args:
         metric: the metric that returned the sums.
-        sums: of at least one batch.
+        sums: the sums of at least one batch.
         room: the number of sums that the metrics before it have left.
     """
     if len(sums) > room:

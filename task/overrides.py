@@ -26,7 +26,7 @@ def overridden(
     Args:
         settings: a dataclass of plain values, which checks their ranges when it is constructed.
         section: the name before the dot, for the messages.
-        overrides: by field name. Values of the field's type, or their text from a command line ("0.05", "none").
+        overrides: values by field name, of the field's type or as text from a command line ("0.05", "none").
         hidden: fields that are set in another way.
 
     Raises:

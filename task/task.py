@@ -99,8 +99,8 @@ class Task:
     lengths, which are padded here. None: rows are (inputs, targets) of equal shapes."""
 
     algorithm: Algorithm | None = None
-    """The client's side of a custom federated algorithm: hooks of the built-in training loop, with tensors that travel
-    beside the model's and a state that stays at each client."""
+    """The client's side of a custom federated algorithm: hooks of the built-in training loop, with tensors that are
+    exchanged beside the model's and a state that stays at each client."""
 
     options: Mapping[str, Plain | None] = field(default_factory=dict)
     """Values of a run by name, with their defaults: a run's `[task]` table may set others of the same types, for all
@@ -120,11 +120,11 @@ class Task:
     may set them in `[sites.NAME]`."""
 
     travels: str = "all"
-    """Tensors that travel: "all"; or "trained", only parameters with requires_grad and the buffers that training
+    """Tensors that are exchanged: "all"; or "trained", only parameters with requires_grad and the buffers that training
     changes, such as an adapter's. Then all others must be the same at every site: their digest is checked."""
 
     base: Base | None = None
-    """The files of the tensors that do not travel; None: every site builds them alike, from the seed of the run."""
+    """The files of the tensors that are not exchanged; None: every site builds them alike, from the seed of the run."""
 
     def __post_init__(self) -> None:
         faults = list(_faults(self))

@@ -21,15 +21,15 @@ ROWS_AT_ONCE = 64
 def check_cover(layout: Layout, pieces: Iterable[Piece], *, may_omit: bool = False) -> list[str]:
     """List all faults of an update's pieces; none if they cover the layout.
 
-    A float tensor travels in the model's dtype or as F32, an integer tensor in the model's; all boxes of a tensor in
-    one dtype. A tensor without elements travels as one box of its full (empty) shape.
+    A float tensor is sent in the model's dtype or as F32, an integer tensor in the model's; all boxes of a tensor in
+    one dtype. A tensor without elements is sent as one box of its full (empty) shape.
 
     The time is bounded for hostile pieces too: each box of a known tensor is compared with at most `BOXES_MAX` others
     (more boxes are one fault and are not examined), so n pieces cost at most 1,024 n comparisons per axis, in numpy.
 
     Args:
         layout: the model's tensors.
-        pieces: as the client declares them, untrusted.
+        pieces: the pieces as the client declares them, untrusted.
         may_omit: allow that whole tensors are missing.
 
     Returns:
@@ -81,7 +81,7 @@ def check_rows(layout: Layout, pieces: Sequence[Piece]) -> list[str]:
 
     Args:
         layout: the model's tensors, each with a first axis.
-        pieces: as the client declares them, untrusted.
+        pieces: the pieces as the client declares them, untrusted.
 
     Returns:
         Faults, as of `check_cover`.

@@ -47,7 +47,7 @@ def owned_pieces(pieces: Iterable[Piece], rank: int, size: int) -> tuple[Piece, 
 
     Args:
         pieces: the whole model's, in canonical order, with or without digests.
-        rank: in 0..size - 1.
+        rank: the number of the rank, in 0..size - 1.
         size: the number of ranks.
 
     Raises:

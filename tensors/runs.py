@@ -38,9 +38,9 @@ def runs_of(box: Piece, shape: tuple[int, ...], start: int) -> Runs:
     """Return the runs of a box.
 
     Args:
-        box: with at least one element.
-        shape: of its tensor.
-        start: of the tensor in the file [bytes].
+        box: a box with at least one element.
+        shape: the shape of its tensor.
+        start: the start of the tensor in the file [bytes].
     """
     item, axis = ITEM_BYTES[box.dtype], len(shape) - 1  # axes behind it are whole in the box and melt into the run
     while axis > 0 and box.lengths[axis] == shape[axis]:

@@ -94,7 +94,7 @@ def read_buffers(path: Path) -> frozenset[str]:
     except ValueError as fault:
         raise TensorFileCorrupted(f"{path}: the header's entry {BUFFERS!r} is not JSON") from fault
     if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise TensorFileCorrupted(f"{path}: the header's entry {BUFFERS!r} is no list of names")
+        raise TensorFileCorrupted(f"{path}: the header's entry {BUFFERS!r} is not a list of names")
     return frozenset(names)
 
 
@@ -147,8 +147,8 @@ def write(
     """Write arrays that are in memory, atomically and, unless durable=False, durably.
 
     Args:
-        path: of the file; an older one is replaced.
-        arrays: by name.
+        path: the path of the file; an older one is replaced.
+        arrays: the arrays, by name.
         dtypes: safetensors names of the arrays whose numpy dtype does not tell it: BF16 for the bits of bfloat16.
         metadata: free text for the header.
         piece_bytes: the largest size of a piece (`pieces.cut`); left out: each tensor is one piece.
@@ -158,7 +158,7 @@ def write(
         The pieces, in canonical order.
 
     Raises:
-        ValueError: an array's dtype may not travel, or differs from the one in `dtypes`.
+        ValueError: an array's dtype cannot be exchanged, or differs from the one in `dtypes`.
     """
     names = {dtype: name for name, dtype in NUMPY_DTYPES.items() if name != "BF16"}
     tensors = []
@@ -192,7 +192,7 @@ def read_into(buffer: NDArray[Any], source: int | bytes, position: int, *, path:
     Args:
         buffer: the array.
         source: a descriptor of an open file, or all bytes of such a file.
-        position: of the first byte.
+        position: the position of the first byte.
         path: the name of the source in errors.
 
     Raises:

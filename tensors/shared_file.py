@@ -63,7 +63,7 @@ class BoxWriter:
         """Write consecutive elements of a box at their positions in the file.
 
         Args:
-            box: of a tensor of the file, in the dtype of the values.
+            box: the box of a tensor of the file, in the dtype of the values.
             first: the place of the first one in the box, in C order.
             values: (n) as `NUMPY_DTYPES[box.dtype]`.
         """

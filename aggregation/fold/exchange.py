@@ -1,6 +1,6 @@
 """The all-to-all exchange between aggregation ranks: each has values for every other rank's part of the model.
 
-Every rank calls `swap` the same number of times, in the same order. Only bytes travel: no objects, nothing is
+Every rank calls `swap` the same number of times, in the same order. Only bytes are sent: no objects, nothing is
 unpickled.
 """
 

@@ -20,7 +20,7 @@ def drawn(mean_of: Mean, tensor: Tensor, masters: UpdateReader, older: UpdateRea
 
     Args:
         mean_of: D.
-        tensor: of the mean.
+        tensor: the tensor of the mean.
         masters: x.
         older: x_old.
         share: a, in (0, 1].

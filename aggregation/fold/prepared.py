@@ -16,13 +16,13 @@ Gram = Callable[[Layout], NDArray[np.float64]]
 
 
 def prepared(step: Step, layout: Layout, gram: Gram, exchange: Exchange | None = None) -> Step:
-    """Call the optimizer's `prepare`, and return the step with its result in `place`; without `prepare` the same step.
+    """Call the optimizer's `prepare`, and return the step with its result; without `prepare` return the step unchanged.
 
     Args:
-        step: of the fold.
+        step: the step of the fold.
         layout: the model's tensors.
-        gram: of the updates within their norm bounds.
-        exchange: with the other ranks: the first rank's number holds at all of them. None: there are no other ranks.
+        gram: the function that returns the Gram matrix of the updates within their norm bounds.
+        exchange: the exchange with the other ranks, which all take the first rank's result; None: there are none.
 
     Raises:
         ValueError: an update leaves a tensor out, or `prepare` failed.

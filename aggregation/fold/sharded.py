@@ -77,8 +77,8 @@ def fold_shard(
         updates: the accepted updates at this rank, or its parts of them (`StoredUpdate.is_partial`), possibly none; in
             the order of their client ids.
         out: the file of the new shard, which gets the base's metadata.
-        cohort: of all ranks, the same at each.
-        exchange: with the other ranks, each of which folds the same round with the same arguments.
+        cohort: the cohort of all ranks, the same at each.
+        exchange: the exchange with the other ranks, each of which folds the same round with the same arguments.
         step: the rule, the server optimizer, and the files of this rank's shards of the slots.
         execution: threads, tiles, device of this rank.
 
@@ -123,7 +123,7 @@ class _Inputs:
 def _opened(
     layout: Layout, base: Path, updates: Sequence[Weighted], owned: Sequence[Piece], step: Step, stack: ExitStack
 ) -> _Inputs:
-    """Open all inputs until the stack is left."""
+    """Open all inputs, which the exit stack closes."""
     masters = stack.enter_context(UpdateReader(stored_shard(base, owned)))
     slots = [stack.enter_context(Slot(name, step, layout, owned)) for name in step.slots]
     terms = opened(updates, stack)
@@ -207,7 +207,7 @@ class _Sums:
         return min(wanted, 1 << max(0, ((1 << 22) // max(num_updates, 1)).bit_length() - 1))
 
     def moved(self, tensor: Tensor) -> list[Slot]:
-        """Return the slots that move with a tensor."""
+        """Return the optimizer slots whose values the fold updates together with a tensor."""
         return [slot for slot in self._inputs.slots if slot.carries(tensor.name)]
 
     def share(self, tile: Tile) -> NDArray[Any]:

@@ -90,7 +90,7 @@ class Slot:
     """One slot: its files of the base's version and of the new version.
 
     Args:
-        name: of the slot.
+        name: the name of the slot.
         step: the step that has the files of the slots.
         layout: the model's tensors.
         pieces: the pieces of the model that are folded here.

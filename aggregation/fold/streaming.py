@@ -125,13 +125,13 @@ def _gram_of(terms: Sequence[Term], threads: int, layout: Layout) -> NDArray[np.
 
 
 def opened(updates: Sequence[Weighted], stack: ExitStack) -> list[Term]:
-    """Open the updates until the stack is left; if there are many, files are opened at each read."""
+    """Open the updates which the exit stack closes; if there are many, files are opened at each read."""
     readers = opened_readers([item.update for item in updates], stack)
     return [Term(reader, item) for reader, item in zip(readers, updates, strict=True)]
 
 
 def opened_readers(updates: Sequence[StoredUpdate], stack: ExitStack) -> list[UpdateReader]:
-    """Open stored updates until the stack is left; if there are many, files are opened at each read."""
+    """Open stored updates which the exit stack closes; if there are many, files are opened at each read."""
     up_to = accumulate(max(1, len(update.parts)) for update in updates)
     return [
         stack.enter_context(UpdateReader(update, keep_open=num_files <= FILES_OPEN_MAX))
@@ -166,7 +166,7 @@ def _tiles(
     step: Step,
     tile_elements: int,
 ) -> "Iterator[tuple[list[Slot], Callable[[], Parts]]]":
-    """Yield every tile of the new version, in canonical order: the slots that move with it, and its job."""
+    """Yield every tile of the new version, in canonical order: its optimizer slots, and the job that computes it."""
     totals = totals_of(layout, ((term.item, term.item.carried) for term in terms), step.trained)
     for tensor in in_order(layout):
         carrying = [term for term in terms if term.carries(tensor.name)]

@@ -51,8 +51,8 @@ def mixing_for(
         layout: the model's tensors.
         updates: K >= 1, by their names in errors, in the order of their client ids.
         centre: the previous aggregate, for a rule that takes one (`sources.Zeros` in a first round).
-        threads: for the Gram matrix.
-        place: of the call in its run.
+        threads: the threads for the Gram matrix.
+        place: the place of the call in its run.
 
     Returns:
         (R, K), or (R, K + 1) with the centre; None for a rule that reduces the updates without mixing.
@@ -86,14 +86,14 @@ def combine(
     """Return the update of a rule for the elements [start, stop) of one float tensor. Threads may share all arguments.
 
     Args:
-        tensor: of the elements.
+        tensor: the tensor of the elements.
         start: the first element, in the tensor's flat order.
         stop: the element after the last one.
         sources: the updates that carry the tensor, in the order of their client ids; the centre last, if it is mixed.
         rule: see `rule`.
-        mixing: from `mixing_for`, a column for each source.
+        mixing: the mixing from `mixing_for`, a column for each source.
         scratch: memory to read into, from earlier calls; left out: new memory.
-        place: of the fold in its run.
+        place: the place of the fold in its run.
 
     Returns:
         (stop - start) values of the update.

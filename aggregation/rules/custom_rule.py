@@ -56,7 +56,7 @@ class CustomRule(Guarded):
         values: Array = self.call("reduce", rows, place=place, into=_numbers)
         if values.shape != rows.shape[1:]:
             raise RuleFailed(
-                f"{self.name} makes {values.shape} of {count_of(len(rows), 'row')} of tensor {place.tensor!r}, "
+                f"{self.name} returns {values.shape} for {count_of(len(rows), 'row')} of tensor {place.tensor!r}, "
                 f"expected is {rows.shape[1:]}"
             )
         alone = self.call("reduce", again, place=replace(place, stop=place.start + number), into=_numbers)

@@ -31,7 +31,7 @@ def gram_matrix(layout: Layout, updates: Mapping[str, Source], *, threads: int =
 
     Args:
         layout: the model's tensors; integer tensors do not take part.
-        updates: by their names in errors, in the order of the rows.
+        updates: the updates, by their names in errors, in the order of the rows.
         threads: the number of tiles that are multiplied at the same time.
 
     Returns:

@@ -38,8 +38,8 @@ def middle_mean(rows: Rows, first: int, stop: int) -> Out:
 
     Args:
         rows: (R, n), no NaN.
-        first: in 0..R - 1.
-        stop: in first + 1..R.
+        first: the first rank, in 0..R - 1.
+        stop: the rank after the last one, in first + 1..R.
 
     Returns:
         (n) means.

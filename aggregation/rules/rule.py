@@ -35,7 +35,7 @@ class Rule(Protocol):
 
         Args:
             rows: (R, n) finite, one contiguous row for each update. May be overwritten.
-            place: of the elements in the model and the run.
+            place: the place of the elements in the model and the run.
 
         Returns:
             (n). Value i depends on column i alone: the result must not depend on where a tile begins.
@@ -54,7 +54,7 @@ class GeometricRule(Rule, Protocol):
 
         Args:
             gram: (K, K) the g_kl; with the centre as the last row and column, for rules that take one.
-            place: of the call in the run.
+            place: the place of the call in the run.
 
         Returns:
             A: (R, K), R >= 1.

@@ -51,7 +51,7 @@ class Command:
     At SIGINT, SIGTERM or SIGHUP the person reads one line, `atoll: stopped by SIGTERM before a round began; nothing was
     written`; there is no traceback, and what the command had opened is closed. A command replaces the handlers while it
     can save its work, and says by `if_stopped` what is true at other times. Whatever exception leaves the block after a
-    signal, the exit code is that of the signal. Without one, an unexpected exception is a bug: traceback, exit code 70,
+    signal, the exit code is the signal's. Without one, an unexpected exception is a bug: traceback, exit code 70,
     recovery by replay.
 
     Python runs a handler between two instructions of the main thread, which may be in a call of C that no signal
@@ -101,7 +101,7 @@ class Command:
             raise SystemExit(ExitCode.BUG) from None
 
     def if_stopped(self, when: str) -> None:
-        """Set the end of the line that the person reads when a signal comes from now on: what is true then.
+        """Set the end of the message about a signal: what is true if a signal stops the command from now on.
 
         Raises:
             Stopped: as `check` does.
@@ -146,14 +146,14 @@ class Command:
         return f"atoll: stopped by {signal.Signals(number).name} {self._when}".rstrip().encode() + b"\n"
 
     def _watch(self) -> None:
-        """Start the thread that learns of each signal from the handler in C, which runs at once in whatever thread."""
+        """Start the thread that is told of each signal by Python's handler in C, which runs at once on any thread."""
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         threading.Thread(target=self._see_to_signals, args=(reading,), name="signals", daemon=True).start()
 
     def _see_to_signals(self, reading: int) -> None:
-        """End the process by a signal whose handler here has not run in time, or that has not ended it in time.
+        """Kill the process by a signal whose Python handler has not run, or has not ended the process, in time.
 
         A command that has handlers of its own, as it can save its work, ends by itself.
         """
@@ -197,7 +197,7 @@ class Command:
 
     def _tell_of_threads(self) -> None:
         if names := _threads():
-            waits = "the command has ended, and waits for threads of the task's; Ctrl-C ends them"
+            waits = "the command has finished, and waits for threads that the task has started; Ctrl-C ends them"
             os.write(2, f"atoll: {waits}: {', '.join(names)}\n".encode())
 
     def _leave(self) -> None:
@@ -217,7 +217,7 @@ def current() -> Command:
 
 
 def if_stopped(when: str) -> None:
-    """Set what is true of the current command when a signal comes from now on; as `Command.if_stopped`."""
+    """Set the end of the current command's message about a signal; see `Command.if_stopped`."""
     current().if_stopped(when)
 
 

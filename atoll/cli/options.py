@@ -62,7 +62,9 @@ Insecure = Annotated[
     bool | None,
     typer.Option("--insecure", help="Use no certificates and no encryption; loopback only.", show_default=False),
 ]
-Follow = Annotated[bool, typer.Option("--follow", help="Go on, and print what happens as it happens; Ctrl-C ends it.")]
+Follow = Annotated[
+    bool, typer.Option("--follow", help="Keep running, and print the events as they happen; Ctrl-C stops it.")
+]
 Run = Annotated[
     str,
     typer.Option(
@@ -85,7 +87,7 @@ def json_only_with(check: bool, json: bool) -> None:
         CommandError: --json without --check.
     """
     if json and not check:
-        raise CommandError("--json prints the settings of --check: add --check, or leave --json out; a log is no JSON")
+        raise CommandError("--json prints the settings of --check: add --check, or leave --json out; a log is not JSON")
 
 
 def between(least: float, most: float = math.inf) -> Callable[[float | None], float | None]:

@@ -25,7 +25,7 @@ class Progress:
     """A bar on a terminal, `round 12/200 ━━━━━ accuracy 0.87`, which disappears at the end; elsewhere such lines.
 
     Args:
-        what: the name of what is counted, such as `round`.
+        what: the name of the counted thing, such as `round`.
         stream: the output; if it is a terminal, the bar is drawn on it.
         say: prints one line, where the output is not a terminal.
         is_counted: show `12/200`; else the text of each call says how much is done.

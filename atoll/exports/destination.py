@@ -28,7 +28,7 @@ class Destination(Protocol):
     """The place for the operator: a folder, a file or an address."""
 
     def check(self) -> None:
-        """Check that the place can be used, before anything is exported.
+        """Check that the destination can be used, before anything is exported.
 
         Raises:
             OSError: the place cannot be used; a `DestinationAway` may pass.
@@ -66,5 +66,5 @@ class Steps:
         self._steps.setdefault(name, set()).add(step)
 
     def lack(self, row: Row) -> bool:
-        """Return whether the destination lacks the row, of whose names any may be the first one there."""
+        """Return whether the destination lacks the row: it has the row's step under none of the row's names."""
         return not any(row.step in self._steps.get(name, ()) for name in row.values)

@@ -35,7 +35,7 @@ class JsonLines:
         self._file, self.place = RecordFile(path, lines, lambda record, _: record + b"\n"), str(path)
         documents = [json.loads(record) for record in self._file.records]
         if documents and documents[0].get("id") != about.id:
-            raise ExportRefused(f"{path}: has another run: choose another place with --to, or delete the file")
+            raise ExportRefused(f"{path}: holds another run: choose another place with --to, or delete the file")
         for document in documents:
             if document["kind"] == "row":
                 self._steps.add(next(iter(document["values"]), ""), document["step"])

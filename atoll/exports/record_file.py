@@ -18,7 +18,7 @@ class RecordFile:
     """An open file of records that only grows, locked by its exporter.
 
     Args:
-        path: of the file, which is made when it is missing.
+        path: the path of the file, which is made when it is missing.
         read: reads the records.
         frame: returns the bytes of a record.
         header: the first bytes of the file.

@@ -52,7 +52,9 @@ class TensorBoard:
         events = [Event.FromString(record) for record in self._file.records]
         writer = WRITER + about.id
         if events and events[0].source_metadata.writer != writer:
-            raise ExportRefused(f"{path.parent}: has another run: choose another place with --to, or delete the folder")
+            raise ExportRefused(
+                f"{path.parent}: holds another run: choose another place with --to, or delete the folder"
+            )
         for event in events:
             self._note(event)
         self._file.forget()

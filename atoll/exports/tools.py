@@ -77,7 +77,7 @@ def parsed(texts: Sequence[str]) -> list[Target]:
     """Parse the values of --export, TOOL or TOOL:PLACE, and check the targets.
 
     Raises:
-        ConfigError: as of `checked`.
+        ConfigError: as `checked` raises it.
     """
     return checked([Target(*map(str.strip, text.partition(":")[::2])) for text in texts], "--export")
 

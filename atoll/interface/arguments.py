@@ -68,7 +68,7 @@ def check_text(what: str, value: object) -> None:
         AtollError: it is no string, or has a lone surrogate, which UTF-8 cannot encode.
     """
     if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise AtollError(f"{what}: got {value!r}; allowed: a text")
+        raise AtollError(f"{what}: got {value!r}; allowed: a string")
 
 
 def check_target(target: object) -> None:

@@ -41,7 +41,7 @@ class Event:
 
     @property
     def seq(self) -> int | None:
-        """The number of the last entry of the journal that it includes: `follow(after=seq)` continues there."""
+        """The number of the last journal entry that the item includes: `follow(after=seq)` continues after it."""
         return self.document.get("seq")
 
     @property
@@ -56,19 +56,19 @@ class Event:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The lines of the coordinator's log about it; of a gap or a wait the reason."""
+        """The lines of the coordinator's log about the event; of a gap or a wait the reason."""
         reason = [why] if (why := self.document.get("why")) else []
         return tuple([*self.document.get("lines", ()), *reason])
 
     @property
     def records(self) -> tuple[Document, ...]:
-        """The records of the rounds that it has ended or changed, as `atoll round show --json`."""
+        """The records of the rounds that the event has ended or changed, as `atoll round show --json`."""
         record = self.document.get("record")
         return tuple([*self.document.get("records", ()), *([] if record is None else [record])])
 
     @property
     def run(self) -> Document | None:
-        """The run's state, version and open round, where it begins or changes them."""
+        """The run's state, version and open round, if the event begins or changes them."""
         return self.document.get("run")
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ def overrides_of(settings: Mapping[str, Any] | None) -> list[str]:
     """
     plain = plain_table(settings)
     faults = [
-        f"set: {key}: got {value!r}; allowed: a number, a text, true, false, a list, a table of them"
+        f"set: {key}: got {value!r}; allowed: a number, a string, true, false, a list, a table of them"
         for key, value in plain.items()
         if not is_plain(value)
     ]
@@ -26,14 +26,14 @@ def overrides_of(settings: Mapping[str, Any] | None) -> list[str]:
 
 
 def words_of(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings of a training by their dotted keys as `key=value`, with words and without quotes.
+    """Return a training's settings as `key=value` strings by dotted keys; strings have no quotes.
 
     Raises:
         ConfigError: they are no table, or values are no number, string, bool or None; the error lists all faults.
     """
     settings = plain_table(settings)
     faults = [
-        f"set: {key}: got {value!r}; allowed: a number, a text, true, false, None"
+        f"set: {key}: got {value!r}; allowed: a number, a string, true, false, None"
         for key, value in settings.items()
         if not isinstance(value, bool | int | float | str | Path | None)
     ]

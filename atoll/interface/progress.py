@@ -20,7 +20,7 @@ def bar_of(what: str, *, is_shown: bool) -> Iterator[Show]:
     """Show a progress bar with the time left, which disappears at the end.
 
     Args:
-        what: what is counted, such as `rounds`.
+        what: the name of the counted things, such as `rounds`.
         is_shown: show it, where there is a terminal or a notebook.
     """
     from rich.console import Console

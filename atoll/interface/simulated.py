@@ -104,7 +104,7 @@ class SimulatedRun:
 
     Args:
         folder: the folder of the run, also one that `atoll simulate --out` has written.
-        notes: what the simulation reported, such as the engine that it chose.
+        notes: the sentences that the simulation reported, such as the engine that it chose.
         is_temporary: the folder is deleted with this object.
         task: the task, with which a comparison counts passes over the data; None: unknown.
         owner: the object with which the folder is deleted; None: there is none.
@@ -183,7 +183,7 @@ class SimulatedRun:
             if wanted > newest:
                 cause = f": {self.result['cause']}" if self.result.get("cause") else ""
                 raise AtollError(f"version {wanted} was not made: the run is {self.state} at version {newest}{cause}")
-            raise AtollError(f"version {wanted} is not kept (there: {listed}); model.keep_versions keeps more")
+            raise AtollError(f"version {wanted} is not kept (available: {listed}); model.keep_versions keeps more")
         arrays = safetensors_file.read(folder / f"{wanted:06d}.safetensors")
         return {name: array for name, array in arrays.items() if not name.startswith(BESIDE)}
 

@@ -285,7 +285,7 @@ class Sweep(Sequence[SimulatedRun]):
     @overload
     def __getitem__(self, index: slice) -> list[SimulatedRun]: ...
     def __getitem__(self, index: int | slice) -> SimulatedRun | list[SimulatedRun]:
-        """Return the run of a cell, or those of some cells."""
+        """Return the run of a cell, or the runs of several cells."""
         cells = [cell for cell, _, _ in self._found.cells]
         return [*map(self._run, cells[index])] if isinstance(index, slice) else self._run(cells[index])
 

@@ -44,7 +44,7 @@ def train(
     Args:
         task: the task, or its reference.
         epochs: passes over the pooled data; None: the settings'.
-        steps: optimizer steps; None: those of the epochs.
+        steps: optimizer steps; None: as many as the epochs have.
         mesh: the mesh, such as "dp=2": its ranks are separate processes, for a task in a file; None: this process.
         set: settings of `local`, `train`, `plan` and `task` by their keys, such as `{"train.batch_size": 64}`.
         out: the folder of the training, in which an interrupted one resumes from its newest checkpoint; None: a
@@ -77,7 +77,7 @@ def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overri
     from atoll.parallel.engine.mesh import parse_mesh
 
     if not isinstance(mesh, str | None):
-        raise AtollError(f'mesh: got {mesh!r}; allowed: a text, such as "dp=2", or None')
+        raise AtollError(f'mesh: got {mesh!r}; allowed: a string, such as "dp=2", or None')
     try:
         num_ranks = 1 if mesh is None else parse_mesh(mesh, replicate=True).size
     except ValueError as error:
@@ -167,7 +167,7 @@ class Training:
         names = {"newest": "model.safetensors", "best": "best.safetensors"}
         if not isinstance(version, str) or version not in names or not (path := self.folder / names[version]).exists():
             there = [name for name, file in names.items() if (self.folder / file).exists()]
-            raise AtollError(f"version: got {version!r}; there: {', '.join(there) or 'none'}")
+            raise AtollError(f"version: got {version!r}; available: {', '.join(there) or 'none'}")
         return safetensors_file.read(path)
 
     def plot(self, metric: str | None = None) -> Any:

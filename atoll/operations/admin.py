@@ -267,7 +267,7 @@ def refusal_of(error: Any, address: str, waited: float, dialer: Dialer) -> Comma
     """Convert a failed call into an error with the coordinator's message.
 
     Args:
-        error: of a call, a grpc.RpcError that is also a grpc.Call, which grpc's types do not state.
+        error: the error of a call, a grpc.RpcError that is also a grpc.Call, which grpc's types do not state.
         address: the address of the coordinator.
         waited: the seconds that the call has waited.
         dialer: the dialer of the call.
@@ -373,7 +373,7 @@ def ranks(state: Path) -> pb.ListRanksReply:
 
 
 def read_view(state: Path, view: str, run: str, number: int) -> Any:
-    """Return a view of `server.views`, as `runs.views.read_view`."""
+    """Return a view of `server.views` from the coordinator; see `runs.views.read_view`."""
     try:
         request = pb.LookRequest(view=view, run_id=run, number=number)
     except ValueError as error:  # surrogates in the text, or a number of more than 32 bits

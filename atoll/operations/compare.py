@@ -107,7 +107,7 @@ def _load(request: SimulateRequest, task: Task | ArrayTask | None) -> tuple[Simu
         raise CommandError(f"{file.task} is an ArrayTask, which trains only federated; `atoll compare` takes a Task")
     if file.schedule.local:
         names = ", ".join(f"local.{name}" for name in file.schedule.local)
-        of_federation = f"the schedule of {names} is of the federated run"
+        of_federation = f"the schedule of {names} applies only to the federated run"
         note(f"{request.what}: {of_federation}: `train.schedule` is the centralized training's")
     given = as_given(file, task)
     assert isinstance(given, Task)

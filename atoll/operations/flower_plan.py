@@ -66,7 +66,7 @@ def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = N
     """Return the settings of an app's native run (by Atoll's rounds), or the reasons against one.
 
     Args:
-        reference: of the app.
+        reference: the reference of the app.
         options: values of its run config over the defaults.
         nodes: the number of clients; None: the number of the project's federations.
 
@@ -103,10 +103,10 @@ def _no_place_for(settings: Mapping[str, Any], reference: str) -> Sequence[str]:
 def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None = None, is_native: bool = False) -> str:
     """Return the TOML of an app's run: over messages, hosted, or natively.
 
-    Its options are the run config of this copy of the app, so that it is that of each site, whatever its copy says.
+    Its options are the run config of this copy of the app, so that every site has the same, whatever its copy says.
 
     Args:
-        reference: of the app.
+        reference: the reference of the app.
         options: values of its run config over the defaults.
         nodes: the number of clients, for which a run of messages waits before its first look; None: the number
             of the project's federations.
@@ -126,7 +126,7 @@ def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None 
         settings = {"program": {"main": reference}, **first}
     config = {key: value for key, value in app.config.items() if _travels(value)}
     if own := app.config.keys() - config.keys():
-        note(f"of the run config each site has its own {', '.join(sorted(own))}: only plain values travel")
+        note(f"each site uses its own {', '.join(sorted(own))} of the run config; only plain values are sent")
     return tomli_w.dumps({"name": run_name(app.name), "task": reference, "options": config, **settings})
 
 

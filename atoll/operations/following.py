@@ -28,7 +28,7 @@ class Ended(Exception):
 
 
 class Ending:
-    """Request of another thread to stop following, obeyed within one look at the journal."""
+    """A request of another thread to stop following, obeyed at the next read of the journal."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
@@ -187,5 +187,5 @@ def documents(parts: Iterable[bytes]) -> Iterator[Document]:
             except ValueError as error:
                 raise CommandError(f"the coordinator's answer is not JSON: {error}") from None
             if not isinstance(found, dict):
-                raise CommandError(f"the coordinator's answer is no object: {bytes(line[:80])!r}")
+                raise CommandError(f"the coordinator's answer is not an object: {bytes(line[:80])!r}")
             yield found

@@ -104,7 +104,7 @@ def load_app(
     """Load the settings of a run of a Flower app: a run of messages or, with `program.native`, one of its strategy.
 
     Args:
-        reference: of the app.
+        reference: the reference of the app.
         overrides: `key=value`; overrides of the table `task` change the run config.
         kind: the model of the settings.
         nodes: the number of clients; None: the number of the project's federations.
@@ -200,7 +200,7 @@ def note_unused(given: Mapping[str, object], what: str, *, why: str) -> None:
 
 
 def state_of(file: RunFile, what: str, state: Path | None) -> Path:
-    """Return the state directory: that of the option, else that of the run's file, else the default."""
+    """Return the state directory: the option's, else the one in the run's file, else the default."""
     return state or (file.coordinator.state if is_toml(what) else STATE)
 
 
@@ -225,7 +225,7 @@ def overriding(overrides: Sequence[str], **options: object) -> list[str]:
 
 
 def _both(name: str, of_option: str, of_set: str) -> str:
-    """Return the two values of a setting for a message; a join code is a secret, and so is a password."""
+    """Return both values of a setting for a message, but not those of a join code or a password."""
     if name == "join":
         return "two codes, by its option and by --set"
     return without_password(f"got {of_option} by its option and {of_set} by --set")
@@ -259,7 +259,7 @@ def _references(file: RunFile) -> dict[str, str]:
 
 
 def _value_at(file: RunFile, key: str) -> str | None:
-    """Return a setting of a simulation; None: the file is that of a deployed run, or does not set it."""
+    """Return a setting of a simulation; None: the file is for a deployed run, or does not set it."""
     table, _, name = key.partition(".")
     value: str | None = getattr(getattr(file, table, None), name, None)
     return value
@@ -350,11 +350,11 @@ def load_user_task(reference: str, *, nodes: int | None = None) -> "Task | Array
     """Load a task in this process, so that its mistakes are reported before anything starts.
 
     Args:
-        reference: of the task.
+        reference: the reference of the task.
         nodes: the number of clients of a Flower app; None: the number of the project's federations, or 10.
 
     Raises:
-        CommandError: what the task's code raised, or that the reference names no task.
+        CommandError: the task's code raised an error, or the reference names no task.
     """
     try:
         with waiting_for(f"the task {reference}", "its file and its libraries are imported"), loading():

@@ -211,7 +211,7 @@ def check_place(out: Path) -> None:
     if out.exists() and not out.is_file():
         raise CommandError(f"{out} is not a regular file, and only a regular file is replaced: name another")
     if out.exists() and out.stat().st_size and not _is_model(out):
-        raise CommandError(f"{out} is no safetensors file, and only such a file is replaced: name another")
+        raise CommandError(f"{out} is not a safetensors file, and only such a file is replaced: name another")
     if not out.parent.is_dir():
         raise CommandError(f"{out} cannot be created: there is no directory {out.parent}")
     if not os.access(out.parent, os.W_OK | os.X_OK):

@@ -35,7 +35,7 @@ _named: ContextVar[Named | None] = ContextVar("named", default=None)
 
 @contextmanager
 def asking(named: Named | None) -> Iterator[None]:
-    """Direct all calls in the block to the named coordinator, whatever state directory there is; None: as a command."""
+    """Direct all calls in the block to the named coordinator, whatever state directory exists; None: as a command."""
     token = _named.set(named)
     try:
         yield

@@ -189,7 +189,7 @@ def _check_site(shape: ModelShape, request: PlanRequest) -> None:
     given = {"line": request.line, "codec": request.codec, "lora": request.lora}
     names = [f"--{name}" for name, value in given.items() if value is not None]
     if names and not request.client:
-        raise CommandError(f"{', '.join(names)}: of a site's needs: add --client, or leave it out")
+        raise CommandError(f"{', '.join(names)}: applies only to a site's needs: add --client, or leave it out")
     faults: list[str] = []
     _checked(lambda: line_of(request.line or LINE), "", faults)
     _checked(lambda: request.codec and parse_codec(request.codec), "--codec: ", faults)

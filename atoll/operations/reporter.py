@@ -15,7 +15,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """The caller's side of an operation; by default notes and waits go nowhere."""
+    """The caller's side of an operation; by default it discards notes and waits."""
 
     note: Callable[[str], object] = lambda text: None
     """Receives one line for a person."""

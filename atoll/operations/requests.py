@@ -1,4 +1,4 @@
-"""The requests of the operations: each parameter once, with what a person reads of it.
+"""The requests of the operations: each parameter is declared once, with its help text.
 
 A command has an argument or option for each field that is a `Param` (`atoll.cli.requested`).
 """
@@ -265,8 +265,8 @@ class PlanRequest:
     lora: Annotated[
         int | None,
         Param(
-            "Adapters of this rank on every matrix of the blocks, which alone travel; by default the whole model "
-            "does. With --client.",
+            "Rank of LoRA adapters on every matrix of the blocks; only they are exchanged. By default the whole model "
+            "is. With --client.",
             "RANK",
         ),
     ] = None

@@ -40,7 +40,7 @@ def collect(what: str, state: Path | None, overrides: Sequence[str], deadline: f
 
     Args:
         what: the TOML of the planned run, or a task.
-        state: as in `start_run`, as are the errors.
+        state: the state directory, as in `start_run`; the errors, too, are as there.
         overrides: settings of the run, `key=value`.
         deadline: seconds in which sites may answer.
     """

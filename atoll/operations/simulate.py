@@ -137,7 +137,7 @@ def load_simulation(request: SimulateRequest) -> SimulationFile:
 
 
 def with_drop_empty(overrides: Sequence[str], drop_empty: bool, **options: object) -> list[str]:
-    """Return the overrides with those of --drop-empty and of other options; errors as in `overriding`."""
+    """Add --drop-empty and the other options to the overrides, and return them; errors as in `overriding`."""
     return overriding(overrides, population__drop_empty=drop_empty or None, **options)
 
 
@@ -151,7 +151,7 @@ def _of_a_coordinator_alone(overrides: list[str]) -> list[str]:
 def note_unused(file: SimulationFile, what: str) -> None:
     """Log the settings of a TOML that are for a coordinator's process, which a simulated run does not have."""
     used = [key.removeprefix("coordinator.") for key in OF_A_COORDINATOR]
-    note_unused_settings(file, what, used=used, why=f"{NO_COORDINATOR}; `model.keep_versions` is of the run")
+    note_unused_settings(file, what, used=used, why=f"{NO_COORDINATOR}; `model.keep_versions` is a setting of the run")
 
 
 def _sets_kind(what: str, overrides: list[str]) -> bool:

@@ -13,7 +13,7 @@ from atoll.server.errors import StateUnusable
 
 WHERE = {
     "model.start": "the run's coordinator.state names another directory",
-    "train.start": f"it is that of the joined coordinator, or {STATE} here: run the command beside it",
+    "train.start": f"the run is looked up at the joined coordinator, or in {STATE} here: run the command beside it",
 }
 """The place of the state directory whose run is named, by the setting."""
 

@@ -140,7 +140,7 @@ def grid_of(request: SweepRequest) -> Grid:
     """
     grid = read_grid(request.grid_file, with_drop_empty(request.overrides, request.drop_empty))
     given = {key.removeprefix("coordinator."): value for key, value in grid.unused.items()}
-    note_unused(given, str(request.grid_file), why=f"{NO_COORDINATOR}; `model.keep_versions` is of the run")
+    note_unused(given, str(request.grid_file), why=f"{NO_COORDINATOR}; `model.keep_versions` is a setting of the run")
     return grid
 
 
@@ -245,7 +245,7 @@ def run_cells_here(grid: Grid, out: Path, task: Task | ArrayTask, *, watch: Watc
         watch: a callback for the progress, at the end of each round and each cell.
 
     Raises:
-        ConfigError: of `watch`, which ends the sweep.
+        ConfigError: raised by `watch`; it ends the sweep.
     """
     states: dict[str, State] = {
         cell.folder: "finished" if is_finished(out / cell.folder) else "waiting" for cell in grid.cells

@@ -39,7 +39,7 @@ def writing_to(
 
     Args:
         option: the setting that names the folder.
-        folder: in which the block writes.
+        folder: the folder in which the block writes.
         needed: the room that the command needs at least [bytes].
         spared: errors that name their place themselves.
 

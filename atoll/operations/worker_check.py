@@ -26,11 +26,11 @@ def worker_of(
     """Provide a worker process of a task, not started yet; it ends with the block, without leaving files.
 
     Args:
-        reference: of the task.
+        reference: the reference of the task.
         site: the owner of the data; None: the coordinator.
         options: a run's values for the task.
         settings: the site's settings.
-        python: the interpreter; None: that of this process.
+        python: the interpreter; None: this process's.
     """
     from atoll.training.worker.process import Environment, RunTerms, Worker
 
@@ -49,7 +49,7 @@ def check_in_worker(reference: str, *, site: str, what: str = "", is_tried: bool
     """Check that a worker process can load a task of a site.
 
     Args:
-        reference: of the task.
+        reference: the reference of the task.
         site: the owner of the data.
         what: the beginning of each fault.
         is_tried: read its data, too, and try a batch, as an agent does when it starts.

@@ -56,9 +56,9 @@ class PartialVersion:
 
     Args:
         path: its file.
-        pieces: in canonical order.
+        pieces: the pieces, in canonical order.
         available: the locations of pieces in older versions, by SHA-256.
-        layout: of the version, when these are all of its pieces; None: they are one rank's part of it.
+        layout: the layout of the version, when these are all of its pieces; None: they are one rank's part of it.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class ModelCache:
         """Begin or resume a version.
 
         Args:
-            digest: of the version's manifest.
+            digest: the digest of the version's manifest.
             manifest: lists its pieces.
             reuse: copy the pieces that older versions have.
         """

@@ -80,7 +80,7 @@ class ResidualStore:
             self._drop_replaced(path)
 
     def current(self, owner: Owner) -> tuple[Path, ...]:
-        """Return the files that the next update adds: usually one; none at first, or while an update has no answer.
+        """Return the residual files to add to the next update: one; none at first, or while an update has no answer.
 
         Reads all of their bytes.
 

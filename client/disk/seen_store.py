@@ -44,7 +44,7 @@ class Memory:
         return self._seen.get(run_id, Seen())
 
     def note(self, run_id: RunId, seen: Seen) -> None:
-        """Record something newer of a run, in memory."""
+        """Record a newer round or version of a run, in memory."""
         with self._lock:
             self._seen[run_id] = seen
             self._unsaved.add(run_id)

@@ -147,10 +147,10 @@ class Spool:
         Args:
             data: the file; or the folder of an update in parts, with the bytes of the pieces of each one in
                 `part_name(index)`. It is removed even if there is no room.
-            manifest: of the update.
+            manifest: the manifest of the update.
             parts: the manifests of its parts, in order.
             statistics: sums of the training, merged by addition at the coordinator.
-            costs: of the update.
+            costs: the costs of the update.
             rank: the aggregation rank that the update is for.
             spreads: whether its parts go to this rank and the following ones, in turn.
 

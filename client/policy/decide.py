@@ -144,7 +144,7 @@ def decide(policy: SitePolicy, request: PolicyRequest, history: History, now: fl
 
     Args:
         policy: the site's policy.
-        request: of the coordinator, or of an update.
+        request: the request of the coordinator, or of an update.
         history: the rounds that were counted and the runs that were approved before.
         now: seconds since the epoch.
     """

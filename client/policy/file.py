@@ -21,7 +21,7 @@ class PolicyFile:
     """Policy from a file, or the default policy.
 
     Args:
-        path: of the file; None: the default policy, which never changes.
+        path: the path of the file; None: the default policy, which never changes.
 
     Raises:
         ConfigError: the file cannot be read, or anything in it is not allowed.

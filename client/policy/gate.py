@@ -174,7 +174,7 @@ class Gate:
         try:
             self._history.taken(run_id)
         except HistoryUnusable as error:
-            logger.error("an accepted rollback was used but cannot be marked, so it holds once more: %s", error)
+            logger.error("an accepted rollback was used but cannot be marked as used, so it stays valid: %s", error)
 
     # ------------------------------------------------------------ questions
 

@@ -113,7 +113,7 @@ class PolicyHistory:
         New terms end an approval; a rejected run stays rejected.
 
         Args:
-            request: to train; or to evaluate or for statistics, where algorithm and codec do not matter.
+            request: a request to train; or to evaluate or for statistics, where algorithm and codec do not matter.
             at: seconds since the epoch.
         """
         run_id, local = request.run_id, request.local or ""
@@ -173,11 +173,11 @@ class PolicyHistory:
             run_id: id of the run.
             standing: the operator's decision.
             at: seconds since the epoch.
-            fingerprint: of the terms that the operator saw; empty: any.
+            fingerprint: the fingerprint of the terms that the operator saw; empty: any.
 
         Raises:
             NoSuchRun: the run has never asked.
-            OtherTerms: the run's terms differ from those of the fingerprint.
+            OtherTerms: the run's terms differ from the fingerprint's.
         """
         with self.database.faults(), self.database.transaction():
             terms = self._run(run_id)

@@ -61,7 +61,7 @@ def _small_splits(parts: Mapping[Place, Part], least: int) -> dict[str, str]:
 
 
 def _guarded(part: Part, terms: StatisticsTerms) -> Part | str:
-    """Return the part as it may leave, or the reason to withhold it."""
+    """Return the part of the statistics as it may leave the site, or the reason to withhold it."""
     match part:
         case Moments():
             return _moments(part, terms)
@@ -95,7 +95,7 @@ def _histogram(part: Histogram, least: int) -> Histogram | str:
 
 
 def _kept(cells: Mapping[str, int], least: int) -> Iterator[str]:
-    """Yield the cells that may leave: all, or all but at least two smallest ones with `least` examples together."""
+    """Yield the cells that may leave: all, or all but the smallest, at least two with `least` examples together."""
     left_out, num_left_out = 0, 0
     is_complete = _is_none_small(cells.values(), least)
     for cell, number in sorted(cells.items(), key=lambda item: (item[1], item[0])):

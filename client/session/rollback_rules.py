@@ -62,7 +62,7 @@ def judge(event: Event | None, issued_us: int, seen: Seen, now: float, *, ahead:
         issued_us: instant of the signature [us since the epoch].
         seen: newest round and version seen of the run before.
         now: this client's wall clock [s since the epoch].
-        ahead: that clock minus the coordinator's at connection time [s].
+        ahead: the client's wall clock minus the coordinator's at connection time [s].
     """
     if abs(late := age_of(issued_us, now)) > SKEW_S:
         return Refused(FailureReason.CLOCK_SKEW, _clocks(late, now))
@@ -93,7 +93,7 @@ def timed(event: Event | None, issued_us: int, now: float, *, ahead: float = 0.0
         event: content of the message.
         issued_us: instant of the signature [us since the epoch].
         now: this client's wall clock [s since the epoch].
-        ahead: that clock minus the coordinator's at connection time [s].
+        ahead: the client's wall clock minus the coordinator's at connection time [s].
     """
     if not isinstance(event, Asked):
         return event

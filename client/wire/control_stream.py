@@ -36,7 +36,7 @@ class Link:
 
     Args:
         dialer: opens channels to the coordinator, with the newest certificate; the link closes them.
-        address: of the coordinator.
+        address: the address of the coordinator.
     """
 
     def __init__(self, dialer: Dialer, address: str) -> None:

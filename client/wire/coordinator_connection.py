@@ -52,7 +52,7 @@ class CoordinatorConnection:
     """Connection that dials on request and reports events to its handlers.
 
     Args:
-        address: of the coordinator.
+        address: the address of the coordinator.
         dialer: opens the channels, to the coordinator and its ranks.
         handlers: the agent's side.
         displaced_wait: the first wait before dialling again while another agent has this client's name [s].
@@ -169,7 +169,7 @@ class CoordinatorConnection:
             await link.close()
         if not self._is_hanging_up:
             if end.is_revoked:
-                raise MembershipEnded([f"{end.detail}: this agent ends; it takes a new join code"])
+                raise MembershipEnded([f"{end.detail}: this agent ends; it needs a new join code"])
             await self._explain(end)
             self._handlers.on_lost()
 
@@ -181,7 +181,9 @@ class CoordinatorConnection:
             else:
                 self._handlers.on_message(message)
             if self._is_over:
-                raise StreamBroken(grpc.StatusCode.OK, "a message of another time came: the clocks are compared again")
+                raise StreamBroken(
+                    grpc.StatusCode.OK, "a message with a wrong time arrived: the clocks are compared again"
+                )
 
     def _on_ranks(self, message: pb.ServerMessage) -> None:
         if self._verifier is not None and (refused := self._verifier.check(message, None)) is not None:

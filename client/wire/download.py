@@ -53,9 +53,9 @@ async def download(
     """Fetch the pieces that a version lacks, at most `BOXES_MAX` of them; repeat until it is complete.
 
     Args:
-        channel: to the coordinator or an aggregation rank.
+        channel: the channel to the coordinator or an aggregation rank.
         run_id: run of the version.
-        digest: of the version's manifest.
+        digest: the digest of the version's manifest.
         partial: receives the bytes.
 
     Raises:

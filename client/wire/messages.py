@@ -187,7 +187,7 @@ def _codec(name: str) -> str:
     try:
         return open_codec(name).name if name else ""
     except ValueError as error:
-        logger.warning("the update will be sent plain: %s", error)
+        logger.warning("the update will be sent without a codec: %s", error)
         return ""
 
 

@@ -66,7 +66,7 @@ class RotatingChannel(Generic[Stub]):
 
     Args:
         dialer: opens the connections, with the newest certificate.
-        address: of the server.
+        address: the address of the server.
         server: the identity that the server must prove.
         stub_of: makes the stub of a channel, asyncio or blocking.
     """

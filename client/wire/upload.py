@@ -77,7 +77,7 @@ async def upload(
     """Send an update and return the receiver's verdict; None: it keeps the part and waits for others.
 
     Args:
-        stub: of the coordinator, or of an aggregation rank.
+        stub: the stub of the coordinator, or of an aggregation rank.
         entry: the update, in the spool.
         part: the part of the entry to send; None: the entry has none.
         pace: rate limit, shared by all uploads.

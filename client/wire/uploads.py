@@ -37,7 +37,7 @@ class Uploads:
 
     Args:
         spool: holds the updates.
-        connection: to the coordinator and its aggregation ranks.
+        connection: the connection to the coordinator and its aggregation ranks.
         bytes_per_s: rate of all uploads together; 0: no limit.
         spawn: runs a coroutine whose failure ends the agent.
         on_event: receives Answered or UploadCut, on the event loop.

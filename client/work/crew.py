@@ -83,8 +83,8 @@ def terms_of(config: CrewConfig, folder: Path, log: Path, device: str, load_time
 
     Args:
         config: its settings.
-        folder: of the agent and all ranks.
-        log: of the task's code at this agent; ranks of another launcher log into the shared folder.
+        folder: the folder of the agent and all ranks.
+        log: the log of the task's code at this agent; ranks of another launcher log into the shared folder.
         device: "auto", "cpu" or "cuda".
         load_timeout: seconds in which the ranks must have started and loaded the task.
     """

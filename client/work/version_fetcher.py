@@ -62,7 +62,7 @@ class VersionFetcher:
 
     Args:
         stores: the model cache, and the spool that must have room for the update.
-        connection: to the coordinator and its aggregation ranks.
+        connection: the connection to the coordinator and its aggregation ranks.
         wait: returns the seconds to wait after a number of consecutive failures without progress.
         admit: applies the site's policy once the manifest is known, before the download; raises NotAdmitted.
     """

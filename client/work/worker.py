@@ -342,7 +342,7 @@ def _faults_of(error: RunnerFailed) -> list[str]:
 
 
 class Readings:
-    """Names of the readings of the sites' data, and each task's newest row counts, which survive the process.
+    """Names of the loads of the sites' data, and each task's newest row counts, which survive the process.
 
     Args:
         reread: the setting of the agent.
@@ -359,7 +359,7 @@ class Readings:
             self._last = found if isinstance(found, dict) else {}
 
     def of(self, task: str, run_id: str) -> str:
-        """Return the name of the reading for a job; a worker that has no reading of this name reads the data again."""
+        """Return the name of the data load for a job; a worker without data under this name reads the data again."""
         if self._reread == "job":
             return f"job {next(self._jobs)}"
         return f"{run_id} {self._ends[run_id]}" if self._reread == "run" else "once"
@@ -377,7 +377,7 @@ class Readings:
         before = last["rows"] if isinstance(last, dict) and last.get("run") == run_id else {}
         again = [f"{rows[split]} of {split} ({before[split]} before)" for split in rows if split in before]
         if again and run_id not in self._ended and self._reread != "job":
-            text = "run %s has read its data again in its course: rows %s"
+            text = "run %s has read its data again during the run: rows %s"
             logger.warning(text, run_id, ", ".join(again), extra={"run": run_id})
         self._ended.discard(run_id)
         self._last[task] = {"run": run_id, "rows": {**before, **rows}}

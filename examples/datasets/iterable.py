@@ -143,10 +143,10 @@ class IterableLoader:
         ours = self._order.described
         theirs = {key: state.get(key) for key in ours}
         if theirs != ours:
-            raise ValueError(f"the state is of another order: this is {ours}, the state's {theirs}")
+            raise ValueError(f"the state belongs to another order: this is {ours}, the state's {theirs}")
         epoch, step = state.get("epoch"), state.get("step")
         if not (isinstance(epoch, int) and isinstance(step, int) and min(epoch, step) >= 0):
-            raise ValueError(f"the state is of no loader: epoch {epoch!r}, step {step!r}")
+            raise ValueError(f"the state is not a loader's: epoch {epoch!r}, step {step!r}")
         self._move(epoch, step)
 
     def _move(self, epoch: int, step: int) -> None:

@@ -28,8 +28,8 @@ class Client:
     """A task at the site of a node, for one message.
 
     Args:
-        reference: of the task.
-        context: of the ClientApp: the run config, the node config, and the state that stays at the node.
+        reference: the reference of the task.
+        context: the context of the ClientApp: the run config, the node config, and the state that stays at the node.
 
     Raises:
         TaskBroken: the node config names no site.

@@ -38,8 +38,8 @@ def ready_at(reference: str, values: RunValues, node_config: Mapping[str, Any] |
     """Load a task with the data and settings of a node's site.
 
     Args:
-        reference: of the task.
-        values: of the run.
+        reference: the reference of the task.
+        values: the values of the run.
         node_config: the node's settings: `site`, or `partition-id` as the place among the task's sites; `device`; and
             the task's settings of a site. None: the server, which has no site.
 

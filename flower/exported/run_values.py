@@ -4,7 +4,7 @@
     run = "digits"                 the name and the seed of the run, which seed each training
     seed = 0
     start = "/data/model.safetensors"   the file from which the model starts, at the ServerApp, with `strict`
-    frozen = "9f86..."             the digest of the tensors that do not travel
+    frozen = "9f86..."             the digest of the tensors that are not exchanged
     local.lr = 0.1                 settings of the local training
     task.smoothing = 0.2           options of the task
     json.lr = '{"kind": ...}'      settings that are no single value, such as schedules: a run config has no tables

@@ -20,8 +20,8 @@ class Server:
     """The server's side of an exported task, in a ServerApp.
 
     Args:
-        reference: of the task.
-        context: of the ServerApp: the run config.
+        reference: the reference of the task.
+        context: the context of the ServerApp: the run config.
 
     Raises:
         OverridesRefused: values of the run do not fit the task; the message lists all faults.

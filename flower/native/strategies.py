@@ -81,14 +81,14 @@ def native(app: FlowerApp, started: Started, nodes: int) -> Native:
 
 
 def _why_not(strategy: Any, trained: int, nodes: int) -> str:
-    """Return the reason why a round of `trained` of the nodes has no counterpart; empty: it has one."""
+    """Return why a round with `trained` of the nodes has no counterpart in Atoll; empty: it has one."""
     if trained < 1:
         return f"fraction_train = {strategy.fraction_train:g} of {count_of(nodes, 'node')}: a round would train none"
     if isinstance(strategy, flower.MultiKrum) and strategy.num_nodes_to_select < trained:
         neighbours = trained - strategy.num_malicious_nodes - 2
         if neighbours < 2:
             few = f"num_malicious_nodes = {strategy.num_malicious_nodes} of {count_of(trained, 'node')}"
-            return f"{few}: each is compared with its nearest alone, and rounding in Flower decides the ties"
+            return f"{few}: each is compared with only its nearest, and rounding in Flower decides the ties"
     return ""
 
 
@@ -234,16 +234,16 @@ def _notes(started: Started) -> Iterator[str]:
         yield "what evaluate_fn keeps in memory is lost in a restart of the coordinator; hosted, it is computed again"
         yield "an error of evaluate_fn leaves out that value, and the rounds continue; hosted, strategy.start raises it"
     if isinstance(started.strategy, flower.MultiKrum | flower.Bulyan):
-        yield "distances are those of updates, where Flower's are rounded ones of float32 models: near ties may differ"
-        yield "the metrics of a training are those of all nodes, where Flower's are those of the selected ones"
+        yield "distances are between updates; Flower's, between float32 models, are rounded: near ties may differ"
+        yield "the metrics of a training cover all nodes, Flower's only the selected ones"
     if isinstance(started.strategy, flower.FedAdam):
         yield "the model keeps its dtypes, where Flower's becomes float64"
     if casts := casts_of(started.arrays):
         some = ", ".join(f"{name} ({dtype})" for name, dtype in list(casts.items())[:3])
-        yield f"travel as float32, and the app gets them back as they were: {some}"
+        yield f"sent as float32, and the app receives them in their own dtype: {some}"
     if whole := [name for name, array in started.arrays.items() if array.dtype.startswith(("int", "uint"))]:
         some = ", ".join(whole[:3])
-        yield f"integers stay integers, their mean is rounded, where Flower makes floats of them: {some}"
+        yield f"integers stay integers, with a rounded mean, where Flower turns them into floats: {some}"
 
 
 _KEPT = ("current_arrays", "momentum_vector", "m_t", "v_t")

@@ -3,7 +3,7 @@
     "train.lr" = 0.1                  the train config
     "evaluate.batch" = 64             the evaluate config
     "flower.order" = ["w", "b"]       the app's order of the arrays, unless they are sorted by name
-    "flower.casts" = ["w=float64"]    the app's dtype of each array that travels in another dtype
+    "flower.casts" = ["w=float64"]    the app's dtype of each array that is sent in another dtype
     "flower.arrays" = "arrays"        the names of the records in messages, and of the weight in replies
     "flower.config" = "config"
     "flower.weight" = "num-examples"

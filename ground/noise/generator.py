@@ -106,7 +106,7 @@ class SecretGenerator(np.random.Generator):
         so that the largest is 8.6 std. Only then they are rounded to the tensor's dtype.
 
         Args:
-            tensor: of floats, on any device.
+            tensor: a tensor of floats, on any device.
             std: the standard deviation, at least 0.
 
         Raises:

@@ -14,11 +14,17 @@ VARIABLE = "ATOLL_CRASH_AT"
 
 STEPS = (
     ("journal.before_write", "an event is decided, nothing of it is on disk"),
-    ("journal.after_write", "an event is on disk, none of its effects has left"),
-    ("exchange.entry", "an entry of a run of messages is on disk, none of its effects has left; kinds: of its event"),
-    ("exchange.effect", "an effect of such an entry is about to leave; kinds: of the effect"),
-    ("round.entry", "an entry of a run of rounds is on disk, none of its effects has left; kinds: of its event"),
-    ("round.effect", "an effect of such an entry is about to leave; kinds: of the effect"),
+    ("journal.after_write", "an event is on disk, none of its effects has been carried out"),
+    (
+        "exchange.entry",
+        "an entry of a run of messages is on disk, none of its effects has been carried out; kinds: of its event",
+    ),
+    ("exchange.effect", "an effect of such an entry is about to be carried out; kinds: of the effect"),
+    (
+        "round.entry",
+        "an entry of a run of rounds is on disk, none of its effects has been carried out; kinds: of its event",
+    ),
+    ("round.effect", "an effect of such an entry is about to be carried out; kinds: of the effect"),
     ("upload.mid_chunk", "a part of an update's bytes is on disk"),
     ("upload.before_check", "all bytes of an update are on disk, unchecked"),
     ("upload.part_kept", "a part of an update is durable and checked, others may be missing"),
@@ -48,7 +54,7 @@ STEPS = (
     ("agent.uploading", "an agent has sent a part of an update"),
     ("agent.uploaded", "an agent has sent every byte, and has no answer"),
     ("agent.answered", "an agent has the answer, the spool still has the update"),
-    ("agent.settled", "the residual of an answered update is settled, the spool still has the update"),
+    ("agent.settled", "the residual of an answered update is kept or deleted, the spool still has the update"),
 )
 """All steps, each with the state of the process there."""
 

@@ -71,7 +71,7 @@ class Checkpointer:
     """The checkpoints of one run. Every method is called by all ranks, at the same point.
 
     Args:
-        folder: of the checkpoints; on storage that all ranks share.
+        folder: the folder of the checkpoints; on storage that all ranks share.
         keep: the number of last checkpoints that stay.
         every: checkpoints of a multiple of this number of steps stay forever; None: only the last ones stay.
         asynchronous: continue the training while a checkpoint is written. Without a process group it never does.
@@ -79,7 +79,7 @@ class Checkpointer:
         tied: the names of each tied weight of the whole model (`engine.ties.tied_names`): a pipeline may separate them.
         replica: the index of the copy that this rank's optimizers train, if each copy has a separate optimizer state
             (local SGD, DiLoCo); with 0 on all ranks, one copy's state is saved and loaded everywhere.
-        seed: of the run, for ranks that start with new random numbers.
+        seed: the seed of the run, for ranks that start with new random numbers.
 
     Raises:
         ValueError: `keep` or `every` is less than 1.
@@ -124,7 +124,7 @@ class Checkpointer:
         """Save the run after `step` steps; when this returns, parts and optimizers may change.
 
         Args:
-            parts: of this rank, with the names of the whole model.
+            parts: the parts of this rank, with the names of the whole model.
             optimizers: one for each part.
             extra: JSON values, the same on every rank (rank 0's are saved): the loader's state, the schedule, a config.
             step: steps done; an older checkpoint of the same step is replaced.
@@ -191,9 +191,9 @@ class Checkpointer:
         """Load a checkpoint into parts and optimizers, whatever mesh it was saved under.
 
         Args:
-            parts: of this rank.
+            parts: the parts of this rank.
             optimizers: one for each part; or none, to load the model alone.
-            path: of the checkpoint.
+            path: the path of the checkpoint.
 
         Raises:
             CheckpointBroken: as `check`, or it cannot be read; the parts are unchanged if it was damaged.
@@ -272,7 +272,7 @@ class Checkpointer:
         wanted = {name for rank in found for name in rank["names"]}
         faults += [f"{name} is unknown here" for name in loading.saved.names(MODEL) if name not in wanted]
         if faults:
-            raise CheckpointMismatch(f"{path} is of another model: {listed(faults)}")
+            raise CheckpointMismatch(f"{path} belongs to another model: {listed(faults)}")
         return loading, about
 
     def _restore_rank(self, saved: Saved) -> dict[str, torch.Tensor]:

@@ -45,7 +45,7 @@ def export_checkpoint(path: Path, out: Path) -> tuple[Piece, ...]:
     """Write a checkpoint's model to a safetensors file, in one process.
 
     Args:
-        path: of the checkpoint.
+        path: the path of the checkpoint.
         out: the file, which appears complete and durable, or not at all.
 
     Returns:
@@ -53,7 +53,7 @@ def export_checkpoint(path: Path, out: Path) -> tuple[Piece, ...]:
 
     Raises:
         CheckpointBroken: it does not exist, is not complete, damaged, or cannot be read.
-        ValueError: tensors have dtypes that may not travel; all of them are listed.
+        ValueError: tensors have dtypes that cannot be exchanged; all of them are listed.
         OSError: the file cannot be written.
     """
     with reading(path):
@@ -76,13 +76,13 @@ def export_model(
     """Write the model of a running mesh to a safetensors file on rank 0's storage; every rank must call it.
 
     Args:
-        parts: of this rank.
+        parts: the parts of this rank.
         out: the file, which appears complete and durable, or not at all.
         tied: the names of each tied weight of the whole model (`engine.ties.tied_names`).
-        without: the names of tensors that do not travel.
+        without: the names of tensors that are not exchanged.
 
     Raises:
-        CheckpointFailed: the file cannot be written, or a tensor may not travel; on every rank.
+        CheckpointFailed: the file cannot be written, or a tensor cannot be exchanged; on every rank.
     """
     ranks, local = Ranks(), local_state(parts, (), first_names(tied), without)
     try:
@@ -119,7 +119,7 @@ def import_model(parts: Sequence[nn.Module], file: Path, tied: Sequence[Sequence
     """Load a safetensors file into a running mesh; every rank reads its share of it, and must call it.
 
     Args:
-        parts: of this rank; values are rounded to half-precision ones.
+        parts: the parts of this rank; values are rounded to half-precision ones.
         file: readable by every rank.
         tied: the names of each tied weight of the whole model (`engine.ties.tied_names`).
 
@@ -151,7 +151,7 @@ def _layout(entries: Mapping[str, Entry]) -> Layout:
     wrong = [f"{name} is {entry}" for name, entry in entries.items() if entry.dtype not in DTYPES]
     if wrong:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise ValueError(f"tensors have dtypes that may not travel: {listed(wrong)} (allowed: {allowed})")
+        raise ValueError(f"tensors have dtypes that cannot be exchanged: {listed(wrong)} (allowed: {allowed})")
     return in_order(Tensor(name, DTYPES[entry.dtype], entry.shape) for name, entry in entries.items())
 
 

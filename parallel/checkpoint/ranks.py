@@ -22,7 +22,7 @@ class Ranks:
     no other collective, and works beside NCCL.
 
     Args:
-        timeout_s: longest wait for another rank [s]; None: that of all groups (`world.process_group`).
+        timeout_s: longest wait for another rank [s]; None: the timeout of all groups (`world.process_group`).
     """
 
     def __init__(self, timeout_s: float | None = None) -> None:

@@ -83,7 +83,7 @@ def local_state(
     """Return the tensors in the parts of this rank.
 
     Args:
-        parts: with the names of the whole model; wrapped (DDP, activation checkpoints, compiled) or not.
+        parts: the parts with the names of the whole model; wrapped (DDP, activation checkpoints, compiled) or not.
         optimizers: one for each part, in their order; or none, for the model alone.
         tied: the first name of a tied weight by each of its further names (`first_names`); ties within a part are
             found.
@@ -162,7 +162,7 @@ def state_to_save(local: LocalState, slots: Mapping[str, torch.Tensor], replica:
     """Return all tensors to save, by key; add those that cannot be saved to the faults.
 
     Args:
-        local: of this rank.
+        local: the `LocalState` of this rank.
         slots: tensors with other owners than the optimizers, by KIND/NAME.
         replica: the index of the copy with these optimizers, if each copy has a separate optimizer state.
     """

@@ -64,7 +64,7 @@ def damage(path: Path, share: int = 0, num_shares: int = 1) -> list[str]:
     """List the faults of a checkpoint's files, by their names; empty: all have the bytes that were written.
 
     Args:
-        path: of the checkpoint.
+        path: the path of the checkpoint.
         share: the index of the files to read, of `num_shares` that together have all of them.
         num_shares: the number of processes that divide the reading.
     """
@@ -102,7 +102,7 @@ def read_about(path: Path) -> dict[str, Any]:
     """
     if not is_complete(path):
         lacks = ", ".join(_missing(path)) or f"a name like {_name(1)}"
-        raise CheckpointBroken(f"{path} is no complete checkpoint: it has no {lacks}")
+        raise CheckpointBroken(f"{path} is not a complete checkpoint: it has no {lacks}")
     digest = _sums(path)[ABOUT]
     try:
         data = (path / ABOUT).read_bytes()
@@ -115,7 +115,7 @@ def read_about(path: Path) -> dict[str, Any]:
             raise
         raise CheckpointBroken(f"{path / ABOUT} cannot be read: {reason(error)}") from error
     if found != FORMAT:
-        raise CheckpointBroken(f"{path} is of format {found}, this program reads format {FORMAT}")
+        raise CheckpointBroken(f"{path} has format {found}, this program reads format {FORMAT}")
     if path.name != _name(step):
         raise CheckpointBroken(f"{path} has the files of another checkpoint, of step {step}")
     return about
@@ -131,7 +131,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         file = (path / ABOUT).open("rb")
     except OSError as error:
-        raise CheckpointBroken(f"{path} is no complete checkpoint: {error}") from error
+        raise CheckpointBroken(f"{path} is not a complete checkpoint: {error}") from error
     with file:
         if not (_lock(file, fcntl.LOCK_SH) and (path / ABOUT).is_file()):
             raise CheckpointBroken(f"{path} is just being deleted")
@@ -188,7 +188,7 @@ class Store:
         """Give the complete checkpoint of a step its final name, and delete the expired ones.
 
         Args:
-            step: of the checkpoint, whose other files lie in `temporary`.
+            step: the step of the checkpoint, whose other files lie in `temporary`.
             about: the description of the checkpoint.
             digests: the SHA-256 of each of these files, by name.
 

@@ -47,7 +47,7 @@ class Writer(_FileSystemWriter):
     """The writer of one checkpoint.
 
     Args:
-        folder: of its files.
+        folder: the folder of its files.
     """
 
     def __init__(self, folder: Path) -> None:

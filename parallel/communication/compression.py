@@ -62,7 +62,7 @@ def bytes_per_rank(
         compression: as for `parse_compression`.
         num_elements: d, in float32.
         world: n >= 1.
-        shapes: of the bucket's tensors; only powersgd needs them.
+        shapes: the shapes of the bucket's tensors; only powersgd needs them.
 
     Raises:
         ValueError: unknown compression, or powersgd without shapes of `num_elements` in all.

@@ -31,7 +31,7 @@ class DiLoCo:
         every: H >= 1.
         lr: α.
         momentum: μ.
-        wire: dtype in which Δ travels (float16 lost nothing in OpenDiLoCo, 2024); None: that of the parameters.
+        wire: dtype in which Δ is sent (float16 lost nothing in OpenDiLoCo, 2024); None: the parameters' dtype.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DiLoCo:
             self.flush(parameters)
 
     def flush(self, parameters: Parameters) -> None:
-        """Take the outer step on the movement since the last one: in between, after fewer than H steps."""
+        """Take the outer step early: on the movement since the last outer step, after fewer than H inner steps."""
         if not self._are_apart or self._optimizer is None:
             return
         shards = local_shards(parameters)

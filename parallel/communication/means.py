@@ -45,8 +45,8 @@ class PendingMean:
     Args:
         tensors: floats (or integers, with divisor 1), of the same shapes on every rank; free to change afterwards.
         group: the ranks.
-        wire: the dtype that travels, float16 or bfloat16 for half the bytes of float32; None: each tensor's dtype.
-        divisor: of the sum; None: the number of ranks.
+        wire: the dtype that is sent, float16 or bfloat16 for half the bytes of float32; None: each tensor's dtype.
+        divisor: the divisor of the sum; None: the number of ranks.
     """
 
     def __init__(

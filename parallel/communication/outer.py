@@ -3,7 +3,7 @@
     before_step, the inner optimizer's step, after_step;   flush before an evaluation, a checkpoint and the end
 
 The replicas are the ranks of a group (the axis `dp_replicate`). Each has a separate inner optimizer, whose state
-never travels. Between two synchronizations the replicas' weights differ: `flush` makes them one model again.
+is never sent. Between two synchronizations the replicas' weights differ: `flush` makes them one model again.
 """
 
 from collections.abc import Mapping

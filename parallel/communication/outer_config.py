@@ -40,7 +40,7 @@ class OuterConfig:
     """DiLoCo's outer Nesterov momentum, in [0, 1)."""
 
     wire: str = "fp32"
-    """The dtype in which DiLoCo's pseudo-gradients travel: fp32, fp16 or bf16."""
+    """The dtype in which DiLoCo's pseudo-gradients are sent: fp32, fp16 or bf16."""
 
     correction: bool = True
     """Let each replica of delayed averaging continue with its update and correct it later; false is the ablation,
@@ -87,7 +87,7 @@ def parse_outer(text: str) -> OuterConfig | None:
         try:
             values[name] = _READ[name](given)
         except (ValueError, KeyError):
-            faults.append(f"outer.{name}: {given!r} is no {name}")
+            faults.append(f"outer.{name}: {given!r} is not a {name}")
     if faults:
         raise ValueError("; ".join(faults))
     return OuterConfig(method=method, steps=int(steps), **values)

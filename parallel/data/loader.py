@@ -39,9 +39,9 @@ class Loader:
 
     Args:
         dataset: map-style, of (inputs, targets).
-        order: of `len(dataset)` examples.
+        order: the order of `len(dataset)` examples.
         rank: the coordinate among the order's ranks.
-        device: of the batches.
+        device: the device of the batches.
         prefetch: batches that a thread fetches ahead, 0: each is fetched on demand; with worker processes, batches that
             each of them holds ready (at least 1).
         num_workers: processes that fetch, if Python's work on an example takes long (torch's DataLoader).
@@ -101,7 +101,7 @@ class Loader:
         return self.order.num_steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the remaining batches of the epoch; if there are none, those of the next one."""
+        """Yield the remaining batches of the epoch; if there are none, the batches of the next epoch."""
         if self._step == self._began.num_steps:
             self._epoch, self._step, self._began = self._epoch + 1, 0, self.order
         while self._step < self._began.num_steps:
@@ -129,10 +129,10 @@ class Loader:
             if value != state.get(key)
         ]
         if faults:
-            raise ValueError("the state is of another order: " + "; ".join(faults))
+            raise ValueError("the state belongs to another order: " + "; ".join(faults))
         epoch, step = state.get("epoch", -1), state.get("step", -1)
         if not all(type(value) is int and value >= 0 for value in (epoch, step, *carried.values())):
-            raise ValueError(f"the state is of no loader: epoch {epoch!r}, step {step!r}, {carried}")
+            raise ValueError(f"the state is not a loader's: epoch {epoch!r}, step {step!r}, {carried}")
         began = replace(self.order, **carried)
         if step > began.num_steps:
             raise ValueError(f"the state is at step {step} of an epoch of {began.num_steps}")
@@ -175,7 +175,7 @@ class Loader:
         self._source = source
         logger.warning(
             "rows are read when their step needs them, not ahead of it: in the thread that reads ahead a batch fails "
-            "(%s: %.200s), in the training's own it does not; train.workers=1 reads ahead in a process of its own",
+            "(%s: %.200s), in the training's own it does not; train.workers=1 reads ahead in a separate process",
             type(error).__name__,
             error,
         )
@@ -241,7 +241,7 @@ class _Batches(Dataset[Any]):
 
 
 def _by_workers(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield the batches of torch's loader. Its errors keep themselves and the processes alive by their traceback."""
+    """Yield the batches of torch's loader; errors lose their traceback, which would keep the worker processes alive."""
     try:
         yield from batches
     except TaskBroken as error:  # its text is the traceback in the process, which ends with the sentence

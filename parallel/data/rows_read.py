@@ -31,7 +31,7 @@ def rows_read(dataset: Any, seed: int) -> Rows:
 
     Args:
         dataset: map-style.
-        seed: of the training, for rows that draw random numbers.
+        seed: the seed of the training, for rows that draw random numbers.
     """
     number = len(dataset)
     count = number if _is_small(dataset) else min(number, MANY if is_fixed(dataset) else SOME)

@@ -21,7 +21,7 @@ def shuffled(
     """Return a part start:stop of all examples, permuted.
 
     Args:
-        num_examples: of the data set.
+        num_examples: the number of examples of the data set.
         start: the first example of the part, in the order from `once`.
         stop: the example after the last one.
         once: shuffles all before they are divided into parts; None: the order of the data set.
@@ -50,7 +50,7 @@ def sharded(
     `draw` shuffles the part's shards, and then the examples of each `open_shards` of them together.
 
     Args:
-        sizes: of all shards.
+        sizes: the sizes of all shards.
         start: the first example of the part, in the order of shards from `once`; the part may cut two shards.
         stop: the example after the last one.
         open_shards: the number of shards that are shuffled together.

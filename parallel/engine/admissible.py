@@ -29,7 +29,7 @@ def tensor_faults(model: nn.Module, plan: Plan, groups: dict[str, str]) -> Itera
 
     Args:
         model: the whole model, no tensor lazy; on `meta` or not.
-        plan: of the training.
+        plan: the plan of the training.
         groups: the block that gathers each parameter, by the parameter's name.
     """
     if overlapping := [name for name, tensor in model.named_parameters() if overlaps_itself(tensor)]:
@@ -121,7 +121,7 @@ def fit(part: nn.Module, plan: Plan) -> None:
 
 
 def _sharing(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield pairs of a parameter and another tensor, not the same object, that share a place in memory."""
+    """Yield pairs of a parameter and another tensor, not the same object, that overlap in memory."""
     by_storage: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.layout == torch.strided and tensor.numel():
@@ -133,7 +133,7 @@ def _sharing(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors of one storage have a place in common."""
+    """Return whether two tensors of one storage overlap."""
     if one.dtype != other.dtype:
         return True
     ends = [

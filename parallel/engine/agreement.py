@@ -45,8 +45,8 @@ class Agreement:
 
     Args:
         part: after `fully_shard`.
-        axes: of the mesh.
-        plan: for the ZeRO stage, the pipeline and the synchronization of the copies.
+        axes: the axes of the mesh.
+        plan: the plan, for the ZeRO stage, the pipeline and the synchronization of the copies.
     """
 
     def __init__(self, part: nn.Module, axes: Axes, plan: Plan) -> None:
@@ -192,7 +192,7 @@ class Agreement:
                 block.reshard()
 
     def reduce(self, *, keeps: bool) -> None:
-        """Sum the gradients of all passes that summed nothing, block by block in one order.
+        """Sum the gradients of all passes that postponed their sum over the ranks, block by block in one order.
 
         Args:
             keeps: leave the parameters gathered.

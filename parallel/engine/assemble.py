@@ -30,7 +30,7 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
 
     Args:
         model: the whole model, as the task builds it.
-        plan: of the training.
+        plan: the plan of the training.
         batch_size: examples of the global batch; None if unknown.
 
     Raises:
@@ -121,7 +121,7 @@ def assemble(
         plan: the parallelism of the training.
         optimization: its loss, optimizers, learning rate and clipping.
         axes: the mesh on the ranks; may be None if the plan has one rank and wraps nothing.
-        device: of this rank.
+        device: the device of this rank.
         rows: examples of this rank's largest batch, for a pipeline whose first batch may be a smaller one.
         borrowed: names of blocks whose parameters are used outside of their calls, too (`borrowed_blocks`).
 

@@ -46,7 +46,7 @@ class Attached:
 
     Args:
         model: before it is cut and wrapped; its hooks are taken off where the plan calls them.
-        plan: of the training.
+        plan: the plan of the training.
     """
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
@@ -125,8 +125,8 @@ class Attached:
                 _call(name, hooked, found)
         if states_of_generators() != before:
             raise TaskBroken(
-                f"{', '.join(self._hooked)}: a hook draws random numbers, and each rank draws others: give it a "
-                "generator with a seed of its own, or train in one process"
+                f"{', '.join(self._hooked)}: a hook draws random numbers, and each rank draws different ones: "
+                "give it a generator with a fixed seed, or train in one process"
             )
 
 
@@ -163,7 +163,7 @@ def _call(name: str, hooked: Hooked, copies: Sequence[nn.Parameter]) -> None:
     """Call the hooks of one parameter once; the model's object has values and gradient meanwhile.
 
     Args:
-        name: of the parameter, for messages.
+        name: the name of the parameter, for messages.
         hooked: the parameter as the model's code made it, with its hooks.
         copies: the wrapped parameters for it on this rank, with equal values and gradients: several if stages of this
         rank share it, of which one may be the model's object.

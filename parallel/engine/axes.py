@@ -14,7 +14,7 @@ class Axes:
     """The mesh on the ranks of the default process group: this rank's coordinates and its groups.
 
     Args:
-        mesh: with the same number of ranks as the process group.
+        mesh: a mesh with the same number of ranks as the process group.
         device: `cpu` or `cuda`.
 
     Raises:

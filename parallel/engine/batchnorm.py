@@ -23,7 +23,7 @@ def convert(part: nn.Module, kind: str, group: dist.ProcessGroup | None) -> None
     """Switch every batch norm of a model to this kind of statistics, in place; the objects stay, with all they hold.
 
     Args:
-        part: of a model, without `faults`.
+        part: the part of a model, without `faults`.
         kind: `local`, `sync`, or `ghost:N`.
         group: the ranks with different data; None: this one alone.
     """
@@ -54,7 +54,7 @@ class Real:
     """Setter of the number of examples of a pass that count: the first ones. The others are fillers or padding.
 
     Args:
-        parts: of the model on this rank, converted.
+        parts: the parts of the model on this rank, converted.
     """
 
     def __init__(self, parts: Iterable[nn.Module]) -> None:

@@ -68,8 +68,8 @@ def give_memory(parts: Sequence[nn.Module], device: torch.device | str) -> None:
     The attributes of a parameter stay.
 
     Args:
-        parts: of the engine, after they were cut and wrapped.
-        device: of the parameters.
+        parts: the parts of the engine, after they were cut and wrapped.
+        device: the device of the parameters.
     """
     for part in parts:
         places: dict[int, list[tuple[nn.Module, str]]] = {}

@@ -98,7 +98,7 @@ def blueprint_of(model: nn.Module) -> Blueprint:
 
 
 def _planned_weights(model: nn.Module, names: Sequence[str]) -> dict[str, float]:
-    """Return the costs of the modules around the layers: by their parameters, but a table of words is only read."""
+    """Return the costs of the modules around the layers by their parameters; embedding tables are not counted."""
     modules = {name: model.get_submodule(name) for name in names}
     layers = [layer for module in modules.values() if isinstance(module, nn.ModuleList) for layer in module]
     of_layer = sum(map(_num_multiplied, layers)) / max(1, len(layers))
@@ -202,7 +202,7 @@ def cut(model: nn.Module, num_stages: int) -> list[list[str]]:
             f"{type(model).__name__} has forward hooks, which each stage would call: register them on a layer"
         )
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"the chain has {', '.join(twice)} more than once; each call needs a name of its own")
+        raise ValueError(f"the chain has {', '.join(twice)} more than once; each call needs a separate name")
     earliest = 0
     if blueprint_of(model).is_planned:
         found = calls(model, names)

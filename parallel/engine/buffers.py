@@ -21,8 +21,8 @@ def average_buffers(parts: Sequence[nn.Module], axes: Axes | None, fixed: Collec
     It is called before an evaluation, a checkpoint and an export. Parameters are not touched.
 
     Args:
-        parts: of this rank.
-        axes: of the mesh; None: this rank is alone.
+        parts: the parts of this rank.
+        axes: the axes of the mesh; None: this rank is alone.
         fixed: buffers that no training changes, which are not written.
     """
     if axes is None:
@@ -55,8 +55,8 @@ def differing_buffers(
     One broadcast of each buffer. The tolerance, 1e-6 of the value, is for machines that round otherwise.
 
     Args:
-        parts: of this rank.
-        axes: of the mesh; None: this rank is alone.
+        parts: the parts of this rank.
+        axes: the axes of the mesh; None: this rank is alone.
         without: types of modules whose buffers are not compared.
     """
     found: dict[str, torch.Tensor] = {}

@@ -42,7 +42,7 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_
         function: importable by name; it finds its rank through `torch.distributed`.
         num_ranks: the number of processes, each with one thread.
         args: the same for every rank; they and the results are pickled (nothing here comes from a network).
-        timeout_s: for all of it.
+        timeout_s: the timeout of all ranks together [s].
 
     Raises:
         RankFailed: a rank failed; the message has the traceback of the first.

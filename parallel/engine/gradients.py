@@ -58,9 +58,9 @@ def total_norm(gradients: Sequence[torch.Tensor], axes: Axes | None, device: tor
     pp.
 
     Args:
-        gradients: of this rank, plain or DTensors; a tied weight once.
-        axes: of the mesh; None on a single device.
-        device: of the result.
+        gradients: the gradients of this rank, plain or DTensors; a tied weight once.
+        axes: the axes of the mesh; None on a single device.
+        device: the device of the result.
     """
     square = norms(gradients).to(device, torch.float64).square().sum()
     if axes is not None:

@@ -41,8 +41,8 @@ def split(batch: Batch, number: int, forms: Forms | None = None) -> list[Micro]:
     collated in parts has these.
 
     Args:
-        batch: of this rank.
-        number: of micro-batches.
+        batch: the batch of this rank.
+        number: the number of micro-batches.
         forms: the forms of lists in earlier batches (`rows`).
 
     Raises:

@@ -121,10 +121,10 @@ class Passes:
 
     Args:
         model: the one part, wrapped.
-        loss: of the task.
-        plan: for accumulation, precision and loss parallelism.
-        device: of the model.
-        agreement: of the ranks that share the model out; None: they do not.
+        loss: the loss of the task.
+        plan: the plan, for accumulation, precision and loss parallelism.
+        device: the device of the model.
+        agreement: the agreement of the ranks that share the model out; None: they do not.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Passes:
         """Compute the parameters' gradients of sum (c / total) x mean loss; return that sum over this rank's batch.
 
         Args:
-            batch: of this rank.
+            batch: the batch of this rank.
             total: units of the global batch; called when the first outputs are there.
             after_first: called, with this rank's units of the first micro-batch, when the gradients are of all
                 ranks' first micro-batches; there are at least two then, each summed over the ranks.

@@ -108,11 +108,11 @@ class Pipeline:
 
     Args:
         parts: the stages of this rank, wrapped, in the order of `stages_of`.
-        loss: of the task.
-        plan: for the schedule.
-        axes: of the mesh.
-        device: of the stages.
-        shape: of its batches and outputs.
+        loss: the loss of the task.
+        plan: the plan, for the schedule.
+        axes: the axes of the mesh.
+        device: the device of the stages.
+        shape: the shape of its batches and outputs.
     """
 
     def __init__(

@@ -173,8 +173,8 @@ def possible_plans(num_ranks: int, settings: Mapping[str, Any]) -> list[Plan]:
     """Return the plans of all meshes of a number of ranks, without pipelines, with every stage of ZeRO.
 
     Args:
-        num_ranks: of the mesh (>= 1).
-        settings: as of `given_plan`; with `zero` that stage alone.
+        num_ranks: the number of ranks of the mesh (>= 1).
+        settings: the settings, as for `given_plan`; with `zero` only this ZeRO stage.
 
     Raises:
         ValueError: no mesh has these settings; the message lists the first mesh's faults, separated by "; ".

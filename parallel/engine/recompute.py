@@ -48,7 +48,7 @@ def recompute(block: nn.Module, kind: str, *, name: str = "", is_compiled: bool 
     Args:
         block: a block.
         kind: full or selective.
-        name: of the block, for a refusal.
+        name: the name of the block, for a refusal.
         is_compiled: torch compiles the block, and keeps values itself that change in place.
     """
     selective = partial(create_selective_checkpoint_contexts, _policy) if kind == "selective" else None

@@ -54,8 +54,8 @@ class Repetition:
     """Repetition of one block's passes: the recomputation has the random numbers and state of the first pass.
 
     Args:
-        block: whose passes are repeated.
-        name: of the block, for a refusal.
+        block: the block whose passes are repeated.
+        name: the name of the block, for a refusal.
     """
 
     def __init__(self, block: nn.Module, name: str) -> None:
@@ -72,7 +72,7 @@ class Repetition:
         return is_due(self._seen + 1)
 
     def whole(self) -> AbstractContextManager[Any]:
-        """Return the context of a checkpoint: the repetition of a pass that is due gets as far as the outputs."""
+        """Return the context of torch's checkpoint, in which an examined pass is recomputed up to its outputs."""
         return set_checkpoint_early_stop(False) if self.is_due and torch.is_grad_enabled() else nullcontext()
 
     def watched(self, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -167,7 +167,7 @@ class Repetition:
 
 
 def _sums(outputs: Any) -> list[torch.Tensor]:
-    """Return for each tensor its sum, one with other weights, and that of its absolute values."""
+    """Return for each tensor its sum, a weighted sum, and the sum of its absolute values."""
     found = []
     with torch.no_grad(), _disable_current_modes():  # a kind of recomputation counts the operations
         for tensor in map(local, tensors(outputs)):

@@ -21,8 +21,8 @@ def replicate_scalars(part: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]:
     """Replace each scalar parameter of a part by a replica on the mesh; a shared one stays shared.
 
     Args:
-        part: of the model; plain, or with DTensors along tp.
-        mesh: of the shards; under tp with tp as its last axis.
+        part: the part of the model; plain, or with DTensors along tp.
+        mesh: the mesh of the shards; under tp with tp as its last axis.
 
     Returns:
         The replicas, which `fully_shard` must ignore.
@@ -71,7 +71,7 @@ def sum_scalars(scalars: Sequence[nn.Parameter], axes: Axes, names: Sequence[str
 
     Args:
         scalars: the trained replicas of this rank, in the same order on all ranks.
-        axes: of the mesh.
+        axes: the axes of the mesh.
         names: the axes along which gradients are summed.
     """
     if not scalars:

@@ -96,7 +96,7 @@ class Engine:
         plan: the parallelism of the training.
         optimization: learning rate and clipping of the steps.
         axes: the mesh on the ranks; None for one rank.
-        device: of this rank.
+        device: the device of this rank.
         outer: the synchronization of the copies along dp_replicate, if it is not in every step.
         compression: the state of the gradients' compression.
     """
@@ -145,7 +145,7 @@ class Engine:
         the same batch.
 
         Args:
-            batch: of this rank; `count` 0 if it has none.
+            batch: the batch of this rank; `count` 0 if it has none.
             total: units of the global batch, if the caller knows them, which saves a small all-reduce.
             report: compute the loss of the global batch and the norm of the gradient.
             measure_noise: take a `NoiseSample`; the batch is processed in at least two micro-batches.

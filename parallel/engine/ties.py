@@ -29,10 +29,10 @@ class Ties:
     Every rank of the mesh must build it, at the same point: it creates process groups.
 
     Args:
-        tied: as `tied_names` of the whole model.
-        places: by name, the rank on the `pp` axis that has its stage.
+        tied: the result of `tied_names` for the whole model.
+        places: for each name, the rank on the `pp` axis that has its stage.
         parts: the stages of this rank, each with parameters under the names of the whole model.
-        axes: of the mesh.
+        axes: the axes of the mesh.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ def _is_any_used(copies: Sequence[nn.Parameter], group: dist.ProcessGroup | None
     is_used = any(copy.grad is not None for copy in copies)
     if group is None:
         return is_used
-    found = torch.tensor([float(is_used)], device=local(copies[0]).device)
+    found = torch.tensor([is_used], dtype=torch.int32, device=local(copies[0]).device)  # a flag, not traffic of a plan
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
     return is_used or isinstance(found, FakeTensor) or bool(found)
 

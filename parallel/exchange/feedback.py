@@ -35,7 +35,7 @@ def make_residual(out: Path, tensors: Sequence[Tensor], replaced: Sequence[Path]
 
     Args:
         out: the file.
-        tensors: of the model, float and not plain.
+        tensors: the tensors of the model, float and not plain.
         replaced: the files of the old residuals.
     """
     make_shared(out, tensors, {REPLACES: json.dumps([path.name for path in replaced])})
@@ -47,7 +47,7 @@ class BoxFeedback:
     Args:
         residuals: files of the old ones.
         out: the file of the new one (`make_residual`).
-        boxes: of this rank, float and not plain, of float32.
+        boxes: the boxes of this rank, float and not plain, of float32.
     """
 
     def __init__(self, residuals: Sequence[Path], out: Path, boxes: Sequence[Piece]) -> None:
@@ -91,7 +91,7 @@ class BoxFeedback:
             piece: the box.
             start: the place of the first element in it, a whole number of chunks.
             block: local - global.
-            rng: of the codec.
+            rng: the random generator of the codec.
 
         Raises:
             ValueError: a chunk cannot be encoded.

@@ -87,7 +87,7 @@ class _Place:
         if self.geometry == self.registered:
             return tensor  # all of it, in whatever order
         if _Geometry.of(tensor) != self.registered:
-            raise NotRepeatable(f"{self.name} is a view of a parameter that is no plain tensor")
+            raise NotRepeatable(f"{self.name} is a view of a parameter that is not a plain tensor")
         return tensor.as_strided(self.geometry.shape, self.geometry.stride, self.geometry.offset)
 
 
@@ -207,9 +207,9 @@ def fill(shares: Sequence[Share], parts: Sequence[nn.Module], blank: Blank, buil
     Memory: usually one parameter. No communication: every rank builds the same.
 
     Args:
-        shares: of this rank, from the engine that `blank.model` became.
-        parts: of the engine.
-        blank: of the first construction.
+        shares: the shares of this rank, from the engine that `blank.model` became.
+        parts: the parts of the engine.
+        blank: the blank model of the first construction.
         build: as for `blank_of`; it seeds the generators as for a plain construction.
 
     Raises:
@@ -320,8 +320,8 @@ class _Filling:
     """A second construction of the model, whose values fill the shards one parameter at a time.
 
     Args:
-        blank: of the first construction.
-        shares: of this rank, by name.
+        blank: the blank model of the first construction.
+        shares: the shares of this rank, by name.
         kept: the numbers of parameters that stay in memory.
     """
 
@@ -391,7 +391,7 @@ class _Filling:
 
 
 def _fill_buffers(model: nn.Module, parts: Sequence[nn.Module]) -> None:
-    """Copy all buffers, tables that no file has among them: the first construction drew other numbers for them."""
+    """Copy all buffers, also tables that no file has: the first construction drew other numbers for them."""
     built = dict(model.named_buffers(remove_duplicate=False))
     with torch.no_grad():
         for part in parts:

@@ -25,8 +25,8 @@ def load_shares(
     Memory: one block. No communication: ranks read the same file, each its boxes.
 
     Args:
-        shares: of this rank, all boxes that it holds (`shares_of`).
-        file: a safetensors file of the whole model, as it travels.
+        shares: the shares of this rank, all boxes that it holds (`shares_of`).
+        file: a safetensors file of the whole model, as it is sent.
         write: (some elements of a shard, the file's elements) -> None; left out, the shard becomes what the file has.
 
     Raises:

@@ -59,8 +59,8 @@ def shares_of(parts: Sequence[nn.Module], axes: Axes | None, tied: Sequence[Sequ
     """Return the boxes that this rank holds, of parameters and exchanged buffers; empty ones are left out.
 
     Args:
-        parts: of this rank, wrapped or not.
-        axes: of the mesh; None: this rank is alone.
+        parts: the parts of this rank, wrapped or not.
+        axes: the axes of the mesh; None: this rank is alone.
         tied: the names of each tied weight of the whole model (`engine.ties.tied_names`).
 
     Raises:
@@ -73,7 +73,7 @@ def shares_of(parts: Sequence[nn.Module], axes: Axes | None, tied: Sequence[Sequ
     faults = list(local.faults)
     for name, tensor in local.tensors:
         if tensor.dtype not in DTYPES:
-            faults.append(f"{name} is {tensor.dtype}, which cannot travel")
+            faults.append(f"{name} is {tensor.dtype}, which cannot be exchanged")
             continue
         is_further = name in seen or (name in firsts and name not in own_names)
         seen.add(name)
@@ -88,8 +88,8 @@ def owned(shares: Iterable[Share], names: Iterable[str]) -> list[Share]:
     """Return the boxes that this rank owns, sorted by name: over all ranks of a mesh each box of each tensor once.
 
     Args:
-        shares: of this rank.
-        names: of all tensors of the whole model.
+        shares: the shares of this rank.
+        names: the names of all tensors of the whole model.
     """
     index = {name: number for number, name in enumerate(sorted(names))}
     mine = [share for share in shares if not share.is_further and index[share.name] % share.num_copies == share.copy]

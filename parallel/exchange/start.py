@@ -38,8 +38,8 @@ def start_shares(
     Memory: one box. The rules are `warm_start`'s; each rank sees the faults of its boxes alone.
 
     Args:
-        shares: of this rank.
-        names: the shape of each tensor of the whole model, and the dtype in which it travels, as `Tensor.dtype`.
+        shares: the shares of this rank.
+        names: the shape of each tensor of the whole model, and the dtype in which it is sent, as `Tensor.dtype`.
         aliases: the names of its tied tensors.
         start: the file.
 
@@ -65,7 +65,7 @@ def _match(file: Any, names: Mapping[str, tuple[tuple[int, ...], str]], aliases:
     slices = {name: file.get_slice(name) for name in file.keys() if not name.startswith(BESIDE)}  # noqa: SIM118
     odd = [f"{name} is {s.get_dtype()}" for name, s in slices.items() if s.get_dtype() not in TRAVELLING]
     if odd:
-        raise StartRefused(f"{start.path}: {listed(odd)}, and only floats, integers and bool can travel")
+        raise StartRefused(f"{start.path}: {listed(odd)}, and only floats, integers and bool can be exchanged")
     given = {name: _form(s.get_shape(), np.dtype(TRAVELLING[s.get_dtype()])) for name, s in slices.items()}
     initial = {name: _form(shape, NUMPY_DTYPES[dtype]) for name, (shape, dtype) in names.items()}
     match = match_names(initial, aliases, given, is_strict=start.is_strict, where=str(start.path))

@@ -71,7 +71,7 @@ def write_part(
     Args:
         mine: the boxes that this rank owns (`shares.owned`), after the training.
         version: the file from which they were loaded.
-        out: of the part; it is overwritten, and durable on return.
+        out: the path of the part's file; it is overwritten, and durable on return.
         encoding: the codec.
         beside: further boxes of the part, of tensors beside the model.
 
@@ -176,8 +176,8 @@ def differences(share: Share, reader: BoxReader, begin: int) -> Iterator[np.ndar
     """Yield local - global of a float box, in blocks of `BLOCK_ELEMENTS`: see `parameters.update_of`.
 
     Args:
-        share: with the local values.
-        reader: of the version; the box is among its boxes.
+        share: the share with the local values.
+        reader: the reader of the version; the box is among its boxes.
         begin: the place of the box in the bytes of the reader.
     """
     local, flat = share.local, share.local.reshape(-1)

@@ -56,7 +56,7 @@ def _lists(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module
 
 
 def _beside(module: nn.Module, prefix: str, layers: str) -> Iterator[str]:
-    """Yield the layers, and the modules with state beside them or beside a module in which they lie."""
+    """Yield the list of layers, and the modules with state beside it or beside one of its enclosing modules."""
     for name, child in module.named_children():
         if layers.startswith(f"{prefix}{name}."):
             yield from _beside(child, f"{prefix}{name}.", layers)

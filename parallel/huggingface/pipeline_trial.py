@@ -31,7 +31,7 @@ def calls(model: nn.Module, pieces: Sequence[str]) -> Calls:
     """Return the order and form of a model's calls of its planned chain's pieces, found by a trial.
 
     Args:
-        model: with a planned chain.
+        model: a model with a planned chain.
         pieces: the names of its chain, opened.
 
     Raises:
@@ -51,7 +51,7 @@ def outputs_of(model: nn.Module, pieces: Sequence[str]) -> Callable[[Any], Any]:
     """Return the function that makes the outputs of the whole model from the tensor of the last stage.
 
     Args:
-        model: with a planned chain and without `chain_faults`.
+        model: a model with a planned chain and without `chain_faults`.
         pieces: the names of its chain, opened.
     """
     outputs = _whole(model, pieces).outputs
@@ -65,7 +65,7 @@ def chain_faults(model: nn.Module, stages: Sequence[Sequence[str]]) -> list[str]
     """Return the reason, if any, why the stages of a planned chain compute other numbers than the model.
 
     Args:
-        model: with a planned chain.
+        model: a model with a planned chain.
         stages: the names of the pieces of each stage, in the order of their calls.
     """
     kind, pieces = type(model).__name__, [name for names in stages for name in names]
@@ -147,9 +147,9 @@ def _called(model: nn.Module, pieces: Sequence[str], length: int, *, before: Seq
     """Call a model or stage with recorders in place of its chain's modules, and return the record.
 
     Args:
-        model: of any size, also on meta: no weight of it is used.
+        model: a model of any size, also on meta: no weight of it is used.
         pieces: the names of its chain, opened.
-        length: of the tuples that layers give; 0: tensors.
+        length: the length of the tuples that layers give; 0: tensors.
         before: the pieces before a stage; empty: the model is whole.
     """
     trial, generator, layers = _Trial(length), torch.Generator().manual_seed(0), f"{layers_of(model)}."

@@ -38,7 +38,7 @@ HEADS = ("num_attention_heads", "num_key_value_heads")
 
 
 def tensor_plan(model: nn.Module) -> dict[str, str]:
-    """Return the cut of each layer that tensor parallelism divides, by name; empty: transformers has no plan for it.
+    """Return how tensor parallelism shards each layer, by name; empty: transformers has no plan for the model.
 
     Args:
         model: a model of Hugging Face, or one that has it inside, as a `PeftModel` does.
@@ -51,7 +51,7 @@ def tensor_plan(model: nn.Module) -> dict[str, str]:
 
 
 def divisible_by_tp(model: nn.Module) -> dict[str, int]:
-    """Return the numbers that tp must divide: the heads, and the features of which each rank has a part."""
+    """Return the numbers that tp must divide: the numbers of heads, and of the features that are sharded."""
     numbers: dict[str, int] = {}
     for _, inner in hugging_face_models(model):
         config: Any = inner.config.get_text_config()
@@ -84,7 +84,7 @@ def _plan_faults(model: nn.Module) -> Iterator[tuple[str, str]]:
             if any(parameter.requires_grad for parameter in module.parameters()):
                 yield (
                     name,
-                    "under tp each rank has other heads, and its trained weights are for all; freeze them, or tp=1",
+                    "under tp each rank has different heads, and its trained weights are for all; freeze them, or tp=1",
                 )
         elif kind not in (*COLUMNS, *ROWS, TABLE, WHOLE):
             yield name, f"transformers' plan divides it as {kind!r}, which this engine does not; allowed: tp=1"
@@ -117,7 +117,7 @@ def _planned(model: nn.Module) -> dict[str, tuple[Any, str]]:
 
 
 def _is_cut(table: Any) -> bool:
-    """Return whether the words of a table are divided among the ranks.
+    """Return whether an embedding table is sharded by words over the ranks.
 
     A table with a word that is never trained (`padding_idx`), or of another class with a scale, is whole on each rank:
     a part would know neither.
@@ -127,7 +127,7 @@ def _is_cut(table: Any) -> bool:
 
 
 def _tied(model: nn.Module) -> Iterator[list[str]]:
-    """Yield the modules that have one weight."""
+    """Yield the modules that share one weight (tied weights)."""
     places: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name.endswith(".weight"):
@@ -143,7 +143,7 @@ def _base_of(module: Any) -> Any:
 
 
 def _inside(name: str, module: Any, kind: str) -> Iterator[tuple[str, str]]:
-    """Yield the cuts of a layer, or of the layers of which PEFT has made it."""
+    """Yield the sharding of a layer, or of the LoRA layers that PEFT has put in its place."""
     if _base_of(module) is module:
         yield name, kind
         return

@@ -103,7 +103,7 @@ class Listener:
     """The supervisor's end: the address in a folder, and a thread that takes one connection after the other.
 
     Args:
-        folder: of both ends.
+        folder: the folder of both ends.
         on_line: receives each connected line with rank 0's hello, on a thread.
         listen: `HOST:PORT` for ranks on other machines (port 0: any); empty: a Unix socket of this machine.
     """

@@ -25,9 +25,9 @@ def store_of(world: World, timeout_s: float, environ: Mapping[str, str] = os.env
     Rank 0 then opens another store, and names its port there.
 
     Args:
-        world: of this rank.
+        world: the `World` of this rank.
         timeout_s: longest wait for another rank [s].
-        environ: of the launcher.
+        environ: the environment variables of the launcher.
 
     Raises:
         ValueError: several ranks, and no address where they meet.

@@ -74,10 +74,10 @@ class MeshBench:
     """A task loaded with one site's data, on a mesh of ranks that train and evaluate it.
 
     Args:
-        task: as it was loaded.
+        task: the task as it was loaded.
         request: `load` (`worker/main`).
         plan: the parallelism of the site.
-        world: of this rank; its process group is there, unless it is alone.
+        world: the `World` of this rank; its process group is there, unless it is alone.
         clock: returns the present instant [s], monotonic, so that the ranks agree on an early end about twice a second;
             None: after every step.
 
@@ -137,7 +137,7 @@ class MeshBench:
 
         Args:
             request: `train` (`worker/main`), with `checkpoint` and its interval (`in_round`).
-            is_told: of this rank; asked between steps.
+            is_told: tells whether this rank was asked to stop; called between steps.
 
         Returns:
             The answer, with the pieces of each part under `parts`, and under `mesh` the use of it in this attempt.
@@ -236,7 +236,7 @@ class MeshBench:
 
         Args:
             request: `statistics` (`worker/main`).
-            deadline: of the answer.
+            deadline: the deadline of the answer.
         """
         self._here.local_of(request, 1)  # takes the options of the request
         if not self._ranks.is_first:
@@ -344,7 +344,7 @@ class MeshBench:
             raise
 
     def _borrowed(self) -> list[str]:
-        """Examine a forward pass, once for a task and its options, if the plan needs it and the site has examples.
+        """Find the blocks whose parameters a forward pass uses outside of their calls, once for a task and its options.
 
         Returns:
             The borrowed blocks.
@@ -457,7 +457,7 @@ def pull(shards: Sequence[Shard], mu: float) -> Callable[[], None]:
     """Return FedProx's change: μ (w - w_global) is added to each gradient (Li et al. 2020, Algorithm 2).
 
     Args:
-        shards: with the global values; they are copied.
+        shards: the shards with the global values; they are copied.
         mu: μ.
     """
     starts = [local(shard.parameter.detach()).clone() for shard in shards]
@@ -487,7 +487,7 @@ def correct(shards: Sequence[Shard], corrections: Sequence[torch.Tensor]) -> Cal
     """Return SCAFFOLD's change: c - c_i is added to each gradient (`training.local.scaffold`).
 
     Args:
-        shards: of the trained parameters.
+        shards: the shards of the trained parameters.
         corrections: c - c_i of each, of its shape.
     """
 

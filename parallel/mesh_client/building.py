@@ -1,4 +1,4 @@
-"""The model of a client on a mesh: built by shares, warm from one request to the next."""
+"""The model of a client on a mesh: each rank builds its shards, which stay loaded between requests."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -93,8 +93,8 @@ class MeshModel:
     """A client's model on its mesh: the engine, and the names and boxes by which it is loaded and sent.
 
     Args:
-        engine: of the model.
-        outline: of the whole model.
+        engine: the engine of the model.
+        outline: the outline of the whole model.
         tally: the loss of the engine.
         base: the files of its frozen tensors; None: it has no base.
     """
@@ -201,12 +201,12 @@ def build(
     """Build the model of a task; every rank calls it.
 
     Where the mesh divides the model, no rank ever holds more than its shares and one parameter, unless the model's
-    code needs the values of its parameters. The values of tensors that travel are undefined until `MeshModel.load`.
+    code needs the values of its parameters. The values of exchanged tensors are undefined until `MeshModel.load`.
 
     Args:
-        task: of the model.
+        task: the task of the model.
         here: the mesh.
-        seed: of the run's model.
+        seed: the seed of the run's model.
         rows: examples of this rank's largest batch, for a pipeline.
         is_filled: all tensors have the values with which the model is built.
         borrowed: the blocks whose parameters are used outside of their calls.

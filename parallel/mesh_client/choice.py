@@ -53,9 +53,9 @@ def choice_for(
     """Choose the plan of a task's local training.
 
     Args:
-        task: with the options of the run.
+        task: the task, with the options of the run.
         local: the settings of a round.
-        algorithm: of the run.
+        algorithm: the algorithm of the run.
         num_ranks: on all machines.
         machine: the smallest of them.
         settings: the site's other settings of the plan.

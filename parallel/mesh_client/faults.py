@@ -30,9 +30,9 @@ def faults_of_mesh(task: Task, local: Local, algorithm: str, plan: Plan) -> list
     """Return the reasons why a mesh cannot do a task's local training, one sentence each.
 
     Args:
-        task: with the options of the run.
+        task: the task, with the options of the run.
         local: the settings of a round.
-        algorithm: of the run.
+        algorithm: the algorithm of the run.
         plan: the parallelism of the site.
     """
     faults = [*_faults_of_task(task), *_faults_of_plan(local, algorithm, plan)]
@@ -67,7 +67,7 @@ def outline_of(task: Task) -> nn.Module:
     """Return the model of a task without memory, with the mark of its frozen tensors.
 
     Raises:
-        TaskBroken: it is no module, or only trained tensors travel, and there are none.
+        TaskBroken: it is no module, or only trained tensors are exchanged, and there are none.
     """
     with built_on_meta(task) as model:
         _check_outline(model, task)

@@ -66,7 +66,7 @@ class FrozenTensors:
     """The frozen tensors of a model on its mesh.
 
     Args:
-        engine: of the model, with their values; it takes no mean of their buffers.
+        engine: the engine of the model, with their values; it takes no mean of their buffers.
         names: all of their names.
         tied: the names of each tied weight of the whole model.
         base: the files of their values; None: there are none.
@@ -96,7 +96,7 @@ class FrozenTensors:
         a moment, one after another.
 
         Args:
-            ranks: of the mesh.
+            ranks: the ranks of the mesh.
             is_first_here: this rank is the first of its machine.
             cache: the file of what is known of the base's files (`kept_lines`).
 
@@ -135,7 +135,7 @@ def _agreed(found: Sequence[dict[str, str]]) -> dict[str, str]:
         for name, line in of_rank.items():
             if lines.setdefault(name, line) != line:
                 raise TaskMismatch(
-                    f"{name}, which does not travel, has other values at rank {rank} than at a rank before it: give "
+                    f"{name}, which is not exchanged, has other values at rank {rank} than at a rank before it: give "
                     "all machines of the mesh the same files and the same versions of packages"
                 )
     return lines

@@ -35,17 +35,17 @@ def client_of(
     """Return the client of the task's algorithm; None: it has none. Every rank calls it.
 
     Args:
-        task: of the model.
+        task: the task of the model.
         outline: the model without memory.
-        model: with the version's values.
+        model: the model, with the version's values.
         local: the settings of the round.
-        context: of the training.
+        context: the context of the training.
         version: file with the shared tensors.
         own: file of the client's state; None: there is none yet.
 
     Raises:
         TaskMismatch: a file has other tensors than the algorithm.
-        TaskBroken: the algorithm's tensors cannot travel or be stored.
+        TaskBroken: the algorithm's tensors cannot be sent or stored.
         OSError: a file cannot be read.
     """
     in_version = _names(SHARED, version)

@@ -103,7 +103,7 @@ class Writer:
         """Encode a value as JSON; append its tensors to the list.
 
         Args:
-            value: of any type.
+            value: the value of any type.
             where: its name in an error.
 
         Raises:

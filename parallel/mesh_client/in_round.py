@@ -68,13 +68,13 @@ def checkpoints(
     Args:
         request: `train` (`worker/main`): `checkpoint` is the folder, `checkpoint_every` the number of steps, or
             `checkpoint_every_s` the number of seconds.
-        task: whose loss and metrics may keep a state.
-        model: with the values of the version and the optimizer of the round.
+        task: the task, whose loss and metrics may keep a state.
+        model: the model, with the values of the version and the optimizer of the round.
         dataset: on which the round trains.
-        num_steps: of the round.
-        ranks: of the mesh.
+        num_steps: the number of steps of the round.
+        ranks: the ranks of the mesh.
         clock: returns the present instant [s].
-        client: of the task's algorithm, which has begun the training; None: it has none.
+        client: the client of the task's algorithm, which has begun the training; None: it has none.
 
     Yields:
         () -> None, to be called after each step.
@@ -125,7 +125,7 @@ def _is_sound(checkpointer: Checkpointer, saver: Saver) -> bool:
         return True
     faults = checkpointer.damage(path)
     if not faults and (found := saver.other_rows(path)):
-        faults = [f"it is of a training {found}"]
+        faults = [f"it belongs to a training {found}"]
     if faults:
         logger.warning("the round starts over, without its checkpoint: %s", listed(faults))
     return not faults
@@ -139,10 +139,10 @@ class Held:
     """The values that the hooks of an algorithm hold, as a part of each checkpoint. Every rank calls the methods.
 
     Args:
-        client: of the training.
-        model: that it trains.
-        checkpointer: which saves the tensors beside those of the model.
-        ranks: of the mesh.
+        client: the client of the training.
+        model: the model that the client trains.
+        checkpointer: the checkpointer that saves these tensors beside the model.
+        ranks: the ranks of the mesh.
     """
 
     def __init__(self, client: MeshClient, model: MeshModel, checkpointer: Checkpointer, ranks: Ranks) -> None:
@@ -196,7 +196,7 @@ def _by_number(tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _copies_are_one(plan: Plan) -> Callable[[int], bool]:
-    """Return the function from a number of steps to whether the copies are equal then, without a flush."""
+    """Return a function that tells whether the ranks' copies are equal after a number of steps, without a flush."""
     outer = parse_outer(plan.outer)
     if outer is None:
         return lambda steps: True
@@ -212,7 +212,7 @@ def _due(
     clock: Callable[[], float],
     may_save: Callable[[int], bool] = lambda steps: True,
 ) -> Callable[[int], bool]:
-    """Return a function of the number of steps that says whether to save, the same on all ranks; called once a step."""
+    """Return a function that tells, once for each step, whether to save a checkpoint; the same on all ranks."""
     every, every_s = request.get("checkpoint_every") or 0, request.get("checkpoint_every_s") or math.inf
     if every:
         return lambda steps: steps == num_steps or steps % every == 0

@@ -55,7 +55,7 @@ def store_state(shards: Sequence[Shard], local: Local, own_out: Path) -> None:
     """Write the boxes of the state that this rank owns into a client's file (`shared_file.make_shared`).
 
     Args:
-        shards: that this rank owns, after the training.
+        shards: the shards that this rank owns, after the training.
         local: the settings of the round.
         own_out: the file.
 

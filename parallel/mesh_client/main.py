@@ -213,7 +213,7 @@ class _Member:
         }
         if op not in carry_out:
             known = ", ".join(("train", *carry_out))
-            raise TaskMismatch(f"a mesh of ranks answers no {op!r}; allowed: {known}, or an agent without a mesh")
+            raise TaskMismatch(f"a mesh of ranks does not support {op!r}; allowed: {known}, or an agent without a mesh")
         return carry_out[op]()
 
     def _fault(self, error: BaseException, op: str) -> RankFault:

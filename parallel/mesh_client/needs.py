@@ -53,7 +53,7 @@ class RankNeeds:
 
     @property
     def peak(self) -> int:
-        """The predicted memory in training, without activations; without an unknown optimizer's state, too."""
+        """The predicted peak memory in training, without activations and without the state of an unknown optimizer."""
         return self.held + self.gradients + (self.optimizer or 0)
 
 
@@ -68,12 +68,12 @@ def needs_of_ranks(task: Task, local: Local, plan: Plan) -> list[RankNeeds]:
     """Return the needs of each rank, in order. This process must have no process group.
 
     Args:
-        task: of the model.
+        task: the task of the model.
         local: the settings of a round.
-        plan: that `faults_of_mesh` does not refuse.
+        plan: a plan that `faults_of_mesh` does not refuse.
 
     Raises:
-        ValueError: the engine refuses the model, or a tensor cannot travel.
+        ValueError: the engine refuses the model, or a tensor cannot be exchanged.
     """
     return [_needs(task, local, plan, rank) for rank in range(plan.mesh.size)]
 

@@ -32,8 +32,8 @@ class Orders:
     """Requests (orders) of rank 0 to the other ranks of a group, and the votes on each.
 
     Args:
-        store: of the group.
-        rank: of this process.
+        store: the store of the group.
+        rank: the rank of this process.
         size: the number of ranks.
         timeout_s: longest wait of rank 0 for the others' votes after its vote [s].
     """

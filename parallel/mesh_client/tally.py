@@ -27,10 +27,10 @@ class Tally:
     The ranks of a tensor group see the same, so only the first counts.
 
     Args:
-        task: for loss, metrics and units.
-        plan: of the mesh.
-        axes: of the mesh; None: this rank is alone.
-        ranks: to add up the sums.
+        task: the task, for loss, metrics and units.
+        plan: the plan of the mesh.
+        axes: the axes of the mesh; None: this rank is alone.
+        ranks: the ranks over which the sums are added up.
     """
 
     def __init__(self, task: Task, plan: Plan, axes: Axes | None, ranks: Ranks) -> None:

@@ -44,7 +44,7 @@ Part = list[tuple[Any, ...]]
 class Files:
     """The files that one training writes: the parts of the update, and the client's state.
 
-    The model is that of the end of the training. Every rank calls the methods at the same point.
+    The model is in its state after the training. Every rank calls the methods at the same point.
     """
 
     model: MeshModel
@@ -132,7 +132,7 @@ class Files:
         try:
             return open_codec(name).name if name else ""
         except ValueError as fault:
-            logger.warning("the update is sent plain: %s", fault)
+            logger.warning("the update is sent without a codec: %s", fault)
             return ""
 
     @property
@@ -191,7 +191,7 @@ def _make_empty(folder: Path) -> None:
 
 
 def store_layers(shares: Sequence[Share], own_out: Path) -> None:
-    """Write boxes into a client's file (`shared_file.make_shared`), block by block; without boxes none is opened.
+    """Write boxes into a client's file (`shared_file.make_shared`), block by block; without boxes open no file.
 
     Args:
         shares: the boxes that this rank stores.

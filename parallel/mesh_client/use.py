@@ -24,7 +24,7 @@ class PeakMemory:
     without mapped files, such as libraries and versions (proc(5); 0 on a system without it).
 
     Args:
-        device: of this rank.
+        device: the device of this rank.
         process: the folder of this process.
     """
 
@@ -56,9 +56,9 @@ class RoundUse:
     """The measurement of rounds on one mesh; every rank calls its methods at the same point.
 
     Args:
-        ranks: of the mesh.
-        device: of this rank.
-        precision: of the plan.
+        ranks: the ranks of the mesh.
+        device: the device of this rank.
+        precision: the precision of the plan.
         clock: returns the present instant [s].
     """
 
@@ -86,10 +86,10 @@ class RoundUse:
         """Return the use of a round, as `protocol/mesh_use` has it.
 
         Args:
-            task: that was trained.
+            task: the task that was trained.
             inputs: returns an example's inputs; called on rank 0, once for a task.
-            steps: that this attempt has made.
-            examples: of these steps, on all ranks.
+            steps: the number of steps that this attempt has made.
+            examples: the number of examples of these steps, on all ranks.
         """
         flops = self._flops_of(task, inputs) if self._ranks.is_first else 0.0
         return {

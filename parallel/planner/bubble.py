@@ -58,7 +58,7 @@ def bubble(schedule: str, p: int, m: int, stages_per_rank: int = 1, times: Times
         p: ranks of the pipeline.
         m: micro-batches.
         stages_per_rank: V.
-        times: of one stage; they matter to zero-bubble schedules only.
+        times: the times of one stage; they matter to zero-bubble schedules only.
     """
     if schedule in ("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs"):
         return (p - 1) / (stages_per_rank * m + p - 1)
@@ -74,9 +74,9 @@ def simulate(orders: Sequence[Sequence[Action]], num_stages: int, times: Times =
     stage, its forward. Sending costs nothing.
 
     Args:
-        orders: by rank, its actions in order.
-        num_stages: in the whole pipeline.
-        times: of every stage alike.
+        orders: each rank's actions, in order.
+        num_stages: the number of stages of the whole pipeline.
+        times: the times of every stage alike.
 
     Returns:
         1 - busy time / (ranks x time until the last one has ended).

@@ -6,7 +6,7 @@
                 2 checkpoints of weights and moments (the newest stays until the next one is complete)
     part        the boxes that a rank owns: its shards, divided by the number of ranks that hold the same ones
 
-With LoRA of rank r on every matrix of the blocks, r (rows + columns) parameters for each travel in place of P and have
+With LoRA of rank r on every matrix of the blocks, r (rows + columns) parameters for each are sent instead of P and have
 gradients and moments, and the base lies on the site's disk once: 4 P. Its ranks' memory is then an estimate.
 """
 
@@ -69,7 +69,7 @@ def needs_of(model: ModelShape, candidate: Candidate, *, codec: str = "", lora: 
         model: the shape of the model.
         candidate: the plan; its `optimizer` is the local training's.
         codec: name of the update's codec; empty: none.
-        lora: the rank of adapters, as of `of_adapters`, which alone are trained and travel; 0: the whole model.
+        lora: the rank of adapters, as of `of_adapters`, which alone are trained and sent; 0: the whole model.
 
     Raises:
         ValueError: there is no such codec, or the rank is larger than a matrix.

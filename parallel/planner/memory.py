@@ -75,7 +75,7 @@ def memory(model: ModelShape, candidate: Candidate, rank: int = 0, *, counted: s
     Args:
         model: the shape of the model.
         candidate: the plan and its sizes.
-        rank: of the mesh.
+        rank: the number of the rank in the mesh.
         counted: `engine`, the real memory of this engine; or a convention of `accounting` by its name.
     """
     if counted != "engine":

@@ -7,7 +7,7 @@
     data      collectives of parameters and gradients, beyond the computation that hides them: all of it for parameters
               gathered in every micro-batch, the backward's two thirds for gradients reduced in every one, and one
               micro-batch's alone for those that move once in a step; and CONTENTION of what is hidden
-    fill      the first activations through the pipeline and the last gradients back; the others travel behind compute
+    fill      the first activations through the pipeline and the last gradients back; the others hide behind compute
 
     step = compute + tensor + idle + data + fill + update
 

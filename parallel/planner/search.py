@@ -1,4 +1,4 @@
-"""The search over all meshes of a cluster: the plans that fit a model, best first, and why the others do not.
+"""The search over all meshes of a cluster: the plans that fit a model, best first, and the reasons against others.
 
 A mesh is tried with the stages of ZeRO, the schedules of a pipeline, and the largest micro-batch that fits, or with
 recomputation if none does. Plans are ranked by predicted tokens per second. If two are within a per cent of each other,

@@ -17,7 +17,7 @@ def parse(kind: type[Kind], presets: Mapping[str, Kind], text: str, *, what: str
 
     Args:
         kind: a frozen dataclass; fields without a default are required.
-        presets: by name.
+        presets: the presets, by name.
         text: numbers as 80e9 or 128, plain words, true and false.
         what: the name of the thing, for the faults.
 
@@ -48,7 +48,7 @@ def read(
     named = next((name for name in presets if name == table.get(PRESET)), None)
     for key, given in table.items():
         if key == PRESET and given != named:
-            found.append(f"{what}: {given!r} is no preset ({', '.join(presets)}) and no name=value")
+            found.append(f"{what}: {given!r} is not a preset ({', '.join(presets)}) and no name=value")
         elif key != PRESET and key not in hints:
             known = difflib.get_close_matches(key, hints, 1)
             guess = f"did you mean {known[0]}? " if known else ""

@@ -101,6 +101,6 @@ def _product(tokens: float, matrix: tuple[float, float], candidate: Candidate, c
 
 
 def _local(weight: Weight, t: int) -> tuple[float, float]:
-    """Return the sides of a matrix on one rank of a tensor group."""
+    """Return the shape of a matrix's shard on one rank of a tensor-parallel group."""
     rows, columns = (side / t if axis == weight.cut else float(side) for axis, side in enumerate(weight.shape))
     return rows, columns

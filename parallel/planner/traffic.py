@@ -154,7 +154,7 @@ def _tensor(model: ModelShape, candidate: Candidate, rank: int) -> Iterator[Traf
 
 
 def _norm_gradients(model: ModelShape, candidate: Candidate, own: list[Stage]) -> Traffic:
-    """Return the traffic of replicated weights' gradients: each rank has seen a part of the sequence, so it has a part.
+    """Return the traffic of the gradients of replicated weights: each rank has the part from its part of the sequence.
 
     `fully_shard` sums them when it reduces gradients: in each backward pass in the dtype of the products, or once after
     the last one, until which they wait in the dtype of the reduction. Without it the step sums them in one call.

@@ -77,10 +77,10 @@ def unit(weights: Sequence[Weight], tp: int, shards: int, index: int) -> Share:
     """Return the part of a rank in one unit.
 
     Args:
-        weights: of the unit.
+        weights: the weights of the unit.
         tp: the degree of tensor parallelism.
         shards: the degree of data sharding.
-        index: of the rank among the shards.
+        index: the index of the rank among the shards.
     """
     local = whole = gathered = 0
     for weight in weights:

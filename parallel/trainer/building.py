@@ -112,7 +112,9 @@ def give_values(built: Built, job: Job, parts: Sequence[nn.Module], axes: Axes |
     except (StartRefused, OSError) as error:
         faults += _of_start(error)
     except NotRepeatable as error:
-        faults.append(f"the model cannot be built by shares: {error}; draw and fill its parameters alike each time")
+        faults.append(
+            f"the model cannot be built in shards: {error}; initialize its parameters in the same way each time"
+        )
     try:
         ranks.raise_if_any(faults, JobRefused)
     finally:

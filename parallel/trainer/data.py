@@ -69,10 +69,10 @@ def data_for(
     """Return the data of a training, after a trial of a batch of each kind of rows.
 
     Args:
-        task: with its sites.
-        plan: of the training.
-        seed: of the training.
-        device: of this rank.
+        task: the task with its sites.
+        plan: the plan of the training.
+        seed: the seed of the training.
+        device: the device of this rank.
         at_once: examples of a batch; None: any number.
         evaluated_at_once: examples of a batch of an evaluation; None: as in the training.
 
@@ -101,7 +101,7 @@ def data_for(
 
 
 def _whole(of_sites: SiteData, kinds: list[Rows]) -> Any | None:
-    """Return the pooled data of all sites; with one kind of rows the data of that kind, which are pooled already."""
+    """Return the pooled data of all sites; if all have one kind of rows, they are pooled already."""
     return kinds[0].data if len(kinds) == 1 else pooled(of_sites)
 
 

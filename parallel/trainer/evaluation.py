@@ -33,10 +33,10 @@ def statistics(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Rank
 
     Args:
         engine: at rest, flushed.
-        task: for the loss and the metrics.
-        batches: of this rank; the same number on every rank.
-        ranks: to exchange the sums.
-        check: of the loss's units.
+        task: the task, for the loss and the metrics.
+        batches: the batches of this rank; the same number on every rank.
+        ranks: the ranks that exchange the sums.
+        check: the check of the loss's units.
     """
     sums: Statistics = {}
     units = units_of(task)

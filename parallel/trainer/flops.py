@@ -36,7 +36,7 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     """Return the peak of a device [FLOP/s]; None if it is unknown.
 
     Args:
-        device: of this rank.
+        device: the device of this rank.
         precision: fp32 or bf16.
     """
     if device.type != "cuda":
@@ -50,8 +50,8 @@ def flops_per_example(task: Task, inputs: Any) -> float | None:
     """Return the FLOP of one forward and backward pass; None if the model cannot be built or run without memory.
 
     Args:
-        task: with its model.
-        inputs: of at least one example.
+        task: the task with its model.
+        inputs: the inputs of at least one example.
     """
     model = model_on_meta(task)
     try:

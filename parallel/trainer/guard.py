@@ -11,7 +11,7 @@ class Guard:
     """A record of the first step with a value that is not finite, kept on the device.
 
     Args:
-        device: of this rank.
+        device: the device of this rank.
     """
 
     def __init__(self, device: torch.device) -> None:

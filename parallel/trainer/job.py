@@ -90,7 +90,7 @@ def _faults_of_inputs(task: Task, config: TrainConfig) -> Iterator[str]:
     if config.start is not None and not os.path.isfile(config.start):
         yield f"train.start: {no_file(config.start)}"
     if config.start is None and not config.strict:
-        yield "train.strict: false without train.start decides nothing: set train.start, or leave it out"
+        yield "train.strict: false without train.start has no effect: set train.start, or leave it out"
 
 
 def base_of(job: Job, model: nn.Module) -> Matched | None:

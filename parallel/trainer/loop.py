@@ -177,7 +177,7 @@ class Training:
     def _check_finite(self) -> None:
         if (step := self.guard.first_bad_step()) is not None:
             raise NotFinite(
-                f"the loss or its gradient is no finite number in step {step} "
+                f"the loss or its gradient is not finite in step {step} "
                 f"(learning rate {self.recipe.schedule(step - 1):g}); {self._kept()}"
             )
 

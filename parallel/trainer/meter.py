@@ -18,9 +18,9 @@ class Meter:
 
     Args:
         clock: returns the present instant [s], monotonic.
-        steps: of the whole training.
-        device: of this rank.
-        flops: of one example, forward and backward; None if unknown.
+        steps: the number of steps of the whole training.
+        device: the device of this rank.
+        flops: the floating-point operations of one example, forward and backward; None if unknown.
         peak: FLOP/s of all ranks together; None if unknown.
     """
 

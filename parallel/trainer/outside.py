@@ -46,9 +46,9 @@ class Outside:
     """The state of the parts of a model on this rank, and of functions of its task. Every rank calls the methods.
 
     Args:
-        parts: of the model, as they were built.
+        parts: the parts of the model, as they were built.
         functions: the task's loss and metrics, by name.
-        ranks: of the training.
+        ranks: the ranks of the training.
         data: the data set. A number that it changes is named: rows are read ahead, so that it fits to no step.
     """
 
@@ -293,7 +293,7 @@ def _unplain(value: Any) -> Any:
 
 
 def _value(form: Any, present: Any) -> Any:
-    """Decode a saved value; in place, where the present value is of its kind: other objects may refer to that."""
+    """Decode a saved value, in place if the present value is of its kind: other objects may refer to that."""
     if isinstance(form, torch.Tensor):
         return _tensor(form, present)
     if not isinstance(form, dict):

@@ -11,7 +11,7 @@ class Patience:
     """A count of evaluations without a better value; endless without `patience` in the config.
 
     Args:
-        config: of the training.
+        config: the config of the training.
     """
 
     def __init__(self, config: TrainConfig) -> None:

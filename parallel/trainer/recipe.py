@@ -60,9 +60,9 @@ def make_recipe(local: Local, config: TrainConfig, *, num_examples: int, num_ran
     """Compute the recipe of a training: optimizer, schedule, order of examples, number of steps.
 
     Args:
-        local: of the task.
-        config: of the training.
-        num_examples: of the pooled training data.
+        local: the task's `Local`.
+        config: the config of the training.
+        num_examples: the number of examples of the pooled training data.
         num_ranks: data-parallel ranks.
         last_min: fewest examples of a step on all ranks together; 2 for each part that BatchNorm normalizes by itself.
 

@@ -28,5 +28,5 @@ def faults_of_place(folder: Path, kind: str, overwritten: Iterable[str] = ()) ->
     found = {kind_there: mark for mark, kind_there in MARKS.items() if (folder / mark).exists()}
     found.pop(kind, None)
     others = [f"there is {other} ({mark})" for other, mark in found.items()]
-    lost = [f"{name} there is of no earlier run, and would be overwritten" for name in overwritten]
+    lost = [f"{name} there is not from an earlier run, and would be overwritten" for name in overwritten]
     return [f"{folder}: {fault}; choose another folder with --out" for fault in others or lost]

@@ -139,7 +139,7 @@ def _start(config: TrainConfig, here: Surroundings) -> Start | None:
 
 
 def threads_for(model: nn.Module, wanted: int | None) -> int:
-    """Return the number of CPU threads for one product: `wanted`, or one if more would only wait for each other."""
+    """Return the number of CPU threads of a matrix product: `wanted`, or one if more would only wait for each other."""
     if wanted is not None:
         return wanted
     return 1 if sum(parameter.numel() for parameter in model.parameters()) < SMALL else torch.get_num_threads()

@@ -19,7 +19,7 @@ class SameBatch:
     """A count of the batches, and the comparison of those that are due: the first four, the 8th, the 16th and so on.
 
     Args:
-        axes: of the mesh; None on a single device.
+        axes: the axes of the mesh; None on a single device.
     """
 
     def __init__(self, axes: Axes | None) -> None:

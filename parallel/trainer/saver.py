@@ -40,11 +40,11 @@ class Saver:
 
     Args:
         checkpointer: the store of the checkpoints.
-        settings: as `settings_of`; a folder whose training has other settings is refused.
+        settings: the result of `settings_of`; a folder whose training has other settings is refused.
         engine: the engine, whose state is saved.
         carried: further objects with a state, by name.
-        seed: for random numbers on another mesh.
-        rows: what the training reads, the same on all ranks.
+        seed: the seed, for random numbers on another mesh.
+        rows: the summary of the rows that the training reads, the same on all ranks.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ class Agreement:
     Args:
         is_told: returns whether this process was asked to stop.
         clock: returns the present instant [s].
-        group: of all ranks, for the CPU; None for one process.
+        group: the group of all ranks, for the CPU; None for one process.
     """
 
     def __init__(

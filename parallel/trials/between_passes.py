@@ -19,8 +19,8 @@ from atoll.task.randomness import seeded
 from atoll.training.trials.trial import undone
 
 OWN_EXAMPLES = (
-    "a pass leaves values there that depend on its examples, and each rank sees others, so {mesh} cannot compute what "
-    "one process does: train in one process, or on a mesh of tp alone"
+    "a pass leaves values there that depend on its examples, and each rank sees different ones, so {mesh} cannot "
+    "compute what one process does: train in one process, or on a mesh of tp alone"
 )
 """The end of a refusal."""
 
@@ -88,7 +88,7 @@ def _moved_outside(way: MeshWay) -> list[str]:
 
 
 def _differing(one: Values, other: Values) -> list[str]:
-    """Return the names of the buffers that differ; only if none does, of the state whose effects differ."""
+    """Return the names of the buffers that differ; if none does, of other state with different effects."""
     found = [name for name, value in one.items() if not _is_same(value, other[name])]
     return [name for name in found if name not in OWN_STATE] or found[:1]
 

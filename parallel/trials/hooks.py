@@ -52,10 +52,10 @@ class HooksTrial:
     """The trial of a task's algorithm.
 
     Args:
-        task: with the algorithm.
+        task: the task, with the algorithm.
         local: the settings of a round.
         outline: the model without memory.
-        num_ranks: of the mesh; shorter axes are divisible by the same numbers of ranks.
+        num_ranks: the number of ranks of the mesh; shorter axes are divisible by the same numbers of ranks.
     """
 
     def __init__(self, task: Task, local: Local, outline: nn.Module, num_ranks: int) -> None:
@@ -73,7 +73,7 @@ class HooksTrial:
         """Return the reasons why no mesh can run the hooks, one sentence each; in this process alone."""
         return self._compared(
             lambda: (self._outcome(context, _plain, 0), self._outcome(context, _plain, 1)),
-            "gives other numbers when it is repeated ({}), so each rank would have its own",
+            "gives other numbers when it is repeated ({}), so each rank would have different ones",
         )
 
     def faults_on(self, places: Mapping[str, DTensor], mesh: object, context: Context) -> list[str]:
@@ -82,7 +82,7 @@ class HooksTrial:
         Args:
             places: tensors of the model that the mesh divides, whatever their values.
             mesh: the name of the mesh.
-            context: of a training.
+            context: the context of a training.
         """
 
         def divided(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -200,8 +200,8 @@ def places_of(outline: nn.Module, plan: Plan, axes: Axes) -> dict[str, DTensor]:
 
     Args:
         outline: the model without memory, which is taken apart.
-        plan: of the mesh.
-        axes: of the mesh.
+        plan: the plan of the mesh.
+        axes: the axes of the mesh.
     """
     tied = first_names(tied_names(outline))
     parts = assemble(outline, plan, Optimization(loss=_never, make_optimizer=_no_optimizer), axes=axes).parts

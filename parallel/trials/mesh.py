@@ -41,9 +41,9 @@ def try_on_mesh(
     fails here is left to the first step, which reports its error.
 
     Args:
-        task: with its options and settings.
-        plan: of the training.
-        seed: of the training.
+        task: the task with its options and settings.
+        plan: the plan of the training.
+        seed: the seed of the training.
         data: the training data, of which a few examples are read.
         is_site: the mesh is a client of a federation.
         tells: log the faults that refuse nothing.

@@ -55,8 +55,8 @@ def references(way: MeshWay) -> Iterator[str]:
         )
     if drawn:
         yield (
-            f"{_listed(drawn)}: a hook draws random numbers, and each rank draws others: give it a generator with a "
-            "seed of its own, or train in one process"
+            f"{_listed(drawn)}: a hook draws random numbers, and each rank draws different ones: give it a "
+            "generator with a fixed seed, or train in one process"
         )
 
 

@@ -54,7 +54,7 @@ def written_in_forward(model: nn.Module, run: Callable[[], Any]) -> Written:
     """Run a pass, and return the names of the model's tensors that the pass changes in place.
 
     Args:
-        model: whose tensors are watched; on `meta` or not. The pass may change it.
+        model: the model whose tensors are watched; on `meta` or not. The pass may change it.
         run: () -> the pass.
     """
     before = _places(model)
@@ -116,8 +116,8 @@ def borrowed_blocks(model: nn.Module, block_names: Iterable[str], run: Callable[
     The model itself is borrowed from if it returns a parameter that lies in no block, for the loss.
 
     Args:
-        model: whose blocks are watched; on `meta` or not.
-        block_names: of the blocks (`blueprint.blocks`); a parameter of several belongs to the last one.
+        model: the model whose blocks are watched; on `meta` or not.
+        block_names: the names of the blocks (`blueprint.blocks`); a parameter of several belongs to the last one.
         run: () -> the outputs of the pass.
     """
     blocks = {name: model.get_submodule(name) for name in block_names}

@@ -44,11 +44,11 @@ class MeshWay:
     """A way to run a task: by a plan, on rows of its training data.
 
     Args:
-        task: with its options and settings.
-        plan: of the training.
-        seed: of the model.
+        task: the task with its options and settings.
+        plan: the plan of the training.
+        seed: the seed of the model.
         data: the training data, of which a few examples are read.
-        model: which trials may use up; with values if it is small, else on `meta`, if its code runs there.
+        model: a model that trials may change; with values if it is small, else on `meta`, if its code runs there.
     """
 
     def __init__(self, task: Task, plan: Plan, seed: int, data: Any, model: nn.Module) -> None:

@@ -44,7 +44,7 @@ def copy_into(out: Path, files: Sequence[Path], key: Path) -> list[Path]:
         OSError: the archive cannot be written.
     """
     if out.exists() and not out.is_dir():
-        raise ArchiveRefused(f"{out} is no folder: name another one with --out")
+        raise ArchiveRefused(f"{out} is not a folder: name another one with --out")
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = [(path, out / path.name) for path in (key, *files)]
     for path, copy in found:

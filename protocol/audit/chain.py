@@ -140,7 +140,7 @@ def archive_event(at: str, actor: str, role: str, archived: tuple[int, int], hea
         actor: its actor.
         role: the actor's role.
         archived: number of the first archived line, and of the faults in the archived lines, which end before the head.
-        head: of the log.
+        head: the head of the log.
     """
     first, num_faults = archived
     outcome = f"with {count_of(num_faults, 'fault')}" if num_faults else "ok"
@@ -321,7 +321,7 @@ class Verifier:
             self._add_fault(where, f"line {low} is missing" if low == high else f"lines {low} to {high} are missing")
         for checkpoint in self.expected:
             if self.archived is not None and checkpoint.seq < self.archived.seq:
-                self._add_fault("the archive", f"checkpoint {checkpoint} is of an archived line: name its --archive")
+                self._add_fault("the archive", f"checkpoint {checkpoint} is on an archived line: name its --archive")
                 continue
             self._add_fault("the end", f"checkpoint {checkpoint} is not in this log: it was cut off, or rewritten")
         self._missing, self.expected = [], []

@@ -88,7 +88,7 @@ def read_lines(path: Path, *, num_bytes: int | None = None) -> Iterator[bytes]:
     """Yield the lines of a file with their line ends; a line longer than LINE_BYTES_MAX is split.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         num_bytes: size to read; None: the whole file.
     """
     with path.open("rb") as file:
@@ -153,7 +153,7 @@ class AuditFiles:
     """Appender to a log. Threads must not share an instance; several processes may append to one log.
 
     Args:
-        folder: of the log; it is made when it is missing.
+        folder: the folder of the log; it is made when it is missing.
         clock: returns the time of repairs and checkpoints [s since the epoch].
         file_bytes: size from which the next file begins [bytes].
         writer: actor of the log's own events.
@@ -198,7 +198,7 @@ class AuditFiles:
         On return they survive a crash of the process; events before a checkpoint survive a power failure, too.
 
         Args:
-            events: in their order.
+            events: the events, in their order.
             sign: write a checkpoint after the last one, too.
 
         Raises:

@@ -169,9 +169,9 @@ class Issuer:
         """Make an authority with a self-signed certificate; `name` is for people.
 
         Args:
-            name: of the authority.
+            name: the name of the authority.
             now: seconds since the epoch.
-            lifetime_s: of the certificate, from `now` on.
+            lifetime_s: the lifetime of the certificate, from `now` on.
             early_s: time by which its validity begins before `now` [s].
         """
         key = new_key()
@@ -192,9 +192,9 @@ class Issuer:
 
         Args:
             key: public key of the leaf's owner.
-            identity: of the owner.
+            identity: the identity of the owner.
             now: seconds since the epoch.
-            lifetime_s: of the leaf; it never outlives the authority's certificate.
+            lifetime_s: the lifetime of the leaf; it never outlives the authority's certificate.
 
         Raises:
             ValueError: the name is not allowed for a server.

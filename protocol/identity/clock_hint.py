@@ -38,7 +38,7 @@ def out_of_time(what: str, validity: Validity, now: float, remedy: str) -> str:
 
     Args:
         what: names the certificate and its owner.
-        validity: of the certificate.
+        validity: the validity of the certificate.
         now: this machine's clock [s since the epoch].
         remedy: what to do if both clocks are right.
     """

@@ -127,7 +127,7 @@ async def enrol(code: JoinCode, folder: Path, wanted: Wanted = ANYBODY) -> Crede
 
     Args:
         code: join code of the invitation.
-        folder: of the credential.
+        folder: the folder of the credential.
         wanted: identities that the caller accepts; a code for another identity is refused, and stays valid.
 
     Raises:
@@ -234,7 +234,7 @@ def _trusted(named: pb.AuthorityReply, wanted: bytes, shown: bytes, address: str
         named: the certificates that the server sent as its authorities.
         wanted: fingerprint in the join code.
         shown: the server's certificate, PEM.
-        address: of the server, for the error.
+        address: the address of the server, for the error.
 
     Raises:
         EnrolmentFailed: the server is not the code's coordinator.

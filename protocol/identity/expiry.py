@@ -30,7 +30,7 @@ async def wait_until_valid(keeper: Keeper, address: str) -> None:
     """Wait while the keeper's certificate has expired by a clock that may be wrong.
 
     Args:
-        keeper: of this member's credential.
+        keeper: the keeper of this member's credential.
         address: host:port of the coordinator.
 
     Raises:

@@ -14,7 +14,7 @@ class Keeper:
     """Keeper of the newest credential, which any thread may read.
 
     Args:
-        folder: of the credential.
+        folder: the folder of the credential.
 
     Raises:
         CredentialError: the credential is missing or damaged.

@@ -48,8 +48,8 @@ class Membership:
         """Enrol with a join code, or continue with the credential in the folder.
 
         Args:
-            folder: of the credential.
-            identity: that the process must have.
+            folder: the folder of the credential.
+            identity: the identity that the process must have.
             join: the join code; ignored when it was used here before.
             coordinator: its address; empty: the address from the enrolment.
             insecure: connect without credentials, on this machine only.

@@ -102,7 +102,7 @@ class HttpProxy:
 
         Args:
             address: host:port of the server.
-            context: of the TLS connection.
+            context: the context of the TLS connection.
             server_hostname: name for SNI and for the check of the certificate.
 
         Raises:

@@ -37,7 +37,7 @@ Raises MembershipEnded if no further attempt can succeed, or NotRenewed.
 
 
 class MembershipEnded(CredentialError):
-    """End of a membership: the identity is revoked or its certificate has expired; joining takes a new join code."""
+    """End of a membership: the identity is revoked or its certificate has expired; joining needs a new join code."""
 
 
 class NotRenewed(OSError):
@@ -50,7 +50,7 @@ async def keep_renewed(
     """Renew the keeper's credential whenever it is due, or not valid yet, until cancelled.
 
     Args:
-        keeper: of the credential.
+        keeper: the keeper of the credential.
         renew: asks for a certificate.
         rng: source of the jitter.
         check: after a failure, waits while the credential may still be renewed, and raises CredentialError once it has
@@ -119,7 +119,7 @@ def refusal_of(error: grpc.aio.AioRpcError) -> MembershipEnded | NotRenewed:
     """Return the error that a failed renewal call means for the member."""
     detail = f"{error.code().name}: {error.details()}"
     if is_end(error.code()):
-        return MembershipEnded([f"{error.details()}: this takes a new join code"])
+        return MembershipEnded([f"{error.details()}: this needs a new join code"])
     return NotRenewed(with_clock_hint(detail))
 
 

@@ -17,9 +17,9 @@ async def certificate_at(
 
     Args:
         address: host:port.
-        proxy: of this site, or None.
+        proxy: the proxy of this site, or None.
         server: the identity whose name the handshake asks for.
-        timeout_s: for the connection and the handshake.
+        timeout_s: the timeout of the connection and the handshake [s].
 
     Raises:
         OSError, TimeoutError: no server answers, or the handshake takes too long.

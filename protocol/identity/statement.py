@@ -74,7 +74,7 @@ def check_publisher(publisher: pb.Publisher, ca_pem: bytes, now: float) -> Ed255
     """Check that a coordinator of this federation certifies a publisher key, and return the key.
 
     Args:
-        publisher: from a Welcome.
+        publisher: the field `publisher` of a Welcome.
         ca_pem: certificates of the authorities that this client trusts.
         now: seconds since the epoch.
 

@@ -34,7 +34,7 @@ class Life:
             recovered: what was recovered from that process; empty: nothing.
         """
         if self._last is not None:
-            what = "the last process ended without a goodbye: it was killed, or its machine went down"
+            what = "the last process ended without a clean exit: it was killed, or its machine went down"
             more = f"; recovered: {recovered}" if recovered else ""
             at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._last))
             logger.warning("%s. It was last alive at %s%s", what, at, more)

@@ -149,7 +149,7 @@ def coordinator_stub(channel: grpc.aio.Channel | grpc.Channel) -> Stub:
     """Return the coordinator's stub, whose transfers use the messages of this module.
 
     Args:
-        channel: for asyncio, or a blocking one for threads.
+        channel: a channel for asyncio, or a blocking one for threads.
     """
     return Stub(channel, "Coordinator", _CALLED)
 

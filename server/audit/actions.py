@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Action(StrEnum):
-    """Action of an audit event, whose `object` is what it concerned, and whose `outcome` is the result.
+    """Action of an audit event; `object` is the thing that it concerned, `outcome` the result.
 
     `docs/audit.md` describes each action.
     """

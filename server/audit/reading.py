@@ -54,7 +54,7 @@ class Source:
         found: dict[str, tuple[Path, int]] = {}
         for folder in archives:
             if not (files := log_files(folder)):
-                raise AuditUnusable(f"{folder} is no archive: there is no audit-*.jsonl in it")
+                raise AuditUnusable(f"{folder} is not an archive: there is no audit-*.jsonl in it")
             found |= {path.name: (path, path.stat().st_size) for path in files}
         found |= {path.name: (path, size) for path, size in self.files}
         return replace(self, files=tuple(found[name] for name in sorted(found)))

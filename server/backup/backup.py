@@ -67,7 +67,7 @@ NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, e
 
 
 def _ignore(_more: int) -> None:
-    """Ignore the report about the last file, which lists the others."""
+    """Ignore the report about the last file, which lists all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ def _stage(state: Path, staging: Path, *, keys: bool, database: str) -> _Staged:
 
 
 def _as_in(state: Path, staging: Path, lines: list[str]) -> Iterator[str]:
-    """Yield lines about staged files with the paths of the state directory, and the remedy."""
+    """Yield lines about staged files, with their paths in the state directory instead, and the remedy."""
     yield from (line.replace(f"{staging}{os.sep}", f"{state}{os.sep}") for line in lines)
     yield f"{state} is damaged: `atoll coordinator --check --state {state}` lists all faults"
 

@@ -121,13 +121,13 @@ class AggregationConfig(BaseModel):
         faults = []
         if self.algorithm != "fedavg" and (self.rule != "mean" or self.norm_bound is not None):
             what = "norm_bound" if self.rule == "mean" else f"rule {self.rule!r}"
-            faults.append(f"{self.algorithm} needs the exact mean, and does not go with {what}")
+            faults.append(f"{self.algorithm} needs the exact mean, and cannot be combined with {what}")
         if self.partial and self.algorithm != "fedavg":
-            faults.append(f"{self.algorithm} needs whole updates, and does not go with partial")
+            faults.append(f"{self.algorithm} needs whole updates, and cannot be combined with partial")
         if self.partial and (
             self.mix_neighbours or self.rule in ("multi_krum", "geometric_median", "centered_clipping")
         ):
-            faults.append(f"rule {self.rule!r} compares whole updates, and does not go with partial")
+            faults.append(f"rule {self.rule!r} compares whole updates, and cannot be combined with partial")
         if self.algorithm == "scaffold" and self.num_clients is None:
             faults.append("scaffold needs num_clients")
         if self.algorithm != "scaffold" and self.num_clients is not None:
@@ -147,8 +147,8 @@ class AggregationConfig(BaseModel):
         }
         if self.grows and (wrong := [name for name, is_given in given.items() if is_given]):
             raise ValueError(
-                f"rule concatenate appends the rows of an update unchanged, and does not go with {', '.join(wrong)}: "
-                "leave it out"
+                f"rule concatenate appends the rows of an update unchanged, and cannot be combined with "
+                f"{', '.join(wrong)}: leave it out"
             )
         return self
 
@@ -157,7 +157,7 @@ class AggregationConfig(BaseModel):
         if self.rule != "mean" and self.device != "cpu":
             raise ValueError(f"device {self.device} is for the rule mean, and rule is {self.rule}: allowed is cpu")
         if self.mix_neighbours and self.rule == "mean":
-            raise ValueError("mix_neighbours goes before a rule, and rule is mean")
+            raise ValueError("mix_neighbours applies before a robust rule, and rule is mean")
         self._rule_kind()
         if self.mix_neighbours and self.malicious is None:
             raise ValueError(f"{self.rule} with mix_neighbours needs malicious")
@@ -236,7 +236,7 @@ class AggregationConfig(BaseModel):
             yield from _faults_of_growth(policy)
         if self.num_clients is None:
             return
-        whole = "does not go with scaffold, whose control variates must count whole and at once"
+        whole = "cannot be combined with scaffold, whose control variates must count whole and at once"
         if policy.is_asynchronous:
             yield f'round: mode {policy.mode!r} {whole}: only "sync" does'
         elif policy.cohort_size > self.num_clients:
@@ -293,7 +293,7 @@ class AggregationConfig(BaseModel):
 
 def _faults_of_growth(policy: StragglerPolicy) -> Iterator[str]:
     """Yield the settings of a policy that weigh updates: rows are either appended or not."""
-    whole = "does not go with rule concatenate, whose rows have no weight"
+    whole = "cannot be combined with rule concatenate, whose rows have no weight"
     if policy.takes_stale and policy.mode != "fedasync" and policy.staleness != "constant":
         yield f'round: staleness {policy.staleness!r} {whole}: only "constant" does'
     if policy.partial_work == "scaled":

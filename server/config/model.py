@@ -146,7 +146,7 @@ def faults_of_metrics(model: ModelConfig, stop: StopConfig, measures: "Measures"
     Args:
         model: the settings of the run's versions.
         stop: the settings of the early stop.
-        measures: what the task measures.
+        measures: the metrics that the task measures.
     """
     for table, name, metric in _watched(model, stop):
         key = f"{table}.{name}"
@@ -169,7 +169,7 @@ def _watched(model: ModelConfig, stop: StopConfig) -> Iterator[tuple[str, str, W
 def _check_unused(config: BaseModel, name: str, options: tuple[str, ...]) -> None:
     given = [] if getattr(config, name) else [option for option in options if getattr(config, option) is not None]
     if given:
-        raise ValueError(f"{', '.join(given)} without {name} decides nothing: set {name}, or leave it out")
+        raise ValueError(f"{', '.join(given)} without {name} has no effect: set {name}, or leave it out")
 
 
 def faults_of_watching(model: ModelConfig, stop: StopConfig, *, every: Mapping[Source, int]) -> Iterator[str]:

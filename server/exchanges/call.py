@@ -1,4 +1,4 @@
-"""A call that sends messages, reduced to what its repetition by a new process of the program is compared with. Pure."""
+"""A call that sends messages, without their contents: a repetition by a new process is compared with it. Pure."""
 
 import hashlib
 from dataclasses import dataclass

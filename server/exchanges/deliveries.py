@@ -60,7 +60,7 @@ class Deliveries:
                 self._all_are_here(now)
 
     def _all_are_here(self, now: float) -> None:
-        """Restart the time of messages, which stood still while nodes were awaited."""
+        """Extend the deadlines of messages by the time for which the run waited for its nodes."""
         self.ledger.awaited.clear()
         for exchange in self.ledger.open.values():
             exchange.extend(now - self._held_since(exchange), self.rules.outage_max)

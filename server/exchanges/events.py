@@ -38,8 +38,8 @@ class ExchangeAsked:
         call: the number of the call in the process.
         messages: at least one.
         timeout: time after which the call returns with the replies that are in [s]; None: the longest `ttl`.
-        in_order: it comes from the main thread of the program, so that its position among such calls is certain.
-        is_waiting: it returns with the replies; otherwise at once, and the replies are pulled.
+        in_order: whether the main thread of the program makes the call: its position among such calls is then certain.
+        is_waiting: whether the call returns with the replies; otherwise at once, and the replies are pulled.
     """
 
     call: int
@@ -76,7 +76,7 @@ class ProgramEnded:
 
     Attributes:
         error: the last lines of its error; empty: its `main()` has returned, or it died.
-        is_dead: it died before its `main()` returned or raised: killed, or out of memory.
+        is_dead: whether it died before its `main()` returned or raised: killed, or out of memory.
     """
 
     error: str = ""

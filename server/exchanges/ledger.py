@@ -84,7 +84,7 @@ class Ledger:
         return number - self.firsts[self.exchange_of(number) - 1]
 
     def sent(self, number: RoundId) -> Sent | None:
-        """Return a message of an open exchange by its number; None: there is none."""
+        """Return a message of an open exchange by its number; None: no open exchange has it."""
         exchange = self.open.get(self.exchange_of(number))
         return None if exchange is None else exchange.sent[number - exchange.sent[0].number]
 
@@ -97,7 +97,7 @@ class Ledger:
         return exchange
 
     def add_look(self, num_exchanges: int, nodes: tuple[ClientId, ...], left_out: int = 0) -> None:
-        """Record an answer to a call for the nodes, usually equal to the last one.
+        """Record the answer to a request for the list of nodes, which usually equals the last answer.
 
         Args:
             num_exchanges: number of exchanges that the process had requested before.

@@ -85,7 +85,7 @@ class ExchangeMachine(Deliveries):
         """Advance by one event and return its effects. A deadline that has passed takes effect before the event.
 
         Args:
-            event: what happened.
+            event: the event to handle.
             now: its time [s since the epoch], not before the time of the last event.
 
         Raises:

@@ -18,7 +18,7 @@ from atoll.server.exchanges.events import ExchangeAsked
 
 @dataclass(slots=True)
 class Look:
-    """Answer to a call for the nodes, with the number of exchanges that the process had requested before."""
+    """Answer to a request for the nodes, with the number of exchanges that the process had requested before."""
 
     num_exchanges: int
     roster: int
@@ -29,7 +29,7 @@ class Look:
 
 @dataclass(slots=True)
 class Pull:
-    """Call for pushed replies, and the replies that it got."""
+    """Request for pushed replies, and the replies that it got."""
 
     asked: str
     """SHA-256 of the sorted message numbers that the call asked for."""
@@ -41,13 +41,13 @@ class Pull:
 
     @classmethod
     def of(cls, asked: tuple[RoundId, ...], got: tuple[RoundId, ...], num_exchanges: int) -> "Pull":
-        """Return the record of a call that asked for these messages and got these replies."""
+        """Return the record of a request for these messages' replies that got these replies."""
         return cls(_digest(asked), max(asked), got, num_exchanges)
 
 
 @dataclass(slots=True)
 class Held:
-    """Call of a thread that fits no earlier exchange."""
+    """Request from a thread that fits no earlier exchange."""
 
     asked: ExchangeAsked
     until: float
@@ -102,7 +102,7 @@ class Repetition:
         return found
 
     def look(self, looks: Sequence[Look]) -> int | None:
-        """Return the earlier roster that answers the next call for the nodes, or None.
+        """Return the earlier list of nodes that answers the next request for the nodes, or None.
 
         Answers from before an already repeated exchange are skipped; each answers as many calls as it did, and the last
         one before the next exchange also answers further calls.
@@ -130,7 +130,7 @@ class Repetition:
         return before.num_exchanges <= self.num_claimed and before.asked == _digest(numbers)
 
     def pull(self, pulls: Sequence[Pull], numbers: tuple[RoundId, ...], until: float) -> tuple[RoundId, ...] | None:
-        """Return the earlier answer to a call for replies; None: all earlier answers are given.
+        """Return the earlier answer to a request for replies; None: all earlier answers are given.
 
         Args:
             pulls: earlier pulls that got replies.

@@ -135,7 +135,7 @@ class Evaluator:
         return {name: tuple(shape) for name, _, shape in (await self._ask("describe"))["layout"]}
 
     async def measures(self) -> Measures:
-        """Return what an evaluation by the task measures."""
+        """Return the metrics that an evaluation by the task measures."""
         answer = await self._ask("measures")
         return Measures(None if answer["names"] is None else tuple(answer["names"]), answer["why_not_here"])
 

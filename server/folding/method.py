@@ -132,6 +132,6 @@ def _faults_together(optimizer: Optimizer, aggregation: AggregationConfig) -> li
     """Return the reasons why a server optimizer is incompatible with the aggregation."""
     if not (isinstance(optimizer, CustomOptimizer) and optimizer.has_prepare):
         return []
-    what = "the optimizer has `prepare`, which reads whole updates and their exact mean: it does not go with"
+    what = "the optimizer has `prepare`, which reads whole updates and their exact mean: it cannot be combined with"
     faults = [f"aggregation: {what} rule {aggregation.rule!r}: only mean does"] * (aggregation.rule != "mean")
     return faults + [f"aggregation: {what} partial"] * aggregation.partial

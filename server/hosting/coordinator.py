@@ -237,7 +237,7 @@ class Coordinator:
 
         def ended(task: "asyncio.Task[None]") -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
-                logger.critical("the coordinator ends after a mistake of ours", exc_info=error)
+                logger.critical("the coordinator ends after an internal error", exc_info=error)
                 self._crash(error)
 
         self.spawn(work).add_done_callback(ended)

@@ -258,6 +258,6 @@ class JournaledDriver(ABC, Generic[E, F]):
         """End the process after an internal error: the next process recovers by replay."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            text, about = "run %s ends this process after a mistake of ours", {"run": self.run_id}
+            text, about = "run %s ends this process after an internal error", {"run": self.run_id}
             logger.critical(text, self.run_id, exc_info=error, extra=about)
             self._shared.crash(error)

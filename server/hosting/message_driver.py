@@ -271,7 +271,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         """Return the nodes to the calls that ask for them; the first query of a run waits for `round.min_available`."""
         ledger, fewest = self.machine.ledger, self.config.round.min_available
         if self._looking and not ledger.looks and len(ledger.membership.present) < fewest:
-            few = f"main() gets no nodes before {count_of(fewest, 'is', 'are')} here (round.min_available)"
+            few = f"main() gets no nodes before {count_of(fewest, 'is', 'are')} connected (round.min_available)"
             self._tell_of_nodes(few, 0.0)
             return
         looking, self._looking = self._looking, []

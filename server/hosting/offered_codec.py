@@ -33,7 +33,7 @@ class OfferedCodec:
         """Return the codec of a client's next update; empty: plain values.
 
         Args:
-            name: of the run's codec; empty: none.
+            name: the name of the run's codec; empty: none.
             client_id: the client.
             rank: the rank that will receive the update.
         """
@@ -62,6 +62,11 @@ class OfferedCodec:
             has = f"has {other}" if other else "does not have it"
             way_out = "install the same version of its package there, and start that process again"
             logger.warning(
-                "%s: updates are sent plain: the codec is %s, and %s %s: %s", self._run_id, family, who, has, way_out
+                "%s: updates are sent without a codec: the codec is %s, and %s %s: %s",
+                self._run_id,
+                family,
+                who,
+                has,
+                way_out,
             )
         return False

@@ -34,7 +34,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
 class Retention(ABC, Generic[K]):
-    """Retention of one run: deletes unneeded data, at once or after INTERVAL_S; a subclass says what to keep (`K`).
+    """Retention of one run: deletes unneeded data, at once or after INTERVAL_S; a subclass names what to keep (`K`).
 
     Args:
         run_id: the run.

@@ -189,7 +189,7 @@ class Authority:
             return cls.open(folder, lifetime_s, begins=True)
         with suppress(FileNotFoundError):
             if not is_authority((folder / CERTIFICATE).read_bytes()):
-                raise CredentialError([f"{folder / CERTIFICATE} is no authority's: name another directory"])
+                raise CredentialError([f"{folder / CERTIFICATE} is not an authority's: name another directory"])
             (folder / CERTIFICATE).unlink()
         return cls.create(folder, name, lifetime_s)
 

@@ -67,8 +67,8 @@ class Succession:
         """Read the replacement in an authority's directory; None: there is none, or it has not begun.
 
         Args:
-            folder: of the authority.
-            lifetime_s: of the certificates that it signs now [s].
+            folder: the folder of the authority.
+            lifetime_s: the lifetime of the certificates that it signs now [s].
             begins_at: the time at which it begins now, if it has not begun [s since the epoch]; None: it does not
                 begin. It does not begin before the time at which it was made, because a clock that is behind would make
                 it end too early.

@@ -52,8 +52,8 @@ def decode_event(kind: str, body: str, *, where: str) -> Any:
     """Decode an event, of a run of rounds or of messages.
 
     Args:
-        kind: from `encode_event`.
-        body: from `encode_event`.
+        kind: the kind from `encode_event`.
+        body: the body from `encode_event`.
         where: the place to name in an error, such as `run r, entry 7`.
 
     Raises:

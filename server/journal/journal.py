@@ -314,13 +314,13 @@ class Journal:
         return self._database.read(lambda connection: recover(connection, run_id))
 
     def load_exchanges(self, run_id: RunId) -> Recovered[LedgerOfMessages]:
-        """Return what `load` does, for a run of messages."""
+        """Load a run of messages as `load` loads a run of rounds."""
         return self._database.read(lambda connection: recover_exchanges(connection, run_id))
 
     def exchanges(
         self, run_id: RunId, numbers: Collection[int] | None = None, *, after: int = 0
     ) -> dict[int, Exchange]:
-        """Return what `exchanges.read_exchanges` does; raises StoreCorrupted."""
+        """Read closed exchanges; see `exchanges.read_exchanges`. Raises StoreCorrupted."""
         return self._database.read(lambda connection: read_exchanges(connection, run_id, numbers, after=after))
 
     def updates(self, run_id: RunId, digests: Sequence[Digest]) -> dict[Digest, UpdateRow]:

@@ -18,7 +18,7 @@ class ShownFile:
     """File of one running coordinator, written when its content has changed.
 
     Args:
-        path: of the file; None: nothing is shown.
+        path: the path of the file; None: nothing is shown.
         what: its content, in the line of the log about a failure.
         absent: the content that is represented by no file.
     """

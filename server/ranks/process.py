@@ -185,7 +185,7 @@ async def _keep_connected(rank: Rank, address: str, membership: Membership) -> N
             last_logged = ""
         except StreamBroken as error:
             if error.is_revoked:
-                raise MembershipEnded([f"{error.detail}: this rank ends; it takes a new join code"]) from None
+                raise MembershipEnded([f"{error.detail}: this rank ends; it needs a new join code"]) from None
             if error.code is grpc.StatusCode.FAILED_PRECONDITION:
                 raise OperatorError(f"the coordinator refuses this rank: {error.detail}") from None
             if error.code is grpc.StatusCode.UNIMPLEMENTED:

@@ -230,7 +230,7 @@ class Rank:
         self._wanted[run_id] = max(wanted, num_bytes), str(error)
 
     def _shortages(self) -> list[pb.Shortage]:
-        """Return what does not fit now; a deleted run lacks nothing."""
+        """Return the runs whose updates or versions do not fit on this rank's disk now, each with the reason."""
         for run_id, (num_bytes, _) in [*self._wanted.items()]:
             with suppress(FileNotFoundError):
                 if not self.run(run_id).store.has_room(num_bytes):

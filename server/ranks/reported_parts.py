@@ -76,5 +76,5 @@ class ReportedParts:
     async def of(
         self, store: RunStore, manifest: UpdateManifest, digest: Digest, part: PartManifest, compute: Executor
     ) -> AsyncIterator[ReportedPart]:
-        """Return the part, for its stream."""
+        """Provide the part for its upload stream."""
         yield ReportedPart(store, manifest, digest, compute)

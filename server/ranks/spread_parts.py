@@ -91,7 +91,7 @@ class SpreadParts:
         """Return what a rank should do with a part that a client opens there.
 
         Args:
-            judge: of the update.
+            judge: the judge of the update.
             store: the files of the run.
             index: index of the part.
             manifest: manifest of the part.

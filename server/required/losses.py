@@ -88,7 +88,7 @@ def losses_of(path: Path, needs: Iterable[Need], *, reads: Reads) -> list[Loss]:
 
     Args:
         path: the state directory, or the folder of a backup.
-        needs: what its journal requires.
+        needs: the files that the journal requires.
         reads: the bytes to compare with their digests.
     """
     return [loss for need in needs for loss in _losses(RunFiles(path, need.run_id), need, reads)]

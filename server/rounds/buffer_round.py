@@ -138,7 +138,7 @@ class Buffer(OpenRound):
         return len(self.updates) >= self.record.quorum
 
     def _could_ask_again(self) -> bool:
-        """Return whether an available client was invited without an update: the next round may invite it again."""
+        """Return whether the next round may invite a client again that was invited without sending an update."""
         rows = self.record.clients.items()
         lacking = (client_id for client_id, row in rows if row.digest is None or row.is_lost)
         return any(map(self.membership.is_available, lacking))

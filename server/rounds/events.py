@@ -320,7 +320,7 @@ class FilesLost:
         updates: accepted updates that wait for a commit.
         versions: versions of the model; without the current one, or the first, the run ends.
         contents: of a run of messages, the contents of messages that nodes have not answered yet.
-        detail: what is missing.
+        detail: the missing files, in words.
     """
 
     updates: tuple[Digest, ...] = ()

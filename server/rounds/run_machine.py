@@ -135,7 +135,7 @@ class RunMachine(Evaluations):
         recognised by its digest, is answered by Accept again and counts once.
 
         Args:
-            event: what happened.
+            event: the event to handle.
             now: its time [s since the epoch], not before the time of the last event.
 
         Raises:

@@ -169,7 +169,7 @@ def why_not(membership: Membership, client_id: ClientId) -> str:
         return f"{waits} ({trouble.detail})" if trouble.detail else waits
     if trouble is not None and trouble.rest_until:
         many = f"{trouble.failures} failures in a row, the last " if trouble.failures > 1 else ""
-        return f"left alone for a while after {many}{trouble.reason}"
+        return f"not invited for a while after {many}{trouble.reason}"
     return ""
 
 

@@ -23,7 +23,7 @@ IN_SUMS_ALONE = "its policy allows only sums over several sites"
 
 @dataclass(slots=True)
 class Shown:
-    """Parts that may be shown, and the reasons for the others."""
+    """Parts that may be shown, and the reasons for withholding the other parts."""
 
     sums: dict[Place, tuple[Part, int]] = field(default_factory=dict)
     """Merged parts, each with the number of sites in it."""

@@ -47,7 +47,7 @@ class Arrivals:
 
         Args:
             key: the run, the round and the client.
-            digest: of the update's manifest; a new digest starts the count again.
+            digest: the digest of the update's manifest; a new digest starts the count again.
             total: size of the whole update [bytes].
             place: the part; at a coordinator with aggregation ranks the rank.
             num_bytes: total bytes received at this place.

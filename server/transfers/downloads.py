@@ -1,4 +1,4 @@
-"""The sender of versions: any boxes of the tensors, from any byte on, never more than the client has granted."""
+"""The sender of versions: any boxes of the tensors, from any byte on, at most as much as the client has granted."""
 
 import asyncio
 import hashlib

@@ -60,7 +60,7 @@ class PartStreams(Protocol):
     def of(
         self, store: RunStore, manifest: UpdateManifest, digest: Digest, part: PartManifest, compute: Executor
     ) -> AbstractAsyncContextManager[PartStream]:
-        """Return the stream of a part, within the block."""
+        """Provide the stream of a part, within the block."""
 
 
 class Parts:
@@ -147,7 +147,7 @@ class PartsUnderWay:
     async def of(
         self, store: RunStore, manifest: UpdateManifest, digest: Digest, part: PartManifest, compute: Executor
     ) -> AsyncIterator[Parts]:
-        """Return the parts of an update for the stream of one of them, within the block."""
+        """Provide the parts of an update for the stream of one of them, within the block."""
         key = manifest.run_id, digest
         parts = self._parts.get(key) or Parts(store, manifest, digest, compute)
         self._parts[key] = parts

@@ -384,7 +384,7 @@ class _Upload:
         that wait for it are in memory, confirmed or not.
 
         Args:
-            file: where the bytes go.
+            file: the file for the bytes.
             requests: the messages of the client after UploadOpen.
             floor: see `Uploads`.
             waiting_max: returns the number of bytes that may wait for the writer now; smaller while many uploads run.

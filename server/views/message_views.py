@@ -156,7 +156,7 @@ def what_a_program_waits_for(ledger: Ledger, min_available: int) -> str:
     connected = nodes_in_words(ledger.membership.present)
     if not ledger.looks and len(ledger.membership.present) < min_available:
         few = count_of(min_available, "is", "are")
-        return f"its server program gets no nodes before {few} here (round.min_available); {connected}"
+        return f"its server program gets no nodes before {few} connected (round.min_available); {connected}"
     if ledger.looks and ledger.looks[-1].num_exchanges == ledger.num_exchanges:
         return f"its server program works, or waits for more nodes; {connected}; its output is in program.log"
     return "its server program works"

@@ -127,7 +127,7 @@ def _of_evaluation(machine: RunMachine, event: Event, effects: tuple[Effect, ...
         left, names = asked[0].deadline - machine.ledger.now, named(effect.client_id for effect in asked)
         yield f"version {asked[0].version}: asked {names} to evaluate it (deadline {left:.1f} s)"
     if isinstance(event, ClientEvaluated) and event.statistics is None:
-        again = "; it is not asked again before it says that it is ready" if event.reason in DECLINES else ""
+        again = "; it is not asked again until it reports that it is ready" if event.reason in DECLINES else ""
         yield f"version {event.version}: {event.client_id} did not evaluate it{_after_colon(event.detail)}{again}"
     for effect in effects:
         if isinstance(effect, CloseEvaluation):
@@ -169,7 +169,7 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
 def _failed(machine: RunMachine, event: ClientFailed) -> Iterator[str]:
     record = machine.record_of(event.round_id)
     row = record.clients.get(event.client_id) if record is not None else None
-    rest = f"; it is left alone for {row.rest:.1f} s" if row is not None and row.rest else ""
+    rest = f"; it is not invited for {row.rest:.1f} s" if row is not None and row.rest else ""
     yield f"round {event.round_id}: {event.client_id} failed: {event.reason}{_after_colon(event.detail)}{rest}"
     older = [row for row in record.clients.values() if row.reason == FailureReason.ROLLBACK] if record else []
     if event.reason == FailureReason.ROLLBACK and len(older) == 1:

@@ -222,7 +222,7 @@ def _gave_up(record: RoundRecord, client: ClientRecord) -> str:
         again = "; if it arrives again in time, it counts" if record.ended_at is None else ""
         return f"its update was {client.detail}, {_since_invitation(client)}{again}"
     did = {Fate.FAILED: "it gave up", Fate.LOST: "it was given up"}.get(client.fate, "its update was refused")
-    rest = f"; it was then left alone for {_seconds(client.rest)}" if client.rest else ""
+    rest = f"; it was then not invited for {_seconds(client.rest)}" if client.rest else ""
     return f"{did} {_since_invitation(client)}: {_given_up(client)}{rest}"
 
 
@@ -301,7 +301,7 @@ def _how_late(record: RoundRecord, client: ClientRecord) -> str:
 
 
 def _given_up(client: ClientRecord) -> str:
-    """Return the reason in words, its name in the vocabulary, and the detail."""
+    """Return the reason for a client's end in words, with its name in the vocabulary and the detail."""
     words = explain_named(client.fate, client.reason)
     return f"{words} ({client.reason}){_after_colon(client.detail)}"
 

@@ -95,7 +95,7 @@ def spread(metric: str, values: Mapping[str, float]) -> Document:
 
     Args:
         metric: its name; of a loss, an error or a perplexity the largest value is the worst, else the smallest.
-        values: by site, at least one, finite.
+        values: the values, by site, at least one, finite.
     """
     mean = math.fsum(values.values()) / len(values)
     variance = math.fsum((value - mean) ** 2 for value in values.values()) / len(values)

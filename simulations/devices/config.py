@@ -106,7 +106,7 @@ class DeviceConfig(BaseModel):
         fields = type(self).model_fields
         is_set = {name for name, field in fields.items() if getattr(self, name) != field.default}
         if self.trace is not None and (both := [name for name in OF_THE_TRACE if name in is_set]):
-            yield f"{', '.join(both)}: the trace says it"
+            yield f"{', '.join(both)}: the trace sets it already"
         if self.trace is not None and self.model is not None:
             yield "model and trace: allowed is one of them"
         if self.options and self.model is None:
@@ -117,7 +117,7 @@ class DeviceConfig(BaseModel):
             yield "slowdown applies to stragglers, and stragglers is 0"
         for name, kind in OF_AVAILABILITY.items():
             if name in is_set and kind != self.availability:
-                yield f"{name} is of availability {kind}, and availability is {self.availability}"
+                yield f"{name} applies only to availability {kind}, and availability is {self.availability}"
         if self.availability == "trace" and self.awake_trace is None:
             yield "availability trace needs awake_trace"
 

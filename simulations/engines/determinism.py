@@ -87,7 +87,7 @@ def check_evaluation(engine: Engine, version: Arrays, client_ids: Sequence[str],
         engine: measures one client after another.
         version: the version that the clients measure.
         client_ids: the clients of the run.
-        seed: of the run's model.
+        seed: the seed of the run's model.
 
     Raises:
         NotDeterministic: two evaluations differ.

@@ -79,7 +79,7 @@ class Loop:
             yield result
 
     def one(self, job: Job, rows: Rows, index: int, examples: Examples | None = None) -> Trained | Failed:
-        """Train one client into a row, on the client's examples or on given ones."""
+        """Train one client, on its examples or on given ones, and write the result into a row."""
         examples = examples or self.examples(job.client_id)
         self._state.begin()
         control = self.exchange.load(job)

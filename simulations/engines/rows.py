@@ -42,9 +42,9 @@ class Form:
         """Return the form of a model under the local settings, with the tensors that an algorithm adds.
 
         Args:
-            model: of the task.
+            model: the model of the task.
             local: the settings, of which `keep` and `keep_optimizer` matter.
-            algorithm: by its name; SCAFFOLD adds the control variates.
+            algorithm: the algorithm, by its name; SCAFFOLD adds the control variates.
             own: the custom algorithm, with shared tensors and a client's state; or None.
         """
         stays = names_that_stay(model, local.keep)

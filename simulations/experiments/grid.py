@@ -46,7 +46,7 @@ _ODD = re.compile(r"[^A-Za-z0-9._=+-]+")
 
 
 class SweepConfig(BaseModel):
-    """Table `[sweep]`: the contents of the sweep's table, and the number of parallel runs."""
+    """Table `[sweep]`: the metric and columns of the table of results, and the number of parallel runs."""
 
     model_config = STRICT
 
@@ -208,7 +208,7 @@ Choice = tuple[str, dict[str, Any]]
 
 
 def _axes(grid: Any, faults: list[str]) -> dict[str, list[Choice]]:
-    """Return the choices of each column."""
+    """Return the values that each column of the grid takes."""
     if not isinstance(grid, Mapping) or not grid:
         faults.append('grid: missing; allowed: a table of lists, such as "round.deadline" = [30, 60]')
         return {}

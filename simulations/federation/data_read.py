@@ -29,10 +29,10 @@ def data_read(
     """Return the summary of a run's data.
 
     Args:
-        task: of the run; an `ArrayTask` reads its data itself, so only the numbers are known.
+        task: the task of the run; an `ArrayTask` reads its data itself, so only the numbers are known.
         train: the number of training examples of each client.
         test: the number of test examples of each; None: not known.
-        seed: of the run, for rows with random numbers.
+        seed: the seed of the run, for rows with random numbers.
 
     Raises:
         Exception: any error of the task's code.

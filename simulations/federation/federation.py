@@ -291,7 +291,7 @@ class Federation:
         self._flush()
 
     def round_ended(self, effect: Commit | Abandon) -> None:
-        """Begin the record of a round that was committed or abandoned."""
+        """Begin the results line of a round that was committed or abandoned; the measurements follow."""
         self._flush()
         record = self.machine.record_of(effect.round_id)
         assert record is not None
@@ -332,7 +332,7 @@ class Federation:
         return getattr(self.setting.task, "metrics", {})
 
     def _flush(self) -> None:
-        """Write the line of the last round with the measurements of its version, and save a snapshot if one is due."""
+        """Write the line of the last round with its version's measurements, and save a snapshot if one is due."""
         if self._pending is None:
             return
         effect, line = self._pending

@@ -35,7 +35,7 @@ class Host(Protocol):
         """Finish the record of the last round: the next one is about to begin."""
 
     def round_ended(self, effect: Commit | Abandon) -> None:
-        """Begin the record of a round that was committed or abandoned."""
+        """Begin the results line of a round that was committed or abandoned; the measurements follow."""
 
     def clients_evaluated(self, effect: CloseEvaluation) -> None:
         """Record the clients' measures of a version."""

@@ -43,7 +43,7 @@ class InvitationTally:
         A lost client that has resumed its work is subtracted, so a number may be negative.
 
         Args:
-            records: of all rounds that still have invitations, the newest first.
+            records: the records of all rounds that still have invitations, the newest first.
         """
         ended: Counter[Fate] = Counter()
         kept: dict[RoundId, Counter[Fate]] = {}

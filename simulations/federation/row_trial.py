@@ -23,8 +23,8 @@ def try_rows(population: Population, config: RunConfig, device: str) -> None:
 
     Args:
         population: the clients, and the task.
-        config: of the run.
-        device: of the trainings.
+        config: the config of the run.
+        device: the device of the trainings.
 
     Raises:
         TaskBroken: the model, the loss or a metric cannot process a row.

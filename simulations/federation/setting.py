@@ -42,7 +42,7 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask, read: ReadFacts | N
     if file.run.is_of_messages:
         what = f"program.main: got {file.program.main!r}, and a run of messages has no rounds"
         ways = ["`atoll simulate` and `atoll flower run --simulate` run it"]
-        ways += ["program.native=true makes rounds of a Flower app"] if is_app(file.run.task) else []
+        ways += ["program.native=true turns a Flower app into rounds"] if is_app(file.run.task) else []
         raise ConfigError([f"{what}; allowed here: none. {'; '.join(ways)}"])
     faults: list[str] = []
     sampler = or_faults(file.cohort.build, faults)
@@ -121,7 +121,7 @@ def populated(
         return population.task, num_examples, population, population.notes
     if file.population.kind != "natural":
         raise ConfigError(
-            [f"population: kind {file.population.kind!r} deals a Task's data; an ArrayTask reads its data itself"]
+            [f"population: kind {file.population.kind!r} splits a Task's data; an ArrayTask reads its data itself"]
         )
     count = getattr(task, "num_examples", None)
     sites = tuple(getattr(task, "sites", ()))

@@ -39,7 +39,7 @@ def statistics_of(file: SimulationFile, task: Task | ArrayTask) -> dict[str, Any
     if file.population.kind != "natural":
         if not isinstance(task, Task):
             kind = file.population.kind
-            raise ConfigError([f"population: kind {kind!r} deals a Task's data; an ArrayTask reads its data itself"])
+            raise ConfigError([f"population: kind {kind!r} splits a Task's data; an ArrayTask reads its data itself"])
         task = populate(file.population, task, file.seed).task
     sites = [str(site) for site in getattr(task, "sites", ())]
     if not sites:

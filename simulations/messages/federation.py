@@ -172,7 +172,9 @@ class MessageFederation:
     def _pass_time(self) -> None:
         if not self.timeline.step():
             fewest = self.setting.config.round.min_available
-            self._end_program(f"the server program waits for {count_of(fewest, 'client')}, and no more will wake up")
+            self._end_program(
+                f"the server program waits for {count_of(fewest, 'client')}, and no further one will become available"
+            )
             return
         for call, numbers in [*self._pulls.items()]:
             self._pull(call, numbers)

@@ -49,7 +49,7 @@ def partitioned(
     partitioner.dataset = datasets.Dataset.from_dict(_columns(pool, site, partitioner)).shuffle(seed=seeds[0])
     if (number := partitioner.num_partitions) != clients:
         raise Impossible(
-            f"{kind.__name__} makes {count_of(number, 'partition')} of these data; clients must be {number}"
+            f"{kind.__name__} makes {count_of(number, 'partition')} of these data; population.clients must be {number}"
         )
     owner = np.full(len(pool), -1)
     for client in range(clients):

@@ -23,7 +23,7 @@ from atoll.simulations.populations.pool import NoLabels, Pool, reading
 from atoll.task.randomness import data_of
 from atoll.task.task import Task
 
-NO_SITES = "the task has no sites, and so no data to deal; name them in Task(sites=[...])"
+NO_SITES = "the task has no sites, and so no data to split among clients; name them in Task(sites=[...])"
 
 OWN = "own"
 """Purpose of the draws of a custom kind, whatever its name or path."""
@@ -113,7 +113,7 @@ class Population:
         told = []
         if self.config.kind != "natural" and self.num_owners > 1:
             told.append(
-                f"the data of {count_of(self.num_owners, 'site')} are pooled and dealt to "
+                f"the data of {count_of(self.num_owners, 'site')} are pooled and split among "
                 f"{count_of(self.train.num_clients, 'client')} "
                 f'(population.kind = "{self.config.kind}"): the task\'s own sites are not simulated'
             )

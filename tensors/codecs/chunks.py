@@ -6,7 +6,7 @@
 The elements belong to a tensor, or to one piece of it, in flat C order. Each chunk is encoded by itself into a size
 that its length alone determines (`codec`), so the position of every chunk is known before a byte is read: a stored
 update can be checked by its size, and any range of its elements decoded from the chunks that it meets. Only floats are
-encoded; integer tensors travel unencoded.
+encoded; integer tensors are sent unencoded.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,8 +55,8 @@ def decode_range(codec: Codec, num_elements: int, start: int, stop: int, read: R
     Memory is the result and a few chunks. Each chunk that the range meets is read and checked whole.
 
     Args:
-        codec: of the tensor.
-        num_elements: of the tensor.
+        codec: the codec of the tensor.
+        num_elements: the number of elements of the tensor.
         start: the first element.
         stop: the element after the last one.
         read: returns bytes of the tensor's chunks; position 0 is the first byte of the first chunk.

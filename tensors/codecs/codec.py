@@ -1,7 +1,7 @@
 """The contract of a codec: one chunk of a float32 update to bytes and back. `names` lists the codecs.
 
 A chunk is 1..65,536 consecutive elements, encoded by itself into a number of bytes that its length alone determines
-(`chunks` divides tensors). Only finite values travel: a client cannot encode NaN or infinity, a coordinator refuses
+(`chunks` divides tensors). Only finite values are sent: a client cannot encode NaN or infinity, a coordinator refuses
 them. The result of `decode` depends on no machine, thread or library: every step of it is one correctly rounded
 operation.
 """

@@ -100,5 +100,5 @@ class CustomCodec(Guarded):
 
 def _whole(size: Any) -> int:
     if isinstance(size, bool):
-        raise TypeError(f"{size} is no whole number")
+        raise TypeError(f"{size} is not a whole number")
     return operator.index(size)

@@ -63,7 +63,7 @@ def encode_with_feedback(
     e' is the remainder of the coordinator's decoding: u + e = decode(C) + e' up to one rounding of float32.
 
     Args:
-        codec: of the update.
+        codec: the codec of the update.
         update: (n) u.
         residual: (n) e.
         rng: the codec's generator.
@@ -97,8 +97,8 @@ def feed(
     (with a layout of F32, whatever floats the update has).
 
     Args:
-        codec: of the update.
-        tensors: of the update, in the order in which they are encoded; integer tensors are skipped.
+        codec: the codec of the update.
+        tensors: the tensors of the update, in the order in which they are encoded; integer tensors are skipped.
         update: reads u.
         residual: reads e; None while there is no residual.
         rng: the codec's generator.

@@ -77,7 +77,7 @@ def opened(name: str) -> "CustomCodec":
 
 
 def name_for(setting: str, options: Mapping[str, Any]) -> str:
-    """Return the name on the wire of the codec of a setting; while it is not open, the setting itself."""
+    """Return the codec's name on the wire for a setting; until the codec is opened, the setting itself."""
     codec = _BY_SETTING.get((setting, _as_json(options)))
     return setting if codec is None else codec.name
 
@@ -107,15 +107,15 @@ def open_named(name: str) -> "CustomCodec":
         return found
     match = _ON_WIRE.fullmatch(name)
     if match is None or not is_installed(name):
-        raise ValueError(f"{name[:NAME_MAX]!r} is no name of a codec")
+        raise ValueError(f"{name[:NAME_MAX]!r} is not the name of a codec")
     each = _the(match["name"])
     here = _family_of(each)
     if here != match["family"]:
-        raise ValueError(f"{match['family']} is asked for, and {here} is installed here: install the same version")
+        raise ValueError(f"{match['family']} is required, and {here} is installed here: install the same version")
     options = json.loads(match["options"] or "{}")
     are_named = isinstance(options, dict)
     if not are_named or not all(isinstance(value, bool | int | float | str) for value in options.values()):
-        raise ValueError(f"{name!r}: the options are no plain values by name")
+        raise ValueError(f"{name!r}: the options are not plain values by name")
     return _open(each, options)
 
 

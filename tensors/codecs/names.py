@@ -98,7 +98,7 @@ def codec_name(family: str, fraction: float | None) -> str:
 
     Args:
         family: one of `FAMILIES`.
-        fraction: for "topk", the fraction of the elements that travel, rounded to millionths.
+        fraction: for "topk", the fraction of the elements that are sent, rounded to millionths.
 
     Raises:
         ValueError: there is no such codec.

@@ -59,9 +59,9 @@ def write_encoded(
     """Write an update that is in memory; its file and the residual's appear whole, and are not synced.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         update: float32 and integer arrays by name.
-        codec: of the float tensors.
+        codec: the codec of the float tensors.
         rng: the only source of randomness: the same update, residual and seed give the same bytes.
         plain: names of float tensors that are not encoded.
         feedback: the residuals of a biased codec; None: no residual is added, and the remainder is dropped.
@@ -70,7 +70,7 @@ def write_encoded(
         One piece per tensor, in canonical order.
 
     Raises:
-        ValueError: a value is beyond the codec's range, or a dtype may not travel.
+        ValueError: a value is beyond the codec's range, or a dtype cannot be exchanged.
     """
     tensors = {name: Tensor(name, _DTYPES[array.dtype], array.shape) for name, array in update.items()}
     encoded = {name: tensor for name, tensor in tensors.items() if name not in plain and _pays(codec, tensor)}

@@ -82,7 +82,7 @@ def inspect(path: Path, pieces: Iterable[Piece], *, data: bytes | None = None, d
 
     Args:
         path: the file with the bytes of the pieces, one after the other.
-        pieces: in the order of their bytes.
+        pieces: the pieces, in the order of their bytes.
         data: the same bytes, if they are in memory; then `path` is only their name in errors.
         data_start: the position of the first piece [bytes].
 

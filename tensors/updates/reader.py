@@ -59,8 +59,8 @@ class StoredUpdate:
         Args:
             path: the update's name in errors.
             parts: the files, each with its pieces in the order of their bytes.
-            magnitudes: as the field.
-            is_partial: as the field.
+            magnitudes: the value of the field.
+            is_partial: the value of the field.
         """
         parts = tuple(parts)
         pieces = tuple(piece for _, of_part in parts for piece in of_part)
@@ -153,7 +153,7 @@ class UpdateReader:
         Memory is a small multiple of the block. Each box that the block meets costs one read.
 
         Args:
-            tensor: of the elements.
+            tensor: the tensor of the elements.
             start: the first element.
             stop: the element after the last one.
             out: (stop - start) contiguous, of the dtype of the result, or of `stored_dtype`: receives the block, and is

@@ -185,7 +185,7 @@ def shortens(self, master, mean, state):
         (remembers, "keeps no state but its slots"),
         (looks_aside, "unless it has `whole = True`"),
         (fails, "optimizer Mine: apply raised KeyError: 'nothing'"),
-        (shortens, r"makes \(1,\) of \(35,\) elements of the model"),
+        (shortens, r"returns \(1,\) for \(35,\) elements of the model"),
     ],
 )
 def test_a_breach_of_the_contract_costs_the_round_by_name(tmp_path, apply, sentence):
@@ -223,8 +223,8 @@ def test_what_cannot_be_prepared(tmp_path, prepare, sentence):
     [
         ({"apply": draws, "slots": ("h",)}, "has slots, and no method `init`"),
         ({"apply": draws, "slots": "h"}, "allowed: a tuple of names"),
-        ({"apply": draws, "slots": ("aggregate",), "init": lambda self, slot: 0}, "'aggregate' is no name of a slot"),
-        ({"apply": draws, "slots": ("../x",), "init": lambda self, slot: 0}, "is no name of a slot"),
+        ({"apply": draws, "slots": ("aggregate",), "init": lambda self, slot: 0}, "'aggregate' is not a slot name"),
+        ({"apply": draws, "slots": ("../x",), "init": lambda self, slot: 0}, "is not a slot name"),
         ({"apply": draws, "slots": ("h",), "init": lambda self, slot: 1e300}, r"init\('h'\) is 1e\+300"),
         ({"apply": draws, "slots": ("h",), "init": lambda self, slot: {}[slot]}, r"init\('h'\) raised KeyError"),
     ],

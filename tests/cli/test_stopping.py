@@ -325,7 +325,7 @@ with command.Command():
             assert process.wait(BOUND_S) == 130
         finally:
             process.kill()
-    assert told.startswith("atoll: the command has ended, and waits for threads of the task's")
+    assert told.startswith("atoll: the command has finished, and waits for threads that the task has started")
     assert told.endswith(": prefetch\n")
 
 

@@ -105,7 +105,7 @@ async def test_agent_says_what_it_speaks_and_sends_plain_when_asked_for_somethin
         await coordinator.invite(coordinator.add(Version(model())), codec="zip:9")
         await coordinator.accepted.wait()
         assert runner.orders[0].codec == ""
-        assert "will be sent plain: codec 'zip:9' is not one of" in caplog.text
+        assert "will be sent without a codec: codec 'zip:9' is not one of" in caplog.text
         coordinator.accepted.clear()
         await coordinator.invite(coordinator.add(Version(model())), round_id=2, codec="bf16")
         await coordinator.accepted.wait()

@@ -78,7 +78,7 @@ def test_a_place_takes_one_run_and_one_export_at_a_time(tool: str, tmp_path: Pat
     if tool == "wandb":  # a file of its own
         assert export(tool, other, place) == 4
     else:
-        with pytest.raises(ExportRefused, match="has another run: choose another place with --to"):
+        with pytest.raises(ExportRefused, match="holds another run: choose another place with --to"):
             export(tool, other, place)
 
 

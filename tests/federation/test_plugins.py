@@ -242,7 +242,7 @@ def test_each_side_without_the_package_or_with_another_version_is_named(tmp_path
         it.wait_for(lambda: str(it.history().run("trouble-1").state) == "finished")
         assert all(number > 0 for number in saved(it).values())
         digest = str(it.history().versions("trouble-1")[-1].digest)
-        assert "updates are sent plain" not in it.log("coordinator")
+        assert "updates are sent without a codec" not in it.log("coordinator")
 
     second = tmp_path / "second"
     second.mkdir()
@@ -259,7 +259,7 @@ def test_each_side_without_the_package_or_with_another_version_is_named(tmp_path
             if site in by_client:
                 assert (by_client[site] > 0) == (place == folder)
                 has = {folder: None, newer: "has rounded@2.0-", tmp_path: "does not have it"}[place]
-                told = f"updates are sent plain: the codec is {family}, and client {site} {has}"
+                told = f"updates are sent without a codec: the codec is {family}, and client {site} {has}"
                 assert (told in log) == (has is not None)
     assert digest == simulated(folder, tmp_path / "simulated", CODED | STEPPED)
 

@@ -32,7 +32,7 @@ SITES = ("node-0", "node-1")
 KINDS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
 UNLIKE_STOCK = {"int64"}
-"""Integers stay integers natively, where Flower makes floats of them."""
+"""Integers stay integers natively, where Flower turns them into floats."""
 
 NOT_NATIVE = {
     "int8 and uint8": "a0 is int8: only",

@@ -36,7 +36,7 @@ def test_every_kind_of_record_comes_back_as_it_was():
 
 @pytest.mark.parametrize("broken", [None, [1], [["w", "arrays", [["w", "<f4", [1], "numpy.ndarray", "0"]]]]], ids=repr)
 def test_other_contents_are_refused(broken):
-    with pytest.raises(ValueError, match="no records of Flower"):
+    with pytest.raises(ValueError, match="not records of Flower"):
         from_content(Content(broken))
 
 

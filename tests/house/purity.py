@@ -50,15 +50,19 @@ PURE = {
     "server/views/message_lines.py": "",
     "server/views/narration.py": "",
     "server/views/reasons.py": "",
+    "server/views/secure_sums.py": "atoll.protocol.secure.messages atoll.server.sessions.session",  # their types
     "server/views/notices.py": "atoll.protocol.identity.clock_hint atoll.server.identity.register",
     "server/backup/contents.py": "pydantic re",
     "server/exchanges": "",
     "server/identity/rules.py": "",
     "server/names/conflicts.py": "atoll.ground.bounded_mapping",
     "server/rounds": "",
+    "server/rounds/events.py": "atoll.protocol.secure.messages",  # values
+    "server/rounds/secure_round.py": "atoll.protocol.secure atoll.server.sessions",  # its sessions
     "server/rounds/policy.py": "pydantic",
     "server/rounds/waiting.py": "datetime",  # writes the instants that it is handed
     "server/parts": "",
+    "server/sessions": "atoll.protocol.secure",  # checks signatures; no clock, no randomness
     "server/selection": "",
     "server/statistics/collection.py": "",
     "server/statistics/merging.py": "",

@@ -193,16 +193,16 @@ def test_where_there_is_no_coordinator_it_says_what_to_name(tmp_path, monkeypatc
 
 
 ODD = {
-    "run": (lambda found, run: found.run(3), "name: got 3; allowed: a text"),
+    "run": (lambda found, run: found.run(3), "name: got 3; allowed: a string"),
     "round": (lambda found, run: run.round("x"), "round: got 'x'; allowed: a whole number"),
     "after": (lambda found, run: list(run.follow(after=-1)), "after: got -1; allowed: a whole number, at least 0"),
     "far": (lambda found, run: list(run.follow(after=2**70)), "after: got 1180591620717411303424; allowed: .* at most"),
     "no number": (lambda found, run: list(run.follow(after="x")), "after: got 'x'; allowed"),
-    "reason": (lambda found, run: run.stop(3), "reason: got 3; allowed: a text"),
-    "half a pair": (lambda found, run: run.pause("\ud800"), r"reason: got '\\ud800'; allowed: a text"),
+    "reason": (lambda found, run: run.stop(3), "reason: got 3; allowed: a string"),
+    "half a pair": (lambda found, run: run.pause("\ud800"), r"reason: got '\\ud800'; allowed: a string"),
     "rounds": (lambda found, run: run.resume(rounds="x"), "rounds: got 'x'; allowed: a whole number, at least 1"),
     "set": (lambda found, run: run.resume(set=[]), r"set: got \[\]; allowed: a dictionary"),
-    "name": (lambda found, run: found.invite(3), "name: got 3; allowed: a text"),
+    "name": (lambda found, run: found.invite(3), "name: got 3; allowed: a string"),
     "hours": (lambda found, run: found.invite("a", hours=float("nan")), "hours: got nan; allowed: a number, at least"),
     "deadline": (lambda found, run: found.statistics(TASK, deadline="x"), "deadline: got 'x'; allowed: a number"),
     "number": (lambda found, run: found.statistics(number=-1), "number: got -1; allowed: a whole number, at least 0"),

@@ -63,7 +63,7 @@ ODD: dict[str, tuple[Callable[[], Any], str]] = {
     "NUL": (lambda: atoll.train(task, steps=1, out="a\0"), r"out: got 'a\\x00'; allowed: the path"),
     "folder": (lambda: atoll.SimulatedRun(3), "folder: got 3; allowed: the path"),
     "where": (lambda: atoll.connect(3), "where: got 3; allowed: the path"),
-    "mesh": (lambda: atoll.train(task, mesh=2), 'mesh: got 2; allowed: a text, such as "dp=2"'),
+    "mesh": (lambda: atoll.train(task, mesh=2), 'mesh: got 2; allowed: a string, such as "dp=2"'),
     "twice": (
         lambda: atoll.simulate(task, set={"local": {"lr": 1}, "local.lr": 2}),
         "local.lr: got 1 and 2; allowed: one",
@@ -79,7 +79,7 @@ ODD: dict[str, tuple[Callable[[], Any], str]] = {
     "no runs": (lambda: atoll.compare("/nope", "/nope"), "compare: got /nope; allowed: simulated and deployed runs"),
     "no run": (lambda: atoll.SimulatedRun("/nope").model(), "/nope: has no rounds.jsonl"),
     "no training": (lambda: atoll.Training("/nope").evaluations, "/nope: has no log.jsonl"),
-    "version": (lambda: atoll.Training("/nope").model([]), r"version: got \[\]; there: none"),
+    "version": (lambda: atoll.Training("/nope").model([]), r"version: got \[\]; available: none"),
 }
 
 

@@ -47,7 +47,7 @@ def test_it_has_its_log_prints_nothing_and_sets_the_generators_back(tmp_path, ca
     assert list(axes.lines[0].get_ydata()) == it.evaluations.column("test/accuracy")
     with pytest.raises(atoll.AtollError, match=r"metric: got 'auc'; allowed: .*test/accuracy"):
         it.plot("auc")
-    with pytest.raises(atoll.AtollError, match="version: got 'best'; there: newest"):
+    with pytest.raises(atoll.AtollError, match="version: got 'best'; available: newest"):
         it.model("best")
 
 

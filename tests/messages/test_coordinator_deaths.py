@@ -27,7 +27,7 @@ EVERY = "ATOLL_EVERY_DEATH"
 
 APP = with_app(str(Path(__file__).with_name("apps") / "ten_rounds"))
 STEPS = ("journal.before_write", "exchange.entry", "exchange.effect")
-"""A write is not begun; an entry is on disk, none of its effects has left; an effect is about to leave."""
+"""A write is not begun; an entry is on disk, its effects are not carried out; an effect is about to be carried out."""
 
 
 class Lives(Federation):

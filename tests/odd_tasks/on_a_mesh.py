@@ -27,7 +27,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "bounded_embedding": {"": "max_norm=0.5 changes the weight in every forward pass"},
     "batch_norm": {"": "batchnorm must be sync", "accumulate": "2 micro-batches divide it"},
     "odd_parameters": {"dp_shard": "nothing: no elements"},
-    "running_sums": {"": "each rank sees others"},
+    "running_sums": {"": "each rank sees different ones"},
     "weight_in_the_loss": {"dp_shard": "holds beside its module"},
     "counting_passes": {"accumulate": "each forward pass changes them"},
     "tied_by_views": {"dp_shard": "are views of one memory"},

@@ -37,7 +37,7 @@ REFUSED: dict[str, dict[tuple[str, ...], str]] = {
     "float8_buffer": {EVERYWHERE: "buffer is torch.float8_e4m3fn"},
     "infinite_mask": {("pp=2",): "a pipeline needs a chain", EVERYWHERE: "persistent=False"},
     "beyond_float32": {("pp=2",): "a pipeline needs a chain", EVERYWHERE: "persistent=False"},
-    "extra_state": {EVERYWHERE: "only tensors can travel"},
+    "extra_state": {EVERYWHERE: "only tensors can be exchanged"},
     "shared_elements": {EVERYWHERE: "several elements share one place in memory"},
     "lazy_layer": {EVERYWHERE: "has no shape yet"},
     "bounded_embedding": {("dp=2", *SHARED): "max_norm=0.5 changes the weight"},
@@ -71,7 +71,7 @@ REFUSED: dict[str, dict[tuple[str, ...], str]] = {
     },
     "stream": {EVERYWHERE: "which has no"},
     "no_row": {("agents",): "the data set is empty; a site needs", SIMULATED: "site 'a' has no example to train on"},
-    "running_sums": {("dp=2", "zero=3"): "each rank sees others"},
+    "running_sums": {("dp=2", "zero=3"): "each rank sees different ones"},
     "weight_in_the_loss": {
         ("zero=3",): "holds beside its module",
         ("pp=2",): "another stage of the pipeline, or the loss",

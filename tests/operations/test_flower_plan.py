@@ -33,7 +33,7 @@ def test_the_run_config_of_the_coordinators_copy_travels(tmp_path: Path) -> None
     with reporting_to(Reporter(notes.append)):
         options = tomllib.loads(run_of_app(with_app(str(app)), {}))["options"]
     assert options == {"strategy": "FedAvg", "rounds": 6, "wide": False, "out": "", "model.layers": 3}
-    assert notes == ["of the run config each site has its own data, limit, names, seed: only plain values travel"]
+    assert notes == ["each site uses its own data, limit, names, seed of the run config; only plain values are sent"]
     given = load_run(str(app), ["task.model.layers=5", "task.rounds=2"]).given
     assert {key: value for key, value in given.items() if key.startswith("task.")} == {
         "task.strategy": "FedAvg",

@@ -167,7 +167,7 @@ async def test_a_rank_that_is_revoked_ends_instead_of_dialling_for_ever(tmp_path
                 await asyncio.sleep(0.02)
             async with it.admin() as admin, asyncio.timeout(BOUND_S):
                 await admin.Revoke(pb.RevokeRequest(role="aggregator", name="0"))
-                with pytest.raises(MembershipEnded, match="aggregator 0 is revoked: this rank ends; it takes a new"):
+                with pytest.raises(MembershipEnded, match="aggregator 0 is revoked: this rank ends; it needs a new"):
                     await serving
             rank.stop()
 

@@ -76,6 +76,6 @@ async def test_it_is_refused_until_the_sites_operator_accepts_it_beside_the_runn
             said = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
             assert said.returncode == 0, said.stderr
             assert f"version of run {it.run.run_id} are accepted as its newest" in said.stdout
-            assert "has not taken" not in said.stderr
+            assert "has not applied" not in said.stderr
             await committed(it, 2)
             assert PolicyHistory(folder).accepted_rollbacks() == []

@@ -55,7 +55,7 @@ class Stored:
 
         Args:
             box: one slice of each axis.
-            into: of the box's shape.
+            into: a tensor of the box's shape.
         """
         with torch.no_grad():
             for rows, values in self.blocks(box):
@@ -128,7 +128,7 @@ def _index_of(path: Path) -> dict[str, str] | None:
     try:
         weights: Any = json.loads(indices[0].read_text("utf-8"))["weight_map"]
         if not (isinstance(weights, dict) and all(isinstance(file, str) for file in weights.values())):
-            raise ValueError("weight_map is no table of file names")
+            raise ValueError("weight_map is not a table of file names")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BaseRefused(f"base {path}: {indices[0].name} cannot be read: {error!r}") from error
     return weights

@@ -47,7 +47,7 @@ class Matched:
         """Return the lines of the digest (`digests`) of the given tensors that the files have.
 
         Args:
-            names: of the model's tensors.
+            names: the names of the model's tensors.
             cache: the file with the lines of unchanged files, to which new lines are added.
         """
         wanted = {name: self.sources[name][0] for name in names if name in self.sources}
@@ -70,7 +70,7 @@ def match(
 
     Args:
         base: the place of the files, and the names in them.
-        context: for a place that is a function of the context.
+        context: the argument of a `Base.folder` that is a function.
         forms: the model's tensors by their first names, which may be on the meta device.
         aliases: all names of each tied tensor, by the first.
         frozen: the names of the tensors that are not exchanged, which the files must have.

@@ -26,8 +26,8 @@ def adapter_of(model: torch.nn.Module, travelling: Iterable[str]) -> Adapter | N
     """Return the note on the active adapter of a model that is or contains a `PeftModel`, or None.
 
     Args:
-        model: of the task.
-        travelling: the names of its tensors that travel.
+        model: the model of the task.
+        travelling: the names of its tensors that are exchanged.
     """
     found = _peft_model(model)
     if found is None:
@@ -96,7 +96,7 @@ def base_faults(model: torch.nn.Module) -> list[str]:
 def freeze_a(model: torch.nn.Module) -> torch.nn.Module:
     """Freeze the factors A of all LoRA adapters of a model, in place, and return it: only B is trained (FFA-LoRA).
 
-    The mean of B_i A over the sites is then the product of the mean of B_i with A, and half as many bytes travel. A is
+    The mean of B_i A over the sites is then the product of the mean of B_i with A, and half the bytes are sent. A is
     drawn from the seed of the run, the same at every site.
 
     Source:

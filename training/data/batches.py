@@ -55,21 +55,21 @@ def _nothing(_index: int) -> None:
 
 
 def rows_at(dataset: Any, indices: list[int], begin: Callable[[int], object] = _nothing) -> Any:
-    """Return rows of a data set by their numbers.
+    """Return rows of a data set by their indices.
 
     A data set that reads many at once (`__getitems__`) gets all of them in one call, as by torch's DataLoader, which
     then reads no single row.
 
     Args:
         dataset: map-style; also a `Subset` or a `ConcatDataset` of such ones, which are looked into.
-        indices: of the rows.
+        indices: the indices of the rows.
         begin: called with the number of a row before it is read, or with the first of those that are read at once.
     """
     return _rows_at(dataset, indices, indices, begin)
 
 
 def row_at(dataset: Any, index: int) -> Any:
-    """Return one row by its number, also of a data set that makes many rows at once."""
+    """Return one row by its index, also of a data set that makes many rows at once."""
     rows = rows_at(dataset, [index])
     return rows[0] if isinstance(rows, list | tuple) and len(rows) == 1 else rows
 
@@ -82,7 +82,7 @@ def reads_together(dataset: Any) -> bool:
 
 
 def _rows_at(dataset: Any, indices: Sequence[Any], numbers: Sequence[int], begin: Callable[[int], object]) -> Any:
-    """Return rows as `rows_at`; `numbers` are the rows' numbers in the outer data set, for `begin`."""
+    """Return rows as `rows_at`; `numbers` are the rows' indices in the outer data set, for `begin`."""
     if isinstance(dataset, Collated):
         return _rows_at(dataset.dataset, indices, numbers, begin)
     if type(dataset) is Subset:

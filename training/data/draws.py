@@ -59,7 +59,7 @@ class Seeded:
 
     Args:
         dataset: map-style.
-        seed: of all draws.
+        seed: the seed of all draws.
         held: the places of the generators that the data set holds.
     """
 
@@ -88,7 +88,7 @@ def drawing(dataset: Any, seed: int, fetcher_of: Callable[[Any], Callable[[torch
 
     Args:
         dataset: map-style.
-        seed: of all draws.
+        seed: the seed of all draws.
         fetcher_of: data set -> indices -> the collated batch.
     """
     is_steady = type(dataset) is Steady

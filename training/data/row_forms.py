@@ -17,12 +17,12 @@ LISTED_MAX = 4
 
 
 def form_of(tree: Any) -> str:
-    """Return the form of inputs, targets or outputs, such as `float64 [8, 20]`."""
+    """Describe inputs, targets or outputs by dtype and shape, such as `float64 [8, 20]`."""
     return _form(tree, lambda tensor: f"{_dtype(tensor)} {list(tensor.shape)}")
 
 
 def kind_of(dataset: Any, *, reads: bool) -> str:
-    """Return the form of a data set's first row, such as `float32 [20], int64 []`; empty if unknown.
+    """Describe a data set's first row by dtypes and shapes, such as `float32 [20], int64 []`; empty if unknown.
 
     Rows that are read one by one have dtypes and numbers of dimensions only: sizes may differ from row to row.
 

@@ -58,7 +58,7 @@ class Division:
 
     Args:
         num_rows: examples of the batch.
-        forms: what earlier batches have shown; this one adds to it.
+        forms: the forms that earlier batches have shown; this batch adds its own.
         may_list: the batch may have lists of tensors with an entry for each example, from a custom collation.
     """
 
@@ -71,7 +71,7 @@ class Division:
 
         Args:
             tree: the inputs or targets.
-            name: of the tree, for errors.
+            name: the name of the tree, for errors.
 
         Raises:
             Undivided: some part of it has neither a row nor an entry for each example, or it is not clear which.

@@ -47,14 +47,14 @@ def count_units(targets: Any) -> int:
 
 
 def units_in(count: Callable[[Any], float], targets: Any, rows: int) -> float:
-    """Return the units of some rows; if they are guessed and the targets are no single tensor, the number of rows.
+    """Return the loss units of some rows; if they are guessed and the targets are no single tensor, the number of rows.
 
     So a batch of any other form has its examples as units: a list of boxes, whose first tensor belongs to one example,
     or texts.
 
     Args:
         count: targets -> units, by the task or guessed.
-        targets: of these rows.
+        targets: the targets of these rows.
         rows: their number.
     """
     is_guess = count is count_units or (isinstance(count, Units) and not count.is_said)
@@ -72,7 +72,7 @@ class Units:
     """The units of a task's loss, by the task or guessed.
 
     Args:
-        said: of `Task.units`.
+        said: the value of `Task.units`.
     """
 
     def __init__(self, said: Callable[[Any], Any] | str | None = None) -> None:
@@ -119,7 +119,7 @@ class Units:
         That is (units, units) for a mean, and (1, rows) for a sum, whose value is then the mean of the examples.
 
         Args:
-            targets: of the batch.
+            targets: the targets of the batch.
             rows: the number of its examples, as in `units_in`.
         """
         if self.is_sum:
@@ -128,7 +128,7 @@ class Units:
         return units, units
 
     def sums(self, loss: float, targets: Any, rows: int) -> tuple[float, float]:
-        """Return the summands of a loss over many batches; a batch without units adds nothing, whatever its loss."""
+        """Return each batch's summand of the loss over many batches; a batch without units adds nothing."""
         factor, count = self.factors(targets, rows)
         return (loss * factor, count) if count else (0.0, 0.0)
 
@@ -141,7 +141,7 @@ class Units:
         Args:
             of_steps: units of each step, as `__call__` counts them.
             sizes: examples of each batch of one epoch.
-            num_examples: of the site's data.
+            num_examples: the number of examples of the site's data.
 
         Raises:
             TaskBroken: the trained examples have no units, as if every target is ignored: no update can weigh 0; or the

@@ -52,7 +52,7 @@ def _faults(algorithm: str, local: Local | None, has_fit: bool, has_own: bool) -
             yield "local.keep_optimizer must be False: the task's code decides about its state"
     else:
         if has_own:
-            yield "the task has a custom algorithm, whose run says fedavg"
+            yield "the task has a custom algorithm, so the run must name fedavg"
         if local is None or has_fit:
             kind = "a custom `fit`" if has_fit else "a custom training (an ArrayTask)"
             yield f"it needs the built-in training loop, and the task has {kind}"

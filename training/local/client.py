@@ -28,20 +28,20 @@ EXAMPLES_AT_ONCE = 256
 
 
 class TrainingClient:
-    """The client of one training; see `algorithm.Client` for the interface of the hooks.
+    """The client of one training, as the hooks see it; see `algorithm.Client` for the interface.
 
     Args:
-        task: with the algorithm.
+        task: the task, with the algorithm.
         model: the model that is trained, with the version's tensors and the layers that stay at the site.
         local: the settings of the round.
-        context: of the training.
+        context: the context of the training.
         shared: the received shared tensors, by name.
         state: the client's state; None: the algorithm's first state.
         data: returns a function that fetches examples of the training data, and their number.
 
     Raises:
         TaskMismatch: the version has other shared tensors than the algorithm.
-        TaskBroken: the algorithm's tensors cannot travel or be stored.
+        TaskBroken: the algorithm's tensors cannot be sent or stored.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class TrainingClient:
         """Return all tensors for a forward pass that changes no tensor of the model or of the start.
 
         Args:
-            tensors: by name, in place of the model's.
+            tensors: the tensors, by name, in place of the model's.
             keeps: the pass changes none of the given tensors either; otherwise it may change their buffers in place.
         """
         if unknown := sorted(tensors.keys() - self.start.keys()):

@@ -29,7 +29,7 @@ def names_that_stay(model: torch.nn.Module, keep: str | None) -> frozenset[str]:
         keep: as in `Local.keep`: `batchnorm`, or names with wildcards (`*`, `?`, `[...]`), separated by commas.
 
     Raises:
-        TaskBroken: a word fits no tensor that could travel, or no tensor is left to travel.
+        TaskBroken: a word fits no exchanged tensor, or no tensor is left to exchange.
     """
     if keep is None:
         return frozenset()

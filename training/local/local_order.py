@@ -44,9 +44,9 @@ def draw_order(num_examples: int, local: Local, model: torch.nn.Module) -> Local
     A separate generator then draws the order, as in `DataLoader`: the model's draws do not change it.
 
     Args:
-        num_examples: of the site's data.
+        num_examples: the number of examples of the site's data.
         local: the settings of the round.
-        model: that is trained, for `batches.batch_sizes`.
+        model: the model that is trained, for `batches.batch_sizes`.
     """
     sizes = batch_sizes(num_examples, local.batch_size, model=model)
     steps = local.epochs * len(sizes)

@@ -6,7 +6,7 @@ Legend: x the global and y the local model, K steps really taken, rate η, c the
     c_i+ = c_i - c + (x - y) / (K η)                 so it is the mean of the K gradients
     sent: c_i+ - c_i = -c - u / (K η)                u = y - x, this client's update
 
-c and c_i begin at zero. c travels with each version as `control/<parameter>`, c_i stays here. Option II holds only
+c and c_i begin at zero. c is sent with each version as `control/<parameter>`, c_i stays here. Option II holds only
 while a step is exactly η times its gradient: `algorithms` refuses momentum, decay, clipping and a proximal term.
 
 Source: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, Algorithm 1.

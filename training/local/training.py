@@ -192,8 +192,8 @@ class Evaluation:
         """Return the statistics of a data set, with draws from the present state of the generators.
 
         Args:
-            fetch: of the data set, from `drawing`.
-            num_examples: of the data set.
+            fetch: the function that fetches batches of the data set, from `drawing`.
+            num_examples: the number of examples of the data set.
             batch_size: examples of one forward pass.
         """
         task = self._task

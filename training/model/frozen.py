@@ -35,8 +35,8 @@ def keep_frozen(model: torch.nn.Module) -> None:
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise TaskBroken(
-            f'{type(model).__name__} has no parameter to train, and with Task(travels="trained") nothing else travels: '
-            "leave requires_grad of some parameters True, such as those of an adapter"
+            f'{type(model).__name__} has no parameter to train, and with Task(travels="trained") nothing else is '
+            "exchanged: leave requires_grad of some parameters True, such as those of an adapter"
         )
     trained = trained_names(model)
     every = {name: t for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
@@ -58,7 +58,7 @@ def frozen_of(model: torch.nn.Module) -> frozenset[str]:
 
 
 def trained_names(model: torch.nn.Module) -> set[str]:
-    """Return the names in the state_dict, all of each tensor, that training changes."""
+    """Return the names in the state_dict of the tensors that training changes; a shared tensor has several."""
     names: set[str] = set()
     for prefix, module in model.named_modules(remove_duplicate=False):
         found = [name for name, p in module._parameters.items() if p is not None and p.requires_grad]
@@ -91,7 +91,7 @@ def frozen_digest(model: torch.nn.Module, cache: Path | None = None) -> str:
     """Return the digest of a model's frozen tensors, each under its first name, or "".
 
     Args:
-        model: with its first values.
+        model: the model with its first values.
         cache: the file with the cached lines of the base's files (`kept_lines`).
     """
     frozen = frozen_of(model)
@@ -133,8 +133,8 @@ class Unchanged:
         if changed:
             raise TaskBroken(
                 f"{', '.join(changed)}: training or evaluation changes them, and with "
-                'Task(travels="trained") only parameters with requires_grad and the buffers of their modules travel: '
-                "register them in such a module, or keep them out of the model's state "
+                'Task(travels="trained") only parameters with requires_grad and the buffers of their modules are '
+                "exchanged: register them in such a module, or keep them out of the model's state "
                 "(register_buffer(..., persistent=False))"
             )
 

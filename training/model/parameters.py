@@ -1,8 +1,8 @@
 """The conversion between a model and named arrays: initial parameters, loading, the update.
 
 The global model is float32 masters and integers, whatever the model's dtypes: float16, bfloat16 and float64 tensors
-travel as float32, both ways, and bool as uint8, 0 or 1. A tensor that a model holds under two names (tied weights)
-travels once, under the first. With `Task(travels="trained")` frozen tensors do not travel (`frozen`).
+are sent as float32, both ways, and bool as uint8, 0 or 1. A tensor that a model holds under two names (tied weights)
+is sent once, under the first. With `Task(travels="trained")` frozen tensors are not sent (`frozen`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,7 +43,7 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the model's exchanged tensors, also on meta: its state_dict without frozen ones, each memory once.
 
     Raises:
-        TaskBroken: a tensor has a dtype that may not travel, or an entry is no tensor; all of them are listed.
+        TaskBroken: a tensor has a dtype that cannot be exchanged, or an entry is no tensor; all of them are listed.
     """
     state: dict[str, torch.Tensor] = {}
     seen, faults, frozen = set(), [], frozen_of(model)
@@ -82,16 +82,16 @@ def aliases_of(model: torch.nn.Module) -> dict[str, list[str]]:
 def travel_fault(name: str, tensor: Any) -> str | None:
     """Return the reason why an entry of a state_dict cannot be exchanged, with the way out, or None."""
     if not isinstance(tensor, torch.Tensor):
-        return f"{name} is a {type(tensor).__name__}, and only tensors can travel"
+        return f"{name} is a {type(tensor).__name__}, and only tensors can be exchanged"
     if is_lazy(tensor):
         return f"{name} has no shape yet: call the lazy module with an example in task.model(), before it is returned"
     if tensor.layout != torch.strided:
-        return f"{name} is {tensor.layout}, and only dense tensors can travel: use to_dense()"
+        return f"{name} is {tensor.layout}, and only dense tensors can be exchanged: use to_dense()"
     if tensor.dtype not in _FLOATS + _INTEGERS:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _FLOATS + _INTEGERS)
         return (
             f"{name} is {tensor.dtype} (allowed: {allowed}; model.float() converts floats, and a buffer of "
-            "register_buffer(..., persistent=False) stays out of the model that travels)"
+            "register_buffer(..., persistent=False) is not exchanged)"
         )
     return None
 
@@ -146,8 +146,8 @@ def value_fault(name: str, tensor: torch.Tensor) -> str | None:
     if torch.isfinite(tensor.detach().float()).all():
         return None
     return (
-        f"{name} starts with NaN, infinite values or values beyond float32, and only finite numbers travel (a "
-        "constant, such as a mask, stays out of the model that travels with register_buffer(..., persistent=False))"
+        f"{name} starts with NaN, infinite values or values beyond float32, and only finite numbers are exchanged (a "
+        "constant, such as a mask, is not exchanged with register_buffer(..., persistent=False))"
     )
 
 
@@ -160,7 +160,7 @@ def initial_parameters(task: "Task", seed: int) -> Arrays:
     """Return the parameters of a new model; the same seed gives the same bits.
 
     Raises:
-        TaskBroken: `task.model()` returns no module, or tensors that may not travel; or the model starts with NaN,
+        TaskBroken: `task.model()` returns no module, or tensors that cannot be exchanged; or the model starts with NaN,
             infinite values or values beyond float32.
     """
     return first_parameters(task, build_model(task, seed))
@@ -206,7 +206,7 @@ def build_model(task: "Task", seed: int) -> torch.nn.Module:
     """Build the task's model, on the CPU; tensors that are not exchanged also follow from the run's seed.
 
     Raises:
-        TaskBroken: it is no module, or only trained tensors travel and the model has none.
+        TaskBroken: it is no module, or only trained tensors are exchanged and the model has none.
         BaseRefused: the files of its base do not fit.
     """
     model = bare_model(task, seed)

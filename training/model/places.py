@@ -46,7 +46,7 @@ def is_data(value: Any) -> bool:
 
 
 def _is_given_back(value: Any) -> bool:
-    """Return whether a variable's first value replaces this present one: data, or a model with parameters on meta."""
+    """Return whether a variable's first value replaces its present one: data, or a model with parameters on meta."""
     if is_data(value) or not TENSORS or not isinstance(value, torch.nn.Module):
         return is_data(value)
     return any(parameter.is_meta for parameter in value.parameters())
@@ -118,7 +118,7 @@ def _form(tensor: "torch.Tensor") -> tuple[Any, ...]:
 
 
 class Cell:
-    """One place of a state: its comparison with the first state, and its restoration."""
+    """The place of one recorded value: it compares the value with the first state, and restores it."""
 
     __slots__ = ("path",)
 
@@ -398,7 +398,7 @@ class Values(Cell):
 
 
 def _here(value: Any) -> Any:
-    """Return this rank's part of a tensor: of a DTensor its local shard.
+    """Return this rank's part of a tensor: the local shard of a DTensor.
 
     A comparison of whole tensors needs all ranks, and some may not have the tensor.
     """

@@ -27,9 +27,9 @@ def custom_optimizer(local: Local, parameters: Sequence[torch.nn.Parameter]) -> 
         raise TaskBroken(f"{name}: made an object of the type {type(made).__name__}; allowed: a torch.optim.Optimizer")
     ours = set(map(id, parameters))
     if any(id(parameter) not in ours for group in made.param_groups for parameter in group["params"]):
-        raise TaskBroken(f"{name}: has other parameters than those that it was called with; allowed: these, or some")
+        raise TaskBroken(f"{name}: has other parameters than it was called with; allowed: all or some of these")
     try:
         inspect.signature(made.step).bind()
     except TypeError as error:
-        raise TaskBroken(f"{name}: its step takes no call without arguments ({error}); allowed: `step()`") from None
+        raise TaskBroken(f"{name}: its step cannot be called without arguments ({error}); allowed: `step()`") from None
     return made

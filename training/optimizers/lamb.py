@@ -26,7 +26,7 @@ class LAMB(LayerwiseOptimizer):
     """The optimizer LAMB: layer-wise adaptive moments.
 
     Args:
-        parameters: as every torch optimizer takes them.
+        parameters: the parameters or groups, as for every torch optimizer.
         lr: η >= 0.
         betas: β₁ and β₂, in [0, 1).
         eps: ε > 0.

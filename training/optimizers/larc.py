@@ -23,7 +23,7 @@ class LARC(LayerwiseOptimizer):
     """The optimizer LARC: layer-wise adaptive rate clipping.
 
     Args:
-        parameters: as every torch optimizer takes them.
+        parameters: the parameters or groups, as for every torch optimizer.
         lr: γ >= 0.
         momentum: m in [0, 1).
         weight_decay: β >= 0.

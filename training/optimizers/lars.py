@@ -27,7 +27,7 @@ class LARS(LayerwiseOptimizer):
     """The optimizer LARS: layer-wise adaptive rate scaling.
 
     Args:
-        parameters: as every torch optimizer takes them.
+        parameters: the parameters or groups, as for every torch optimizer.
         lr: γ >= 0.
         momentum: m in [0, 1).
         weight_decay: β >= 0.

@@ -46,8 +46,8 @@ class LayerwiseOptimizer(Optimizer):
     """An optimizer whose step needs the norm of each layer.
 
     Args:
-        parameters: as every torch optimizer takes them; plain tensors and DTensors may be mixed.
-        defaults: of the groups' options, with `skip_1d` and `weight_decay` among them.
+        parameters: the parameters or groups, as for every torch optimizer; plain tensors and DTensors may be mixed.
+        defaults: the defaults of the groups' options, with `skip_1d` and `weight_decay` among them.
     """
 
     def __init__(self, parameters: Iterable[Any], defaults: dict[str, Any]) -> None:
@@ -104,7 +104,7 @@ def norms_by_block(blocks: Sequence[Block], *kinds: Sequence[Sequence[Tensor]]) 
     """Return the norms of all layers, with one exchange: for each block and kind a tensor (layers of the block,).
 
     Args:
-        blocks: with the parameters, which tell the sharding.
+        blocks: the blocks, with the parameters, which tell the sharding.
         kinds: such as the weights and the gradients; for each block a list of shards.
     """
     shards = [shard for kind in kinds for block_shards in kind for shard in block_shards]
@@ -137,7 +137,7 @@ def check_ranges(optimizer: str, **options: object) -> None:
 
     Args:
         optimizer: the optimizer's name, for the message.
-        options: by name; each is checked against its range.
+        options: the options, by name; each is checked against its range.
 
     Raises:
         ValueError: names each option that is out of range.

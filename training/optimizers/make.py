@@ -62,7 +62,7 @@ def decay_groups(parameters: Sequence[Tensor], *, spares_vectors: bool) -> list[
     """Return an optimizer's groups of parameters with and without decay.
 
     Args:
-        parameters: in their order.
+        parameters: the parameters, in their order.
         spares_vectors: exempt parameters of at most one dimension; else one group has all.
     """
     spared = [spares_vectors and parameter.ndim <= 1 for parameter in parameters]

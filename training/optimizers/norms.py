@@ -45,7 +45,7 @@ def norms_of_shards(shards: Sequence[Tensor], layouts: Sequence[Tensor]) -> Tens
 
     Args:
         shards: this rank's shard of each tensor.
-        layouts: for each, a tensor that is sharded in the same way, such as the parameter of a step.
+        layouts: for each tensor, another one that is sharded in the same way, such as the parameter of a step.
 
     Raises:
         ValueError: a layout is an unfinished sum (Partial).

@@ -26,7 +26,7 @@ class NovoGrad(LayerwiseOptimizer):
     """The optimizer NovoGrad: normalized gradients with layer-wise second moments.
 
     Args:
-        parameters: as every torch optimizer takes them.
+        parameters: the parameters or groups, as for every torch optimizer.
         lr: λ >= 0.
         betas: β₁ and β₂, in [0, 1).
         eps: ε > 0.

@@ -145,7 +145,7 @@ def of_task(task: Task, datasets: Mapping[str, Any], deadline: Deadline) -> Site
     Args:
         task: its functions are called in the present context.
         datasets: the site's data sets by split; None: the site has no such split.
-        deadline: of the whole job.
+        deadline: the deadline of the whole job.
 
     Raises:
         TaskBroken: the rows, or the results of the task's function, cannot be used.

@@ -107,7 +107,7 @@ def _faults(found: Mapping[Any, Statistic], arrays: Mapping[Any, Any]) -> Iterat
         yield f"{len(found)} names; allowed: at most {OWN_MAX}"
     for name, item in found.items():
         if not (isinstance(name, str) and 1 <= len(name) <= NAME_LETTERS_MAX and name.isprintable()):
-            yield f"{name!r} is no name of 1 to {NAME_LETTERS_MAX} printable characters"
+            yield f"{name!r} is not a name of 1 to {NAME_LETTERS_MAX} printable characters"
         if item.merge not in MERGES:
             yield f"{name}: merge is {item.merge!r}; allowed: {', '.join(MERGES)}"
         array = arrays[name]

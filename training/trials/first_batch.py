@@ -73,7 +73,7 @@ class Rows:
     """The largest number of examples of a batch; None: any."""
 
     def places(self, most: int) -> torch.Tensor:
-        """Return the places of a batch, spread over the data set, which may be sorted by labels."""
+        """Return the indices of a batch, spread over the data set, because rows may be sorted by label."""
         every = len(self.data)
         count = min(every, most, self.at_once or most)
         return torch.arange(count) * every // count
@@ -105,7 +105,7 @@ def first_of_kinds(kinds: Mapping[str, str], sizes: Mapping[str, int]) -> list[s
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A batch that a model and a loss accept."""
+    """A batch that the model and the loss accept."""
 
     rows: Rows
     outputs: Any
@@ -189,7 +189,7 @@ class _Trial:
             self._model.zero_grad(set_to_none=True)
 
     def _seen(self, rows: Rows) -> _Seen | None:
-        """Return a batch of a data set with its outputs; None: unknown.
+        """Return a batch of a data set with the model's outputs; None: unknown.
 
         Raises:
             _Refused: no batch is accepted.
@@ -210,7 +210,7 @@ class _Trial:
             yield torch.arange(min(rows.at_once, len(rows.data)))
 
     def _pass(self, rows: Rows, places: torch.Tensor) -> _Seen | None:
-        """Return a batch with its outputs; errors and None as in `_seen`."""
+        """Run the task on a batch, and return the batch with its outputs; errors and None as in `_seen`."""
         batch, count = self._batch(rows, places), len(places)
         inputs, targets = to_device(batch, self._device)
         step, outputs, read = "model", None, None
@@ -292,7 +292,7 @@ class _Trial:
             except Exception:
                 continue
             of = "inputs" if step == "model" else "targets"
-            return f"the {step} takes these {of} as {str(dtype).removeprefix('torch.')}: let task.data return them so"
+            return f"the {step} takes these {of} as {str(dtype).removeprefix('torch.')}: let task.data return it"
         return ""
 
     # ------------------------------------------------------------ metrics
@@ -382,7 +382,7 @@ def _same(outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _turned(outputs: torch.Tensor) -> torch.Tensor:
-    """Return outputs that predict other classes in each row, of the same range and sums."""
+    """Return outputs that predict another class in each row, with the same range and sums."""
     if not outputs.is_floating_point() or not outputs.dim():
         return outputs
     if outputs.dim() > 1 and outputs.shape[1] > 1:
@@ -393,7 +393,7 @@ def _turned(outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _calmed(outputs: torch.Tensor) -> torch.Tensor:
-    """Return outputs in [-1, 1], whose exponentials are finite."""
+    """Return outputs scaled into [-1, 1], so that their exponentials are finite."""
     if not outputs.is_floating_point() or not outputs.numel():
         return outputs
     finite = torch.nan_to_num(outputs)
@@ -401,7 +401,7 @@ def _calmed(outputs: torch.Tensor) -> torch.Tensor:
 
 
 def _varied(targets: torch.Tensor) -> torch.Tensor:
-    """Return targets of several classes or values, within the range of the given ones."""
+    """Return targets changed to several classes or values, within the range of the given ones."""
     if not targets.dim() or not targets.numel() or targets.is_complex():
         return targets
     places = _places(targets)
@@ -419,7 +419,7 @@ def _places(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _drawn(tensor: torch.Tensor) -> torch.Tensor:
-    """Return drawn numbers in the form of an output without memory."""
+    """Return random numbers in the shape of an output that has no memory."""
     drawn = torch.rand(tensor.shape)
     return drawn.to(tensor.dtype)
 
@@ -449,7 +449,7 @@ def _frames(error: Exception) -> list[traceback.FrameSummary]:
 
 
 def _said(error: Exception) -> str:
-    """Describe an error of the task's code in words, with its place."""
+    """Describe an error of the task's code in words, with the place that raised it."""
     mine = [frame for frame in _frames(error) if not frame.filename.startswith(_LIBRARIES)]
     place = f" ({mine[-1].filename}, line {mine[-1].lineno})" if mine else ""
     while not str(error).strip() and isinstance(cause := error.__cause__ or error.__context__, Exception):

@@ -1,7 +1,7 @@
 """The form of a model, names and shapes of its exchanged tensors, which its forward pass must not change.
 
 A parameter that a forward pass makes is in no optimizer and in no version, so it would keep its first value, which
-differs between sites. A saved buffer that is registered late does not travel, and one that grows has no mean.
+differs between sites. A saved buffer that is registered late is not exchanged, and one that grows has no mean.
 """
 
 import torch
@@ -34,12 +34,12 @@ class SameForm:
         parameters, buffers = _forms(self._modules)
         if made := parameters.keys() - self._parameters.keys():
             return (
-                f"{_listed(made)}: made by the model's forward pass, so no optimizer has it and it does not travel: "
+                f"{_listed(made)}: made by the model's forward pass, so no optimizer has it and it is not exchanged: "
                 "make it in task.model(), or call the model there with an example before it is returned"
             )
         if made := buffers.keys() - self._buffers.keys():
             return (
-                f"{_listed(made)}: registered by the model's forward pass, so it does not travel: register it in "
+                f"{_listed(made)}: registered by the model's forward pass, so it is not exchanged: register it in "
                 "task.model(), or with register_buffer(..., persistent=False), which keeps it out of the model"
             )
         if thawed := {name for name in self._frozen - _frozen(self._modules) if name in parameters}:
@@ -50,11 +50,11 @@ class SameForm:
         before, now = self._parameters | self._buffers, parameters | buffers
         for name, shape in before.items():
             if name not in now:
-                return f"{name}: removed by the model's forward pass; a tensor that travels must stay in the model"
+                return f"{name}: removed by the model's forward pass; a tensor that is exchanged must stay in the model"
             if now[name] != shape:
                 return (
-                    f"{name}: its shape was {shape} and is {now[name]} after a forward pass; a tensor that travels "
-                    "keeps its shape (register_buffer(..., persistent=False) keeps it out of the model that travels)"
+                    f"{name}: its shape was {shape} and is {now[name]} after a forward pass; a tensor that is "
+                    "exchanged keeps its shape (register_buffer(..., persistent=False) excludes it from the exchange)"
                 )
         return None
 
@@ -72,7 +72,7 @@ class SameForm:
         if not found:
             return None
         return (
-            f"task.fit has left other tensors in the model than it was given: {_listed(set(found))}; what travels "
+            f"task.fit has left other tensors in the model than it was given: {_listed(set(found))}; what is exchanged "
             "keeps its names and shapes, so train a copy, or restore the model's form"
         )
 

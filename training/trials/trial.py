@@ -41,7 +41,7 @@ class Fault(str):
 
 
 def refuse(trials: Iterable[Trial[Way]], way: Way) -> None:
-    """Run trials in their order, until one has faults, which later ones might meet again.
+    """Run trials in their order until one has faults; later trials might find the same faults again.
 
     Raises:
         TaskBroken: a trial has faults, which the message lists; its cause is the cause of the first fault.

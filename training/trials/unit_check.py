@@ -36,8 +36,8 @@ class UnitCheck:
     """Check of one loss: that it is the mean or sum over its units, on the first batches and then on ever fewer.
 
     Args:
-        loss: of the task.
-        units: of the task.
+        loss: the loss of the task.
+        units: the units of the task.
         must_hold: keep the sentence for `found`, unless the task has defined the units; else it is logged once.
         may_list: batches may have lists with an entry for each example (`Division`).
     """

@@ -177,4 +177,4 @@ class AllTravels:
         Raises:
             TaskBroken: always.
         """
-        raise TaskBroken("the task is no Task in PyTorch: a version has all of its arrays")
+        raise TaskBroken("the task is not a PyTorch Task: a version has all of its arrays")

@@ -56,7 +56,7 @@ def fault_of_interpreter(python: Path) -> str:
         major, minor, *missing = told.stdout.split()
         version = int(major), int(minor)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return f"{python} is no Python interpreter: {error}"
+        return f"{python} is not a Python interpreter: {error}"
     if version < OLDEST:
         return f"{python} is Python {major}.{minor}; allowed: {OLDEST[0]}.{OLDEST[1]} or newer"
     return f"{python} lacks {' and '.join(missing)}: install them into its environment" if missing else ""

@@ -43,7 +43,7 @@ class LeftBehind:
     State left by `fit` is only reported.
 
     Args:
-        task: as it was loaded.
+        task: the task as it was loaded.
         local: the task's local settings, with the optimizer.
     """
 
@@ -56,7 +56,7 @@ class LeftBehind:
         """Restore the state of the task's functions, and report what had changed."""
         changed, kept = self._given_back.restore()
         _say(changed, "a job has changed it; each begins with it as it was when the task was loaded")
-        _say(kept, "a job has changed it, and it is too large to be given back: the next ones find it so")
+        _say(kept, "a job has changed it, and it is too large to be restored: later jobs find the changed value")
         if self._kept is not None:
             self._kept.name()
 

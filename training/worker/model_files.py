@@ -31,7 +31,7 @@ def write_initial(out: Path, bench: Bench, seed: int, start: Start | None = None
     Args:
         out: the file.
         bench: the task.
-        seed: of its initial values.
+        seed: the seed of its initial values.
         start: a file whose values replace them, or None.
 
     Returns:
@@ -66,10 +66,10 @@ def write_update(
     """Write the file of an update; the spool makes it durable.
 
     Args:
-        out: of the file.
+        out: the path of the file.
         update: local - global.
-        codec: of the float tensors; empty: they are not encoded.
-        seed: of the training.
+        codec: the codec of the float tensors; empty: they are not encoded.
+        seed: the seed of the training.
         buffers: names of the model's untrained tensors, which stay plain, as control variates do.
         residuals: files of the earlier residuals of a biased codec.
         residual: the file for the new residual; None: the remainder is dropped.
@@ -83,7 +83,7 @@ def write_update(
     try:
         parsed, feedback = open_codec(codec), None
     except ValueError as fault:  # a package that has changed since the agent named it: plain values are always accepted
-        logger.warning("the update is sent plain: %s", fault)
+        logger.warning("the update is sent without a codec: %s", fault)
         return safetensors_file.write(out, update, durable=False)
     if parsed.is_biased and residual is not None:
         feedback = Feedback(list(residuals), residual)

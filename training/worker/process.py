@@ -158,8 +158,7 @@ class Worker:
 
         Args:
             op: the request's name.
-            timeout_s: for the answer [s], or infinite; `tell("extend", ...)` prolongs it. A start has a separate
-                timeout.
+            timeout_s: the wait for the answer [s]; `tell("extend", ...)` prolongs it. A start is timed separately.
             args: the request's fields; paths as str.
 
         Raises:

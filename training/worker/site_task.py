@@ -38,7 +38,7 @@ class SiteTask:
     `data` is the agent's name of a reading of the data, which belongs to one run.
 
     Args:
-        task: as it was loaded.
+        task: the task as it was loaded.
         request: `load` (`worker/main`).
 
     Raises:
@@ -99,7 +99,7 @@ class SiteTask:
         expected = Given.read(request.get("local") or {}).frozen
         if expected and (found := digest() or "none") != expected:
             raise TaskMismatch(
-                f"the tensors that do not travel differ from the coordinator's: their digest is {found} at "
+                f"the tensors that are not exchanged differ from the coordinator's: their digest is {found} at "
                 f"{self.site or 'the server'}, and {expected} in the run: {HOW_THEY_DIFFER}"
             )
 

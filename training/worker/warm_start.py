@@ -1,7 +1,7 @@
 """A model that starts from the tensors of a safetensors file, of Atoll or of another library.
 
 A tensor of the model takes the values of the file's tensor of its name; a tied tensor takes the values of any of its
-names. Floats travel as float32, bool as uint8, as everywhere.
+names. Floats are sent as float32, bool as uint8, as everywhere.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -241,7 +241,7 @@ def check_readable(path: Path) -> None:
 def no_safetensors(path: Path, error: Exception) -> StartRefused:
     """Return the refusal of a file in another format, such as `torch.save`'s."""
     return StartRefused(
-        f"{path} is no safetensors file ({error}): save the model's state_dict with safetensors.torch.save_file"
+        f"{path} is not a safetensors file ({error}): save the model's state_dict with safetensors.torch.save_file"
     )
 
 
@@ -257,7 +257,7 @@ def _by_torch(path: Path, names: list[str]) -> Arrays:
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in names}
     if odd := [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if not tensor.dtype.is_floating_point]:
-        raise StartRefused(f"{path}: {listed(odd)}, and only floats, integers and bool can travel")
+        raise StartRefused(f"{path}: {listed(odd)}, and only floats, integers and bool can be exchanged")
     return {name: tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
 
 

@@ -87,7 +87,7 @@ def _check_one_task(request: CompareRequest, formats: Mapping[str, bool]) -> Non
     """
     given = {"--by": request.by, "--columns": request.columns, **formats}
     faults = [
-        f"{name} is of folders of simulated runs: leave it out, or name their folders"
+        f"{name} applies only to folders of simulated runs: leave it out, or name such folders"
         for name, value in given.items()
         if value
     ]

@@ -116,7 +116,7 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
         raise CommandError(
             f"{file.task} is an ArrayTask, which reads its data itself; only the data of a Task is split"
         )
-    dealing = waiting_for(f"the population of {file.task}", "its clients are dealt their examples, which are counted")
+    dealing = waiting_for(f"the population of {file.task}", "its examples are split among the clients and counted")
     with task_failures_in_one_line(), dealing:
         return report(populate(file.population, found, file.seed))
 

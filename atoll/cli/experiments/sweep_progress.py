@@ -13,7 +13,7 @@ from atoll.simulations.experiments.sweep import Progress as Sweep
 
 
 class SweepProgress(Progress):
-    """A progress bar on a terminal, one line for each cell that ends elsewhere.
+    """A progress bar on a terminal; elsewhere one line for each finished cell.
 
     Args:
         stream: the output; if it is a terminal, a progress bar is drawn on it.

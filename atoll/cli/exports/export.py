@@ -38,7 +38,9 @@ To = Annotated[
         "default a folder of the tool's name in DIR, or in atoll-exports.",
     ),
 ]
-Follow = Annotated[bool, typer.Option("--follow", help="Go on until the run has ended; Ctrl-C ends it.")]
+Follow = Annotated[
+    bool, typer.Option("--follow", help="Keep exporting until the run has ended; Ctrl-C stops the export.")
+]
 Sites = Annotated[
     bool | None,
     typer.Option(

@@ -101,7 +101,9 @@ def run(
     reference = _reference(folder)
     overrides = [*overrides, *(["program.native=true"] if native else [])]
     if simulate and again:
-        raise CommandError("--again is of a run by processes: leave it out, or name another folder by --out")
+        raise CommandError(
+            "--again applies only to a run in processes: leave it out, or name another folder with --out"
+        )
     if simulate:
         from atoll.cli.experiments.simulate import simulate_as_asked
         from atoll.operations.requests import SimulateRequest
@@ -115,7 +117,7 @@ def run(
 
 def _reference(folder: Path) -> str:
     if not folder.is_dir():
-        raise CommandError(f"{folder} is no folder: name the folder with the app's pyproject.toml")
+        raise CommandError(f"{folder} is not a folder: name the folder with the app's pyproject.toml")
     return with_app(str(folder.absolute()))
 
 

@@ -58,7 +58,7 @@ class Counterpart:
 
     @property
     def steps(self) -> bool:
-        """Return whether the strategy moves the model by more than the mean: buffers and integers, too."""
+        """Return whether the strategy also applies an optimizer step to the model, including buffers and integers."""
         return self.strategy in ("FedAvgM", *ADAPTIVE)
 
 
@@ -73,7 +73,7 @@ def counterpart(config: RunConfig) -> Counterpart:
     allowed = _KEPT | {f"optimizer.{name}" for name in OptimizerConfig.model_fields}
     faults += [
         f"{key}: got {value!r}, which no strategy of Flower has: leave it out, or export without it and write a "
-        "strategy of your own in server_app.py"
+        "custom strategy in server_app.py"
         for key, value in changed.items()
         if key not in allowed and key.startswith(_OF_THE_VALUES)
     ]
@@ -131,7 +131,7 @@ _Found = tuple[str, Arguments, list[str]]
 
 
 def _strategy_of(config: RunConfig) -> _Found:
-    """Return the class of a strategy, its arguments beyond those of FedAvg, and the reasons that there is none."""
+    """Return the class of a strategy, its arguments beyond FedAvg's, and the reasons why there is none."""
     aggregation, optimizer = config.aggregation, config.optimizer
     of_rule, of_optimizer = _rule(aggregation, config.round.cohort_size), _optimizer(optimizer)
     strategies = [found for found in (of_rule, of_optimizer) if found[0] != "FedAvg"]
@@ -156,7 +156,7 @@ def _rule(aggregation: AggregationConfig, most: int) -> _Found:
         return (
             "FedTrimmedAvg",
             {},
-            [f"{fault}; allowed: a share that gives the same number of 1 to {most}, such as 0.2"],
+            [f"{fault}; allowed: a fraction that gives the same number for 1 to {most}, such as 0.2"],
         )
     if found := re.fullmatch(re.escape(RULES) + r"trimmed_mean_(0(_\d+)?)", rule):
         return "FedTrimmedAvg", {"beta": float(found[1].replace("_", "."))}, []
@@ -166,7 +166,7 @@ def _rule(aggregation: AggregationConfig, most: int) -> _Found:
             faults = []
         else:
             fault = (
-                f"aggregation.rule: got {rule!r} of {count_of(most, 'update')}: each is compared with its nearest alone"
+                f"aggregation.rule: got {rule!r} of {count_of(most, 'update')}: each is compared with only its nearest"
             )
             way_out = f"allowed: at least {malicious + 4}, or all selected"
             faults = [f"{fault}, and rounding in Flower decides the ties; {way_out}"]
@@ -178,7 +178,7 @@ def _rule(aggregation: AggregationConfig, most: int) -> _Found:
 
 
 def _trims_alike(share: float, most: int) -> bool:
-    """Return whether a share drops as many updates here as in Flower, for each number up to the most."""
+    """Return whether a fraction trims as many updates here as in Flower, for each number of updates up to `most`."""
     from atoll.aggregation.rules.rule import num_malicious
 
     return all(num_malicious(share, number) == int(share * number) for number in range(1, most + 1))

@@ -49,7 +49,7 @@ def export(
     from atoll.operations.load import load_run, load_user_task, note_unused_settings
 
     if is_app(with_app(what)):
-        raise CommandError(f"{what} is a folder, as of a Flower app: name a native task, path/to/file.py:attribute")
+        raise CommandError(f"{what} is a folder, such as a Flower app: name a native task, path/to/file.py:attribute")
     file = load_run(what, overrides)
     if is_app(file.task):
         raise CommandError(f"task: {file.task} is a Flower app already: name a native task")
@@ -130,7 +130,7 @@ def _fitting(found: "Counterpart", initial: "Arrays", buffers: Sequence[str]) ->
     beside = [name for name in initial if name.startswith(BESIDE)]
     if found.steps and (still := sorted({*whole, *beside, *buffers})):
         raise CommandError(
-            f"optimizer.name: Flower's {found.strategy} would also step {listed(still)}, which are only averaged here; "
+            f"optimizer.name: Flower's {found.strategy} would also step {listed(still)}, which Atoll only averages; "
             "allowed: fedavg with lr 1"
         )
     if found.strategy in ("FedAvg", "FedAvgM") or not whole:

@@ -31,7 +31,7 @@ def run_app(
     """Run an app to the end of its main(), and return the exit code of the coordinator.
 
     Args:
-        reference: of the app.
+        reference: the reference of the app.
         overrides: `key=value`.
         nodes: the number of clients; None: the project's, or as many as a round needs.
         out: the folder of the run.

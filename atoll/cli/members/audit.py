@@ -205,7 +205,7 @@ def as_archived(folder: Path, out: Path, writer: str, *, json: bool) -> None:
 
 @contextmanager
 def _source(files: list[Path] | None, key: Path | None, state: Path, archives: list[Path] | None) -> "Iterator[Source]":
-    """Open the log to read: the named files, that of the state directory, or a copy from the joined coordinator."""
+    """Open the log for reading: the named files, the state directory's log, or a copy from the joined coordinator."""
     from atoll.operations import admin
     from atoll.protocol.audit.files import audit_folder
     from atoll.server.audit.reading import Source
@@ -245,7 +245,7 @@ def _check_action(action: str) -> None:
 
     known = {str(each) for each in Action} | {str(each).partition(".")[0] for each in Action}
     if action not in known:
-        raise CommandError(f"--action {action!r} is no action{instead_of(action, sorted(known))}")
+        raise CommandError(f"--action {action!r} is not an action{instead_of(action, sorted(known))}")
 
 
 def _checkpoints(texts: Sequence[str]) -> "list[Checkpoint]":

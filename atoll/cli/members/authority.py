@@ -187,7 +187,7 @@ def install(folder: Credential, answer: Answer, admin: Admin = None, json: optio
 
     faults = []
     if admin is not None and not is_address(admin):
-        faults.append(f"--admin {admin!r} is no address; allowed: HOST:PORT")
+        faults.append(f"--admin {admin!r} is not an address; allowed: HOST:PORT")
     try:
         leaf, *authorities = read_certificates(answer.read_bytes())
         if not authorities or not (folder / ENROLLING).exists():
@@ -241,7 +241,7 @@ def serve(
     from atoll.server.identity.authority_server import AuthorityServer
 
     if not is_address(coordinator):
-        raise CommandError(f"--coordinator {coordinator!r} is no address; allowed: HOST:PORT, with a port in 1..65535")
+        raise CommandError(f"--coordinator {coordinator!r} is not an address; allowed: HOST:PORT, port 1..65535")
     authority = Authority.open(folder, days * 86400, begins=True)
     server = AuthorityServer(authority, folder, HttpProxy.of(os.environ))
     log.configure("authority", form=log_form)
@@ -283,7 +283,7 @@ def _identity(role: Role, name: str) -> "Identity":
 
 
 def _spare_others(folder: Path, identity: "Identity") -> None:
-    """Refuse a folder whose key would be lost: that of an authority, or of another identity, unless it has expired."""
+    """Refuse a folder whose key would be lost: an authority's, or an unexpired key of another identity."""
     from atoll.protocol.identity.credential import Credential, CredentialError, spare_authority
 
     spare_authority(folder)
@@ -322,7 +322,7 @@ def _print(authority: "Authority", folder: Path, *, json: bool) -> None:
 
 
 def _next(authority: "Authority", folder: Path) -> dict[str, object] | None:
-    """Return the next authority, with the times of its beginning; None: there is none."""
+    """Return the authority that will replace this one, with the times at which it takes effect; None: there is none."""
     from atoll.protocol.identity.certificates import fingerprint, read_certificates
     from atoll.protocol.identity.credential import CERTIFICATE
     from atoll.server.identity.succession import NEXT

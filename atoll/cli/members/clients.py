@@ -180,7 +180,7 @@ def unknown_member(role: Role, name: str, standings: Mapping[tuple[Role, str], s
 
 @app.command("members")
 def members(state: options.State = STATE, json: options.Json = False) -> None:
-    """List the members and the standing of each, also while the coordinator is stopped.
+    """List the members with their status, also while the coordinator is stopped.
 
     Standings: invited; member; by hand, when `atoll authority issue` made the certificate and it was not renewed yet;
     lapsed, when the certificate has expired; revoked; void, when wrong secrets were tried with the join code. Lapsed

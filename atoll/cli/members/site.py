@@ -179,7 +179,7 @@ def _accept_of_run(run: str, folder: Path, *, json: bool) -> None:
         return
     say(f"the next round and version of run {run} are accepted as its newest")
     if not is_taken:
-        note(f"the agent has not taken this within {TAKEN_S:g} s, and does when it runs: see its log")
+        note(f"the agent has not applied this within {TAKEN_S:g} s, and applies it when it runs: see its log")
 
 
 def _forgotten_by_the_agent(folder: Path, run: str) -> bool:
@@ -235,7 +235,7 @@ def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, f
     record_at_site(history.path.parent, f"site.{standing}", run, f"terms {_summary(terms)['terms']}")
     if standing is Standing.APPROVED and not fingerprint:
         shown = _summary(terms)["terms"]
-        note(f"approved are its newest terms, {shown}: with --terms {shown} only those that you have read")
+        note(f"its newest terms, {shown}, are approved; --terms {shown} approves only terms that you have read")
     if json:
         as_json(_summary(terms))
         return
@@ -292,7 +292,7 @@ def folder_of(state: Path | None) -> Path:
         found = sorted(path.parent for path in Path().glob(f"atoll-agent*/{NAME}"))
         if len(found) == 1:
             return found[0]
-        here = f"here are several: {', '.join(map(str, found))}" if found else "none is in the current directory"
+        here = f"several are here: {', '.join(map(str, found))}" if found else "none is in the current directory"
         raise CommandError(f"name the agent's state directory with --state DIR; {here}")
     if not (state / NAME).is_file():
         raise CommandError(f"{state} is not an agent's state directory: it has no {NAME}; name another with --state")

@@ -1,6 +1,6 @@
 """A task: a small network learns handwritten digits from the data of three sites.
 
-The coordinator and every agent load this file, each on its own machine: no code travels. Replace the data and the model
+The coordinator and every agent load this file, each on its machine: no code is sent. Replace the data and the model
 by your own; `test_task.py` checks that the task still learns.
 """
 

@@ -28,7 +28,10 @@ Peft = Annotated[
     typer.Option("--peft", metavar="DIR", help="Write the adapter for `PeftModel.from_pretrained` into this folder."),
 ]
 Whole = Annotated[
-    bool, typer.Option("--whole", help="With --out: all tensors of the task's model, also those that do not travel.")
+    bool,
+    typer.Option(
+        "--whole", help="With --out: all tensors of the task's model, including those that are not exchanged."
+    ),
 ]
 
 

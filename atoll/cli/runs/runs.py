@@ -185,7 +185,7 @@ def show(
         from atoll.cli.runs.following import follow_run
 
         if sites:
-            raise CommandError("--sites shows the metrics that there are: leave out --follow, or --sites")
+            raise CommandError("--sites shows the metrics measured so far: leave out --follow, or --sites")
         follow_run(run, state, database, after=after, json=json)
         return
     if sites:

@@ -120,7 +120,7 @@ def _checked(
     Args:
         path: the file of the settings.
         overrides: `key=value`.
-        references: of the tasks.
+        references: the references of the tasks.
         is_check: nothing runs afterwards, so the tasks are loaded here, and everything is checked that they need.
 
     Raises:

@@ -13,9 +13,9 @@ def faults_at_the_site(settings: "AgentConfig", references: Sequence[str]) -> li
     """List the faults of an agent's setup, a sentence each; note a site that no task knows by name.
 
     Args:
-        settings: of the agent.
-        references: of its tasks, which are loaded in this process; those with an interpreter of the site's, and
-            Flower apps, in a worker.
+        settings: the settings of the agent.
+        references: the agent's tasks, which are loaded in this process; Flower apps, and tasks with an interpreter of
+            the site's, in a worker.
     """
     from atoll.operations.faults import CommandError
     from atoll.operations.load import check_folder, load_user_task
@@ -100,4 +100,4 @@ def _note_unknown_site(site: str, tasks: Mapping[str, Any]) -> None:
         names = tuple(getattr(task, "sites", ()))
         if names and site not in names:
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-            note(f"site {site} is none of the sites of {reference} ({shown}): its data must know it all the same")
+            note(f"site {site} is not among the sites of {reference} ({shown}): its `data` must know this site")

@@ -44,7 +44,7 @@ Database = Annotated[
     typer.Option(
         "--database",
         metavar="URL",
-        help="The URL of a journal in PostgreSQL, where the directory's own is not the right one any more.",
+        help="The URL of a journal in PostgreSQL, if the URL that the state directory names is no longer right.",
     ),
 ]
 NewDatabase = Annotated[
@@ -52,7 +52,7 @@ NewDatabase = Annotated[
     typer.Option(
         "--database",
         metavar="URL",
-        help="Put the journal into this PostgreSQL database, whose schema is empty; without it it becomes a file.",
+        help="Put the journal into this PostgreSQL database, whose schema must be empty; by default it becomes a file.",
     ),
 ]
 WithoutKeys = Annotated[
@@ -89,7 +89,7 @@ def backup(
     _list_runs(made)
     if made.strangers:
         more = f" and {len(made.strangers) - NAMED} more" if len(made.strangers) > NAMED else ""
-        note(f"left out, as no files of the coordinator: {', '.join(made.strangers[:NAMED])}{more}")
+        note(f"left out, because they are not the coordinator's: {', '.join(made.strangers[:NAMED])}{more}")
 
 
 @app.command()

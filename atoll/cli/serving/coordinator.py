@@ -60,8 +60,8 @@ AcceptClock = Annotated[
     bool,
     typer.Option(
         "--accept-clock",
-        help="Start although this machine's clock is minutes ahead of or behind the journal's last true time: it is "
-        "right now. The audit log keeps it.",
+        help="Start although this machine's clock is minutes ahead of or behind the journal's last true time, "
+        "because the clock is right now. The audit log records this.",
     ),
 ]
 AcceptLosses = Annotated[
@@ -69,7 +69,7 @@ AcceptLosses = Annotated[
     typer.Option(
         "--accept-losses",
         help="Start although files are missing or damaged that the journal relies on: accepted updates end as lost, "
-        "and a run without its model fails. The audit log keeps it.",
+        "and a run without its model fails. The audit log records this.",
     ),
 ]
 Stay = Annotated[bool, typer.Option("--stay", help="Do not end with the last run; `atoll run start` adds more.")]

@@ -29,7 +29,7 @@ def check_crew(
 
     Args:
         crew: the settings.
-        tasks: by reference.
+        tasks: the tasks, by reference.
         device: "auto", "cpu" or "cuda"; with `mesh = "auto"` all ranks have the memory of those on this machine.
 
     Raises:

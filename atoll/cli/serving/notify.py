@@ -41,7 +41,9 @@ def notify(file: File, overrides: options.Set = [], json: options.Json = False) 
     found = load(Tables, file, overrides)
     config = found.notify
     if not config.way:
-        raise CommandError(f"{file}: [notify] names no way: add command, url or mail (`atoll settings coordinator`)")
+        raise CommandError(
+            f"{file}: [notify] names no way to deliver: add command, url or mail (`atoll settings coordinator`)"
+        )
     if faults := faults_of_machine(config):
         raise CommandError(*faults)
     process = "agent" if found.site else "coordinator"

@@ -62,7 +62,7 @@ def _check_place(folder: Path) -> None:
 
 
 def _check_room(folder: Path) -> None:
-    """Check that there is room for the start, before TensorBoard's thread meets a full disk and prints a traceback.
+    """Check the disk's free space at the start, before TensorBoard's thread meets a full disk and prints a traceback.
 
     Raises:
         OSError: there is no room.

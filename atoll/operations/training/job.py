@@ -98,7 +98,7 @@ def job_of(request: TrainRequest, task: Task | ArrayTask | None = None) -> Job:
 
 
 def world_size(request: TrainRequest) -> int:
-    """Return the number of ranks: those to start here, or those of the launcher that has started this process."""
+    """Return the number of ranks: to start here, or started by the launcher that has started this process."""
     return request.nproc or read_world().size
 
 

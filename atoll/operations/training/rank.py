@@ -25,7 +25,7 @@ def main(folder: str, encoded: str) -> None:
     """Train as one rank that `launch` has started.
 
     Args:
-        folder: of the launcher.
+        folder: the folder of the launcher.
         encoded: the request.
 
     Raises:

@@ -170,7 +170,7 @@ class Crew:
 
         Args:
             op: the request's name.
-            timeout_s: for the answer [s], infinite for none; `tell("extend", ...)` prolongs it. A start is timed apart.
+            timeout_s: the wait for the answer [s]; `tell("extend", ...)` prolongs it. A start is timed separately.
             args: the request's fields; paths as str.
 
         Raises:

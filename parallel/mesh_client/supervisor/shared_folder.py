@@ -20,9 +20,9 @@ def check_shared(folder: Path, store: Any, world: World, timeout_s: float = SEEN
     """Check that all ranks read and write one folder; each calls it once.
 
     Args:
-        folder: of the crew, as this rank names it.
-        store: of the ranks, for this alone.
-        world: of this rank.
+        folder: the folder of the crew, as this rank names it.
+        store: the store of the ranks, for this alone.
+        world: the `World` of this rank.
         timeout_s: the longest wait for a file of another rank [s].
 
     Raises:

@@ -41,7 +41,9 @@ class Terms:
                 return cls(**json.loads((folder / TERMS).read_text("utf-8")))
             except FileNotFoundError:
                 if time.monotonic() >= until:
-                    raise TimeoutError(f"no agent has written {folder / TERMS}: is it its folder?") from None
+                    raise TimeoutError(
+                        f"no agent has written {folder / TERMS}: is this the folder of the agent?"
+                    ) from None
             pause.wait(RETRY_S)
 
     def log_of(self, rank: int) -> Path:

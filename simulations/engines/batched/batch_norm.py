@@ -22,7 +22,7 @@ class BatchNorm(Stacked):
     """The stacked nn.BatchNorm1d, nn.BatchNorm2d and nn.BatchNorm3d."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalize (m n, C, ...).
+        """Normalize inputs (m n, C, ...), each client's batch by itself.
 
         Raises:
             ValueError: a client has a single number in a channel, as in torch's layer.

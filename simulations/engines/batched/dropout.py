@@ -45,7 +45,7 @@ class Masks:
         """Whether functions with dropout are replaced, at a microsecond for each call of torch."""
 
     def begin(self, seeds: Sequence[int], *, is_shuffled: bool) -> None:
-        """Begin new clients, by the seeds of their trainings, which may draw the seed of an order first."""
+        """Seed the generators of a new group of clients; a training may draw the seed of its order first."""
         self._seeds, self._is_shuffled = seeds, is_shuffled
         self._generators.clear()
 
@@ -54,7 +54,7 @@ class Masks:
         self.is_watched = self.is_used or self.device != "cpu"
 
     def take(self, sizes: Sizes) -> None:
-        """Begin a step with the number of each client's examples."""
+        """Set the number of each client's examples in the step that begins."""
         self._sizes: list[int] = sizes.tolist()
 
     @property

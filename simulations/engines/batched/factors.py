@@ -46,7 +46,7 @@ class Factors:
         self._x = self._delta = torch.empty(0, 0, 0, device=device)
 
     def begin(self, start: torch.Tensor, clients: int, length: int) -> None:
-        """Begin new clients.
+        """Reset the factors for a new group of clients.
 
         Args:
             start: (out, in), the W of all clients.

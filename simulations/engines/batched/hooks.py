@@ -106,7 +106,7 @@ class Hooks:
     # ------------------------------------------------------------ a group
 
     def begin(self, context: Context, net: Net, owns: Sequence[Arrays | None]) -> None:
-        """Begin the trainings of new clients.
+        """Begin the trainings of a new group of clients.
 
         Args:
             context: its fields that all clients share.
@@ -260,7 +260,7 @@ class Hooks:
         return {name: value for (group, name), value in found.items() if group == "returned"}
 
     def _follow(self, hook: str) -> Run:
-        """Return a function that calls a hook and ignores what it returns."""
+        """Return a function that calls a hook and discards its result."""
 
         def run(client: MappedClient, _: Groups) -> Tensors:
             self._hooks[hook](client)

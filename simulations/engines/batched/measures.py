@@ -96,7 +96,7 @@ class Each:
         """Return the sums of a metric of each client, as in a call, and NaN for a client at which it fails.
 
         Args:
-            name: of the metric, for the log.
+            name: the name of the metric, for the log.
             outputs: as in a call.
             targets: as in a call.
             sizes: as in a call.
@@ -127,10 +127,10 @@ class Each:
 
 
 class UnitsOfEach:
-    """Function that computes the loss units of each client's batch, as `Units.factors` does for one client.
+    """Function of the number of each client's loss units (examples, tokens): `Units.factors` for many clients.
 
     Args:
-        units: of the task's loss.
+        units: the units of the task's loss.
     """
 
     def __init__(self, units: Units) -> None:
@@ -139,7 +139,7 @@ class UnitsOfEach:
         self._each = None if function is None else Each(lambda _outputs, targets: (function(targets),))
 
     def __call__(self, outputs: Any, targets: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weight of each of m clients' mean loss, and the number of its units, both float64 (m,)."""
+        """Return each of m clients' weight of its mean loss, and its number of units, both float64 (m,)."""
         rows = torch.from_numpy(sizes).to(torch.float64)
         if self._all.is_sum:
             return torch.ones_like(rows), rows

@@ -78,7 +78,7 @@ class Net:
                     tensor.copy_(torch.tensor(version[name]))
 
     def begin(self, start: torch.Tensor, corrections: torch.Tensor | None, *, clients: int, length: int) -> None:
-        """Begin new clients, as `Stack.begin` does, and discard the remains of a failed step."""
+        """Set the weights of a new group of clients as `Stack.begin` does, and discard the remains of a failed step."""
         self._shared.leaves.clear()
         self.stack.begin(start, corrections, clients=clients, length=length)
 

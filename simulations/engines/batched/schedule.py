@@ -1,4 +1,4 @@
-"""The schedule of several clients: the examples of each in each step, the same and in the same order as alone.
+"""The schedule of several clients: each gets in each step the examples that it would get alone, in the same order.
 
 Clients are sorted by their number of steps, most first, so that in each step the first m of them train. A batch has the
 width of the longest of these m; the rows of the others are padded.

@@ -39,7 +39,7 @@ class Running:
         self._every = {name: b.new_empty((count, *b.shape), device=device) for name, b in buffers.items()}
 
     def begin(self, version: Arrays, layers: Sequence[Arrays]) -> None:
-        """Begin new clients, each from the version and its local layers."""
+        """Set the buffers of a new group of clients, each from the version and its local layers."""
         for name, every in self._every.items():
             if name in version:
                 every[:] = torch.tensor(version[name])

@@ -97,7 +97,7 @@ class Stack:
             self._factorable[weight] = Factors(shape, self._local.lr, self._device)
 
     def begin(self, start: torch.Tensor, corrections: torch.Tensor | None, *, clients: int, length: int) -> None:
-        """Begin new clients.
+        """Reset the weights and the optimizer for a new group of clients.
 
         Args:
             start: (1, T) or (k', T), the starting weights; k' <= k.

@@ -153,7 +153,7 @@ class OverRay:
                     deaths[next_one] += 1
                     if deaths[next_one] >= DEATHS_MAX:
                         names = ", ".join(job.client_id for job in windows[next_one][:5])
-                        what = f"{count_of(DEATHS_MAX, 'actor')} of Ray have died over the same clients ({names})"
+                        what = f"{count_of(DEATHS_MAX, 'actor')} of Ray have died with the same clients ({names})"
                         raise WorkerDied(f"{what}: {lost}") from lost
                     self._replace(place)
                     waiting.appendleft(next_one)

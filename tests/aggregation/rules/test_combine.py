@@ -174,7 +174,7 @@ def test_mixing_refuses_a_matrix_of_a_users_rule_that_does_not_fit(tmp_path, mix
 def test_combine_refuses_values_of_a_users_rule_that_do_not_fit(tmp_path):
     with (
         opened(tmp_path, cohort(9)) as readers,
-        pytest.raises(ValueError, match=r"rule Users makes \(3,\) of 7 rows of tensor 'w', expected is \(19,\)"),
+        pytest.raises(ValueError, match=r"rule Users returns \(3,\) for 7 rows of tensor 'w', expected is \(19,\)"),
     ):
         combine(TENSOR, 0, 19, list(readers.values()), CustomRule(Users(None, np.zeros(3))))
 

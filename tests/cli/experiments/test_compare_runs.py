@@ -69,6 +69,6 @@ def test_what_cannot_be_compared_is_refused(folders: list[str], tmp_path: Path) 
     (tmp_path / "empty").mkdir()
     assert refused("compare", "sync-1", "empty")[0].startswith("empty: has no rounds.jsonl; allowed: a folder that")
     assert refused("compare", "t.py:task", "--by", "bytes") == [
-        "--by is of folders of simulated runs: leave it out, or name their folders"
+        "--by applies only to folders of simulated runs: leave it out, or name such folders"
     ]
     assert refused("compare", "sync-1", "t.py:task")[0].startswith("got sync-1 t.py:task; allowed: one task or TOML")

@@ -16,7 +16,7 @@ WAY_OUT = "--drop-empty (population.drop_empty = true) leaves them out"
 REFUSED = f"population: 2 sites ('empty', 'absent') have no example to train on: {WAY_OUT}"
 DROPPED = "2 of 5 clients have no training examples and are left out, of evaluations too: empty, absent"
 DEALT = (
-    "the data of 3 sites are pooled and dealt to 4 clients "
+    "the data of 3 sites are pooled and split among 4 clients "
     '(population.kind = "iid"): the task\'s own sites are not simulated'
 )
 
@@ -126,4 +126,4 @@ def test_a_sweep_mentions_each_population_once(folder: Path) -> None:
     assert result.exit_code == 0, result.output
     four, five = told(result.stderr)
     assert four == f"clients 4, seed 1 and 2 more cells: {DEALT}"
-    assert "dealt to 5 clients" in five
+    assert "split among 5 clients" in five

@@ -16,7 +16,7 @@ def test_a_simulation_in_the_folder_of_its_toml_leaves_the_toml_as_it_is(tmp_pat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.toml").write_text(TOML)
     assert refused("simulate", "run.toml", "--out", ".") == [
-        ".: run.toml there is of no earlier run, and would be overwritten; choose another folder with --out"
+        ".: run.toml there is not from an earlier run, and would be overwritten; choose another folder with --out"
     ]
     assert (tmp_path / "run.toml").read_text() == TOML
     assert invoke("simulate", "run.toml", "--out", "out").exit_code == 0
@@ -48,7 +48,7 @@ def test_a_training_and_a_simulation_do_not_share_a_folder(tmp_path, monkeypatch
 def test_a_training_does_not_write_over_a_model_of_another_origin(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"exported yesterday")
     (told,) = refused("train", f"{SMALL}:task", "--steps", "1", "--out", tmp_path)
-    assert "model.safetensors there is of no earlier run, and would be overwritten" in told
+    assert "model.safetensors there is not from an earlier run, and would be overwritten" in told
     assert files_of(tmp_path) == {"model.safetensors": b"exported yesterday"}
     (told,) = refused("train", f"{SMALL}:task", "--steps", "1", "--out", tmp_path / "model.safetensors")
     assert told == f"--out: {tmp_path}/model.safetensors cannot be used: it is no folder; choose another folder"

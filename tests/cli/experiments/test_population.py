@@ -36,7 +36,7 @@ def test_a_long_table_is_cut_and_says_so() -> None:
     result = invoke("population", DIGITS, *SHARDS, "--rows", 2)
     assert len(result.stdout.split("\n\n")[1].splitlines()) == 3
     note, more = told(result.stderr)
-    assert note.startswith("the data of 5 sites are pooled and dealt to 30 clients")
+    assert note.startswith("the data of 5 sites are pooled and split among 30 clients")
     assert more == "and 28 more: --rows 30, or --json"
 
 

@@ -66,7 +66,7 @@ def test_lines_are_archived_and_verified_with_and_without_the_archive(state: Pat
     events = shown("audit", "show", "--archive", tmp_path / "old", "--last", 12, "--state", state)["events"]
     assert [event["action"] for event in events[-2:]] == ["audit.archive", "run.stop"]
     (tmp_path / "empty").mkdir()
-    assert "is no archive" in refused("audit", "verify", "--archive", tmp_path / "empty", "--state", state)[0]
+    assert "is not an archive" in refused("audit", "verify", "--archive", tmp_path / "empty", "--state", state)[0]
     again = said("audit", "archive", "--out", tmp_path / "old", "--state", state)
     assert again.startswith("lines 20 to 2")
     assert "there is no log in" in refused("audit", "archive", "--out", tmp_path / "x", "--state", tmp_path / "none")[0]
@@ -104,7 +104,7 @@ def test_an_emptied_log_is_no_log_with_nothing_to_archive(state: Path, tmp_path:
 def test_a_file_is_no_place_for_an_archive(state: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said_of_it = refused("audit", "archive", "--out", tmp_path / "file", "--state", state)
-    assert said_of_it == [f"nothing is archived: {tmp_path / 'file'} is no folder: name another one with --out"]
+    assert said_of_it == [f"nothing is archived: {tmp_path / 'file'} is not a folder: name another one with --out"]
 
 
 def once_more(state: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_newest_events_are_shown(state: Path) -> None:
     assert len(shown("audit", "show", "--action", "run", "--state", state)["events"]) == 10
     assert shown("audit", "show", "--action", "run.resume", "--state", state)["events"] == []
     assert refused("audit", "show", "--action", "runs", "--state", state)[0].startswith(
-        "--action 'runs' is no action: did you mean run"
+        "--action 'runs' is not an action: did you mean run"
     )
 
 

@@ -94,8 +94,8 @@ def test_the_credential_of_a_member_is_no_authority(tmp_path: Path) -> None:
         (("issue", "ca", "a", "--request", "missing", "--out", "x"), "missing"),
         (("install", "mine", "noise"), "no certificates in PEM"),
         (("install", "mine", "alone"), "is not the answer to a request of mine"),
-        (("install", "mine", "alone", "--admin", "nowhere"), "'nowhere' is no address; allowed: HOST:PORT"),
-        (("serve", "ca", "--coordinator", "somewhere"), "allowed: HOST:PORT, with a port"),
+        (("install", "mine", "alone", "--admin", "nowhere"), "'nowhere' is not an address; allowed: HOST:PORT"),
+        (("serve", "ca", "--coordinator", "somewhere"), "allowed: HOST:PORT, port"),
     ],
 )
 def test_an_impossible_request_is_refused_in_one_line(
@@ -117,7 +117,7 @@ def test_all_mistakes_of_an_installation_are_reported_at_once(tmp_path: Path, mo
     refused = atoll("authority", "install", "mine", "noise", "--admin", "nowhere")
     assert refused.exit_code == 2
     address, certificates = refused.output.splitlines()
-    assert "'nowhere' is no address; allowed: HOST:PORT" in address
+    assert "'nowhere' is not an address; allowed: HOST:PORT" in address
     assert "no certificates in PEM" in certificates
 
 

@@ -53,7 +53,7 @@ def test_a_site_joins_with_a_code_and_ends_when_it_is_revoked_from_elsewhere(
         known = invoke("client", "revoke", "a")
         assert (known.exit_code, told(known.stderr)) == (0, ["client a is revoked"])
         assert it.processes["a"].wait(20) == 2
-        assert "client a is revoked: this agent ends; it takes a new join code" in it.log("a").splitlines()[-1]
+        assert "client a is revoked: this agent ends; it needs a new join code" in it.log("a").splitlines()[-1]
         assert standing()["a"] == "revoked"
         invoke("client", "revoke", "olga", "--role", "operator", "--state", it.state)
         assert refused("client", "members") == ["the certificate of operator olga is revoked"]

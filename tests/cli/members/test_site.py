@@ -81,7 +81,7 @@ def test_the_agents_directory_need_not_be_named_when_there_is_one(state: Path, m
     (state.parent / "atoll-agent-south").mkdir()
     PolicyHistory(state.parent / "atoll-agent-south").close()
     assert refused("site", "list") == [
-        "name the agent's state directory with --state DIR; here are several: atoll-agent-north, atoll-agent-south"
+        "name the agent's state directory with --state DIR; several are here: atoll-agent-north, atoll-agent-south"
     ]
     (state.parent / "empty").mkdir()
     monkeypatch.chdir(state.parent / "empty")
@@ -148,7 +148,7 @@ def test_a_run_may_go_back_once_when_its_site_says_so(state: Path, monkeypatch: 
     monkeypatch.setattr(site, "TAKEN_S", 0.1)  # it holds its directory, and is stopped
     waits = invoke(*command)
     assert waits.exit_code == 0
-    assert "the agent has not taken this within 0.1 s" in waits.stderr
+    assert "the agent has not applied this within 0.1 s" in waits.stderr
     with closing(PolicyHistory(state)) as history:
         assert history.accepted_rollbacks() == ["digits-1"]
     held.close()

@@ -118,7 +118,7 @@ def test_lines_are_put_together_from_parts_that_end_anywhere() -> None:
     text = b'{"a": "\xc3\xa4"}\n{"b": 1}\n'
     for cut in range(len(text)):
         assert list(documents([text[:cut], text[cut:]])) == [{"a": "\u00e4"}, {"b": 1}]
-    for wrong, fault in ((b"x\n", "is not JSON"), (b"[1]\n", "is no object")):
+    for wrong, fault in ((b"x\n", "is not JSON"), (b"[1]\n", "is not an object")):
         with pytest.raises(CommandError, match=fault):
             list(documents([wrong]))
 

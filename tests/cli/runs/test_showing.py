@@ -166,7 +166,7 @@ def test_an_export_does_not_replace_what_is_no_model(it: Federation, tmp_path: P
     (tmp_path / "run.toml").write_text("rounds = 3")
     out = tmp_path / "run.toml"
     assert refused("model", "export", "--out", out, "--run", "done", "--state", it.state) == [
-        f"{out} is no safetensors file, and only such a file is replaced: name another"
+        f"{out} is not a safetensors file, and only such a file is replaced: name another"
     ]
     assert out.read_text() == "rounds = 3"
 

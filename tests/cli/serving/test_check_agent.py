@@ -39,7 +39,7 @@ def test_the_settings_of_all_tasks_are_known_and_a_site_of_another_name_is_noted
     given = ("--set", 'task.file="own.csv"', "--set", "task.unit=2.0", "--state", task_file.parent / "state")
     result = invoke("agent", f"{task_file}:task", f"{task_file}:other", "--site", "z", "--check", *given)
     assert result.exit_code == 0, result.stderr
-    assert f"site z is none of the sites of {task_file}:task (a, b, c, d)" in " ".join(result.stderr.split())
+    assert f"site z is not among the sites of {task_file}:task (a, b, c, d)" in " ".join(result.stderr.split())
     quiet = invoke("agent", f"{task_file}:task", "--site", "a", "--check", *given[:2], *given[4:])
     assert "none of the sites" not in quiet.stderr
 
@@ -53,7 +53,7 @@ def test_a_metric_or_rows_that_the_agent_could_not_use_are_known(task_file: Path
 
 
 THREE = "of the train data of site 'b', it returns 3 numbers, and a plain metric returns two, (total, count): make"
-DOUBLED = "the model takes these inputs as float32: let task.data return them so"
+DOUBLED = "the model takes these inputs as float32: let task.data return it"
 
 
 @pytest.mark.real

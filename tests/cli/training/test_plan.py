@@ -125,4 +125,6 @@ def test_the_needs_of_a_site_are_shown_with_the_seconds_on_its_line() -> None:
 def test_options_of_a_site_are_refused_before_the_search() -> None:
     lines = refused("plan", TINY, "--client", "--line", "3", "--codec", "zip", "--lora", 0)
     assert [line.partition(": got")[0].partition(": codec")[0] for line in lines] == ["--line", "--codec", "--lora"]
-    assert refused("plan", TINY, "--line", "1Mbit") == ["--line: of a site's needs: add --client, or leave it out"]
+    assert refused("plan", TINY, "--line", "1Mbit") == [
+        "--line: applies only to a site's needs: add --client, or leave it out"
+    ]

@@ -141,7 +141,7 @@ def test_a_loss_that_is_no_number_ends_with_1_and_one_line(tmp_path: Path) -> No
     )
     result = invoke("train", tmp_path / "broken.py:task", "--out", tmp_path / "out", *EVERY_STEP)
     assert result.exit_code == 1
-    assert "atoll: the loss or its gradient is no finite number in step 4" in result.stderr
+    assert "atoll: the loss or its gradient is not finite in step 4" in result.stderr
     assert "the checkpoint of step 3 is kept" in result.stderr
     assert "Traceback" not in result.stderr
 

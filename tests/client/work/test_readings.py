@@ -36,7 +36,7 @@ def test_a_reading_in_the_course_of_a_run_is_told_with_the_rows(tmp_path, caplog
         again.note("t", "run-2", {"train": 50})
         assert caplog.messages == []
         again.note("t", "run-2", {"train": 49, "test": 3})
-    assert caplog.messages == ["run run-2 has read its data again in its course: rows 49 of train (50 before)"]
+    assert caplog.messages == ["run run-2 has read its data again during the run: rows 49 of train (50 before)"]
 
 
 def test_a_resumed_run_reads_anew_without_a_warning(tmp_path, caplog):

@@ -92,7 +92,7 @@ def test_what_no_strategy_has_is_refused_all_at_once(tmp_path):
         (
             "plain",
             ["round.cohort_size=3", "aggregation.rule=trimmed_mean", "aggregation.malicious=1"],
-            "allowed: a share that gives the same number of 1 to 3, such as 0.2",
+            "allowed: a fraction that gives the same number for 1 to 3, such as 0.2",
         ),
         (
             "plain",
@@ -102,7 +102,7 @@ def test_what_no_strategy_has_is_refused_all_at_once(tmp_path):
         (
             "plain",
             ["round.cohort_size=3", "aggregation.rule=atoll.flower.native.rules:krum_1_2"],
-            "of 3 updates: each is compared with its nearest alone, and rounding in Flower decides the ties",
+            "of 3 updates: each is compared with only its nearest, and rounding in Flower decides the ties",
         ),
         ("without_buffers", ["aggregation.rule=median", "optimizer.name=fedavgm"], "leave one out"),
         ("plain", ["round.mode=fedbuff"], "round.mode: got 'fedbuff', which no strategy of Flower has"),
@@ -124,7 +124,7 @@ def test_a_flower_app_and_a_folder_with_files_are_refused(tmp_path):
     assert fault == f"{tmp_path} exists, and is not overwritten: name another folder"
     assert files_of(tmp_path) == ["mine.txt"]
     (fault,) = refused("flower", "export", EXAMPLES / "numpy_client", tmp_path / "app")
-    assert fault.endswith("is a folder, as of a Flower app: name a native task, path/to/file.py:attribute")
+    assert fault.endswith("is a folder, such as a Flower app: name a native task, path/to/file.py:attribute")
 
 
 def test_what_is_left_out_is_told(tmp_path):

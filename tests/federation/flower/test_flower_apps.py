@@ -99,7 +99,7 @@ def test_an_app_runs_in_the_sites_own_environment_without_torch(tmp_path):
     [
         ("nowhere/python", "there is no file nowhere/python"),
         ("README.md", "is not executable"),
-        (sys.executable.replace("python", "pip"), "is no Python interpreter"),
+        (sys.executable.replace("python", "pip"), "is not a Python interpreter"),
     ],
 )
 def test_an_interpreter_is_checked_before_the_agent_dials(tmp_path, python, told):
@@ -197,7 +197,7 @@ def test_the_same_command_starts_no_second_run_but_by_again(tmp_path):
     assert "http://127.0.0.1:9/s3cret" in (tmp_path / "run.toml").read_text(), "its coordinator needs it"
     assert stat.S_IMODE((tmp_path / "run.toml").stat().st_mode) == 0o600
     refused = subprocess.run([*map(str, command), "--simulate", "--again"], capture_output=True, text=True)
-    assert (refused.returncode, "--again is of a run by processes" in refused.stderr) == (2, True)
+    assert (refused.returncode, "--again applies only to a run in processes" in refused.stderr) == (2, True)
 
 
 @pytest.mark.real

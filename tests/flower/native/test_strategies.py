@@ -94,7 +94,7 @@ def plan_of(app, kind, nodes=NODES, *, begun=None, rounds=3, timeout=60.0, train
         ("MultiKrum", {"num_nodes_to_select": 0}, 7, "num_nodes_to_select is 0: there would be no model"),
         ("MultiKrum", {"num_malicious_nodes": -1}, 7, "num_malicious_nodes is -1, a number below 0"),
         ("Bulyan", {"num_malicious_nodes": -1}, 7, "num_malicious_nodes is -1, a number below 0"),
-        ("Krum", {}, 3, "num_malicious_nodes = 0 of 3 nodes: each is compared with its nearest alone"),
+        ("Krum", {}, 3, "num_malicious_nodes = 0 of 3 nodes: each is compared with only its nearest"),
         ("FedAvg", {"min_train_nodes": 0, "fraction_train": 0.1}, 3, "fraction_train = 0.1 of 3 nodes: a round would"),
         ("FedAvgM", {"begun": {"momentum_vector": [1.0]}}, 3, "momentum_vector of FedAvgM is set by the app"),
         ("FedAdam", {"begun": {"m_t": {}, "v_t": {}}}, 3, "m_t of FedAdam is set by the app"),

@@ -58,7 +58,7 @@ def test_what_is_deleted_can_no_longer_be_read(tmp_path: Path) -> None:
     store = Store(tmp_path, keep=1)
     first = publish(store, 1)
     publish(store, 2)
-    with pytest.raises(CheckpointBroken, match=r"step-00000001 is no complete checkpoint"), reading(first):
+    with pytest.raises(CheckpointBroken, match=r"step-00000001 is not a complete checkpoint"), reading(first):
         pass
 
 
@@ -77,7 +77,7 @@ def test_a_folder_that_has_lost_one_of_its_tables_is_named_and_none_takes_its_pl
     publish(store, 1)
     (publish(store, 2) / missing).unlink()
     assert store.latest() == store.path(2)
-    with pytest.raises(CheckpointBroken, match=f"no complete checkpoint: it has no {missing}"):
+    with pytest.raises(CheckpointBroken, match=f"not a complete checkpoint: it has no {missing}"):
         read_about(store.path(2))
     assert store.steps() == [1]
 
@@ -96,7 +96,7 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
     text = json.dumps({"format": 1, "step": 1})
     (path / "atoll.json").write_text(text, "utf-8")
     (path / SUMS).write_text(sums_text(read_sums(path) | {"atoll.json": sha256(text.encode()).hexdigest()}), "utf-8")
-    with pytest.raises(CheckpointBroken, match="is of format 1, this program reads format 2"):
+    with pytest.raises(CheckpointBroken, match="has format 1, this program reads format 2"):
         read_about(path)
 
 

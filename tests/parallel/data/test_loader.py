@@ -308,7 +308,7 @@ def test_a_state_of_another_order_is_refused_with_all_differences() -> None:
         other.load_state(state)
     with pytest.raises(ValueError, match="at step 6 of an epoch of 5"):
         Loader(Numbers(10), order).load_state(state | {"step": 6})
-    with pytest.raises(ValueError, match="of no loader: epoch 0, step 'first'"):
+    with pytest.raises(ValueError, match="not a loader's: epoch 0, step 'first'"):
         Loader(Numbers(10), order).load_state(state | {"step": "first"})
     with pytest.raises(ValueError, match="num_examples is 10, in the state None"):
         Loader(Numbers(10), order).load_state({})

@@ -163,5 +163,7 @@ def with_noise() -> None:
 
 @pytest.mark.real
 def test_a_hook_that_draws_is_refused_on_ranks() -> None:
-    with pytest.raises(RankFailed, match=r"1\.weight.*: a hook draws random numbers, and each rank draws others"):
+    with pytest.raises(
+        RankFailed, match=r"1\.weight.*: a hook draws random numbers, and each rank draws different ones"
+    ):
         call_on_ranks(with_noise, 2)

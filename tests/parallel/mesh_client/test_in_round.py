@@ -75,7 +75,7 @@ def test_a_round_begins_anew_where_the_rows_have_changed_since_its_checkpoint(
     begins_anew = examples == 40
     assert steps == (answer["steps"] if begins_anew else 6)
     assert (
-        "the round starts over, without its checkpoint: it is of a training on 44 rows" in caplog.text
+        "the round starts over, without its checkpoint: it belongs to a training on 44 rows" in caplog.text
     ) == begins_anew
     expected, update = in_one_process(tmp_path, local=ADAMW)
     assert answer["num_examples"] == expected["num_examples"]

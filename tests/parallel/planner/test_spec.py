@@ -27,7 +27,7 @@ def test_every_fault_is_said_at_once() -> None:
         parse(Cluster, CLUSTERS, "h300,node=8,nodes=2,nodes=3", what="cluster")
     first, second, third = str(caught.value).splitlines()
     assert first == "cluster: nodes is given twice in 'h300,node=8,nodes=2,nodes=3'"
-    assert second.startswith("cluster: 'h300' is no preset (a100-80, ")
+    assert second.startswith("cluster: 'h300' is not a preset (a100-80, ")
     assert third.startswith("cluster.node: unknown (did you mean nodes? known: nodes, ")
 
 
@@ -48,7 +48,7 @@ def test_a_cluster_of_more_devices_than_can_be_searched_is_refused() -> None:
 
 @pytest.mark.parametrize("given", [{}, [], "", 3, {"preset": "h100-80"}])
 def test_a_preset_that_is_no_name_of_one_is_refused(given: object) -> None:
-    with pytest.raises(ValueError, match=r"is no preset \(a100-80, "):
+    with pytest.raises(ValueError, match=r"is not a preset \(a100-80, "):
         read(Cluster, CLUSTERS, {"preset": given}, what="cluster")
 
 

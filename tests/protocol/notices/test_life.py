@@ -40,7 +40,7 @@ def test_an_end_without_a_goodbye_is_told_once_with_its_time_and_what_was_recove
 ) -> None:
     (tmp_path / RUNNING).touch()
     os.utime(tmp_path / RUNNING, (0, 1_000_000_000.5))
-    told = "the last process ended without a goodbye: it was killed, or its machine went down. It was last alive at "
+    told = "the last process ended without a clean exit: it was killed, or its machine went down. It was last alive at "
     assert lines_at_a_start(tmp_path, caplog, "2 finished updates") == [
         f"{told}2001-09-09 01:46:40 UTC; recovered: 2 finished updates"
     ]

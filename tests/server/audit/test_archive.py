@@ -93,7 +93,7 @@ def test_a_checkpoint_of_an_archived_line_is_found_in_the_archive_alone(state, t
     known = last_checkpoint(Source.of_state(state))
     archive(state, tmp_path / "old")
     assert faults(state, expected=[known])[0] == [
-        f"the archive: checkpoint {known} is of an archived line: name its --archive"
+        f"the archive: checkpoint {known} is on an archived line: name its --archive"
     ]
     assert faults(state, tmp_path / "old", expected=[known])[0] == []
 

@@ -135,7 +135,7 @@ def test_a_backup_that_was_put_into_the_directory_is_in_none_and_so_no_key_is_ei
     note = invoke("backup", state, state.parent / "more").stderr
     assert note.isascii()
     assert "\x1b" not in note
-    assert "left out, as no files of the coordinator: a" in note
+    assert "left out, because they are not the coordinator's: a" in note
     assert ", b.tar, elsewhere, runs/bk/" in note
 
 

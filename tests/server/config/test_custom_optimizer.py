@@ -119,7 +119,9 @@ def test_what_looks_at_whole_updates_needs_their_exact_mean(file: str) -> None:
     config = OptimizerConfig(name=f"{file}:Looking", options={"rate": 1.0})
     Method.of(AggregationConfig(), config)
     for aggregation in (AggregationConfig(rule="median"), AggregationConfig(partial=True)):
-        with pytest.raises(ConfigError, match="which reads whole updates and their exact mean: it does not go with"):
+        with pytest.raises(
+            ConfigError, match="which reads whole updates and their exact mean: it cannot be combined with"
+        ):
             Method.of(aggregation, config)
 
 

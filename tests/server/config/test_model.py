@@ -19,8 +19,8 @@ def config(*overrides: str) -> RunConfig:
 @pytest.mark.parametrize(
     ("overrides", "fault"),
     [
-        (["model.mode=min"], "model: mode without best decides nothing: set best, or leave it out"),
-        (["stop.patience=3", "stop.source=clients"], "stop: source, patience without metric decides nothing"),
+        (["model.mode=min"], "model: mode without best has no effect: set best, or leave it out"),
+        (["stop.patience=3", "stop.source=clients"], "stop: source, patience without metric has no effect"),
         (["stop.metric=auc"], "stop: metric 'auc' never ends the run: set patience, target, or both"),
         (["stop.metric=auc", "stop.min_delta=1.0", "stop.target=1.0"], "stop: min_delta needs patience"),
         (

@@ -121,10 +121,12 @@ def test_scaffold_is_told_everything_that_its_rounds_do_not_allow_at_once() -> N
         load_text(RunFile, EXAMPLE, [*scaffold, "round.late=next_round"], name="run.toml")
     assert refusal.value.faults == (
         "run.toml: round: cohort_size 8 is more than aggregation.num_clients (6)",
-        "run.toml: round: late 'next_round' does not go with scaffold, whose control variates must count whole and at "
-        'once: only "discard" does',
+        "run.toml: round: late 'next_round' cannot be combined with scaffold, whose control variates must count whole "
+        'and at once: only "discard" does',
     )
-    with pytest.raises(ConfigError, match="mode 'fedbuff' does not go with scaffold, whose control variates must"):
+    with pytest.raises(
+        ConfigError, match="mode 'fedbuff' cannot be combined with scaffold, whose control variates must"
+    ):
         load_text(RunFile, "task = 'm:t'", [*scaffold, "round.mode=fedbuff"], name="run.toml")
     method = Method.of(AggregationConfig(algorithm="scaffold", num_clients=6), OptimizerConfig())
     assert (method.algorithm, method.num_clients) == ("scaffold", 6)
@@ -283,11 +285,14 @@ def test_every_rule_is_built_with_its_options(rule: str) -> None:
         ({"mix_neighbours": True, "malicious": 1}, "rule is mean"),
         (
             {"algorithm": "fednova", "rule": "median"},
-            "fednova needs the exact mean, and does not go with rule 'median'",
+            "fednova needs the exact mean, and cannot be combined with rule 'median'",
         ),
-        ({"algorithm": "fednova", "norm_bound": 1.0}, "does not go with norm_bound"),
+        ({"algorithm": "fednova", "norm_bound": 1.0}, "cannot be combined with norm_bound"),
         ({"algorithm": "fedmoon"}, "algorithm"),
-        ({"algorithm": "scaffold", "rule": "median"}, "does not go with rule 'median'; scaffold needs num_clients"),
+        (
+            {"algorithm": "scaffold", "rule": "median"},
+            "cannot be combined with rule 'median'; scaffold needs num_clients",
+        ),
         ({"num_clients": 3}, "num_clients is not an option of fedavg"),
         ({"rule": "trimmed_mean", "malicious": 0.5}, "less than 0.5"),
         ({"rule": "trimmed_mean", "malicious": -1}, "greater than or equal to 0"),

@@ -237,7 +237,7 @@ async def test_the_first_look_at_the_nodes_says_how_many_it_waits_for(
         ledger = run.driver.machine.ledger
         waits = what_a_program_waits_for(ledger, 3)
         assert waits == (
-            "its server program gets no nodes before 3 are here (round.min_available); "
+            "its server program gets no nodes before 3 are connected (round.min_available); "
             "2 nodes are connected (north, south)"
         )
         wait = wait_of_program(ledger, 3, 17.0)
@@ -250,4 +250,4 @@ async def test_the_first_look_at_the_nodes_says_how_many_it_waits_for(
         await run.all(run.push(NORTH))
         assert what_a_program_waits_for(ledger, 3) == "it waits for replies of north"
     (told,) = [record.message for record in caplog.records if "main()" in record.message]
-    assert "main() gets no nodes before 3 are here (round.min_available); 1 node is connected (north)" in told
+    assert "main() gets no nodes before 3 are connected (round.min_available); 1 node is connected (north)" in told

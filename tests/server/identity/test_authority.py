@@ -39,7 +39,7 @@ def test_one_that_was_cut_while_it_was_made_is_made_anew(tmp_path: Path) -> None
 def test_a_certificate_of_somebody_else_is_never_deleted_to_make_one(tmp_path: Path) -> None:
     theirs = Authority.create(tmp_path / "ca", "Atoll").credential(MAIN).certificate_pem
     (tmp_path / "certificate.pem").write_bytes(theirs)
-    with pytest.raises(CredentialError, match=r"certificate\.pem is no authority's: name another directory"):
+    with pytest.raises(CredentialError, match=r"certificate\.pem is not an authority's: name another directory"):
         Authority.open_or_create(tmp_path, "Atoll")
     assert (tmp_path / "certificate.pem").read_bytes() == theirs
 

@@ -312,7 +312,7 @@ async def test_who_is_revoked_renews_nothing_and_is_told_to_stop(tmp_path: Path)
         mine = await enrol(await at.invite(), tmp_path / "me")
         await at.enrolments.revoke(NORTH)
         assert told == [NORTH]
-        with pytest.raises(MembershipEnded, match="revoked: this takes a new join code"):
+        with pytest.raises(MembershipEnded, match="revoked: this needs a new join code"):
             await renew_once(mine, over(lambda: at.channel(mine)))
         again = await enrol(await at.invite(), tmp_path / "me")
         assert (await renew_once(again, over(lambda: at.channel(again)))).identity == NORTH

@@ -143,7 +143,7 @@ async def test_a_rank_gets_a_new_certificate_when_its_own_has_expired_unless_it_
             newer = await equipped(first.leaf.expires_at)
             assert newer.leaf.expires_at > first.leaf.expires_at
             await gate.members.enrolments.revoke(aggregator(0))
-            assert await equipped(newer.leaf.expires_at) == newer, "it takes a new join code"
+            assert await equipped(newer.leaf.expires_at) == newer, "it needs a new join code"
 
 
 @live

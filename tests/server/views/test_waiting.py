@@ -51,7 +51,7 @@ def test_a_round_without_available_clients_names_them_and_their_reasons():
     drive = four_unavailable()
     assert wait_for_clients(drive.machine) == (
         "round 2 waits for clients: 4 connected, none available, 4 wanted (quorum 4): "
-        "a left alone for a while after disk_full; "
+        "a not invited for a while after disk_full; "
         "b, c awaiting approval (approval: its site's operator approves it with `atoll site approve r --terms 3f2a`); "
         "d declining (policy_refused) (tasks: not allowed here)"
     )
@@ -60,7 +60,7 @@ def test_a_round_without_available_clients_names_them_and_their_reasons():
 
 def test_a_client_is_asked_after_by_name():
     membership = four_unavailable().machine.ledger.membership
-    assert why_not(membership, ClientId("a")) == "left alone for a while after disk_full"
+    assert why_not(membership, ClientId("a")) == "not invited for a while after disk_full"
     membership.wake()
     assert why_not(membership, ClientId("a")) == ""
     membership.disconnected(ClientId("a"), "a@1000.0")
@@ -93,7 +93,7 @@ def test_between_two_rounds_the_retry_and_its_number_are_named():
     lines = said(drive, failed("a", FailureReason.DISK_FULL, "no space left"))
     wait, rest = drive.machine.ledger.retry_at - drive.now, drive.row("a").rest
     assert lines == [
-        f"round 1: a failed: disk_full: no space left; it is left alone for {rest:.1f} s",
+        f"round 1: a failed: disk_full: no space left; it is not invited for {rest:.1f} s",
         "round 1: abandoned: the quorum could no longer be reached (quorum_out_of_reach): 0 accepted, quorum 2; "
         "1 failed (disk_full); "
         f"retry 1 of 5 follows {wait:.1f} s later",
@@ -101,7 +101,7 @@ def test_between_two_rounds_the_retry_and_its_number_are_named():
     told = f"round 1 was abandoned; retry 1 of 5 follows {wait:.1f} s later"
     assert what_a_run_waits_for(drive.machine) == told
     assert sentences(drive.record)[0].endswith(f"; retry 1 of 5 follows {wait:.1f} s later.")
-    assert any(f"it was then left alone for {rest:.1f} s" in sentence for sentence in sentences(drive.record))
+    assert any(f"it was then not invited for {rest:.1f} s" in sentence for sentence in sentences(drive.record))
     back = said(drive, CoordinatorStarted(drive.now), drive.now - 1000.0 + 1.0)
     assert back == [f"the coordinator is back after 1 s; the next round begins in {wait - 1:.1f} s"]
 
@@ -143,7 +143,7 @@ def test_an_evaluation_tells_whom_it_asks_who_declines_and_how_it_ends():
     why = "policy_refused: evaluations are not allowed here"
     declined = ClientEvaluated(ClientId("b"), drive.machine.ledger.version, None, why, FailureReason.POLICY_REFUSED)
     assert said(drive, declined) == [
-        f"version 1: b did not evaluate it: {why}; it is not asked again before it says that it is ready"
+        f"version 1: b did not evaluate it: {why}; it is not asked again until it reports that it is ready"
     ]
     [row] = [client for client in "ab" if not drive.machine.ledger.membership.evaluates(ClientId(client))]
     assert row == "b"

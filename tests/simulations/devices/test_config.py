@@ -79,11 +79,14 @@ def test_all_faults_of_a_table_are_named_at_once() -> None:
     ("text", "fault"),
     [
         ("up_bytes_per_s = {low = 2.0, high = 1.0}", "devices.up_bytes_per_s: low 2 is more than high (1)"),
-        ("trace = 'a.csv'\nlatency_s = 1.0", "devices: latency_s: the trace says it"),
+        ("trace = 'a.csv'\nlatency_s = 1.0", "devices: latency_s: the trace sets it already"),
         ("examples_per_s = 1.0\nseconds_per_round = 1.0", "devices: examples_per_s and seconds_per_round: allowed is"),
         ("slowdown = 3.0", "devices: slowdown applies to stragglers, and stragglers is 0"),
-        ("sleepless = 0.5", "devices: sleepless is of availability daily, and availability is always"),
-        ("availability = 'daily'\nawake_trace = 'a'", "devices: awake_trace is of availability trace, and availabi"),
+        ("sleepless = 0.5", "devices: sleepless applies only to availability daily, and availability is always"),
+        (
+            "availability = 'daily'\nawake_trace = 'a'",
+            "devices: awake_trace applies only to availability trace, and availabi",
+        ),
         ("availability = 'trace'", "devices: availability trace needs awake_trace"),
         ("awake_hours = 0.0", "devices.awake_hours: got 0.0; allowed: number > 0, <= 24"),
         ("latency_s = inf", "devices.latency_s: got inf"),

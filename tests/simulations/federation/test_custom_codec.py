@@ -83,7 +83,7 @@ def test_an_update_that_waits_is_decoded_by_the_version_that_has_written_it(tmp_
     fresh()
     assert np.abs(Updates(tmp_path / "updates", None, kept).arrays(digest)["w"] - values).max() <= 1.1 + 1e-5
     fresh(CODEC + "\nLATER = 1\n")
-    with pytest.raises(StoreCorrupted, match=r"needs cannot be decoded: rounded@1.2-.* is asked for, and rounded@1.2-"):
+    with pytest.raises(StoreCorrupted, match=r"needs cannot be decoded: rounded@1.2-.* is required, and rounded@1.2-"):
         Updates(tmp_path / "updates", None, kept)
 
 

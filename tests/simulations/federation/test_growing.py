@@ -107,18 +107,21 @@ def test_an_update_beyond_the_limit_is_refused_and_the_others_count(tmp_path):
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
-        ("aggregation.codec=qsgd8", "does not go with codec 'qsgd8'"),
-        ("aggregation.norm_bound=1.0", "does not go with norm_bound"),
-        ("aggregation.partial=true", "does not go with partial"),
-        ("aggregation.weighting=uniform", "does not go with weighting 'uniform'"),
-        ("aggregation.algorithm=fednova", "fednova needs the exact mean, and does not go with rule 'concatenate'"),
+        ("aggregation.codec=qsgd8", "cannot be combined with codec 'qsgd8'"),
+        ("aggregation.norm_bound=1.0", "cannot be combined with norm_bound"),
+        ("aggregation.partial=true", "cannot be combined with partial"),
+        ("aggregation.weighting=uniform", "cannot be combined with weighting 'uniform'"),
+        (
+            "aggregation.algorithm=fednova",
+            "fednova needs the exact mean, and cannot be combined with rule 'concatenate'",
+        ),
         ("aggregation.device=cuda", "device cuda is for the rule mean"),
         ("aggregation.malicious=1", "malicious is not an option of concatenate"),
         ("aggregation.append_max=0", "append_max: got 0; allowed: integer >= 1"),
         ("optimizer.name=fedadam", "optimizer: rule concatenate appends rows, and takes no step"),
         ("schedule.optimizer.lr={kind='cosine', start=0.1, end=0.01}", "takes no step"),
-        ("round.late=next_round", "staleness 'polynomial' does not go with rule concatenate"),
-        ("round.partial_work=scaled", 'partial_work "scaled" does not go with rule concatenate'),
+        ("round.late=next_round", "staleness 'polynomial' cannot be combined with rule concatenate"),
+        ("round.partial_work=scaled", 'partial_work "scaled" cannot be combined with rule concatenate'),
     ],
 )
 def test_settings_that_weigh_or_change_rows_are_refused(given, fault):

@@ -66,7 +66,7 @@ def test_each_example_goes_to_the_client_that_the_function_names(place: str) -> 
     held = owners(f"{place}:by_lot", seed=3)
     assert held.task.sites == ("c0000", "c0001")
     assert held.train.owner.tolist() == owners(f"{place}:by_lot", seed=3).train.owner.tolist()
-    assert held.notes[0].startswith("the data of 2 sites are pooled and dealt to")
+    assert held.notes[0].startswith("the data of 2 sites are pooled and split among")
 
 
 def test_the_draws_are_those_of_the_seed_by_whatever_name(

@@ -60,7 +60,12 @@ def test_the_sites_are_a_column_of_their_own():
 @pytest.mark.parametrize(
     ("name", "clients", "options", "told"),
     [
-        ("NaturalIdPartitioner", 3, {"partition_by": "site"}, "makes 2 partitions of these data; clients must be 2"),
+        (
+            "NaturalIdPartitioner",
+            3,
+            {"partition_by": "site"},
+            "makes 2 partitions of these data; population.clients must be 2",
+        ),
         ("DirichletPartitioner", 3, {}, "missing 1 required positional argument: 'alpha'"),
         ("VerticalEvenPartitioner", 3, {}, "VerticalEvenPartitioner divides each by columns"),
         ("PathologicalPartitioner", 2, {"num_classes_per_partition": 1}, "leaves 90 examples to no client"),

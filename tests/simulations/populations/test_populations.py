@@ -336,7 +336,7 @@ def test_the_clients_that_are_left_keep_their_draws() -> None:
 def test_natural_owners_whose_data_are_dealt_anew_are_mentioned(kind: str) -> None:
     task = task_of({"a": labelled([0, 1] * 200), "b": labelled([0, 1] * 200), "c": labelled([])})
     assert populate(config_of(kind, 4), task, seed=0).notes == (
-        "the data of 2 sites are pooled and dealt to 4 clients "
+        "the data of 2 sites are pooled and split among 4 clients "
         f'(population.kind = "{kind.split()[0]}"): the task\'s own sites are not simulated',
     )
     assert populate(config_of(kind, 4), task_of({"all": labelled([0, 1] * 200)}), seed=0).notes == ()

@@ -72,7 +72,7 @@ def test_a_right_codec_of_ones_own_has_no_fault() -> None:
         (broken(is_biased=property(raises(KeyError("x")))), "is_biased raised KeyError: 'x'"),
         (broken(num_bytes=lambda self, n: 4.0 * n), "num_bytes(1) raised TypeError: "),
         (broken(num_bytes=lambda self, n: 0), f"num_bytes(1) is 0; allowed: 1..{CHUNK_BYTES_MAX}"),
-        (broken(num_bytes=lambda self, n: n > 0), "num_bytes(1) raised TypeError: True is no whole number"),
+        (broken(num_bytes=lambda self, n: n > 0), "num_bytes(1) raised TypeError: True is not a whole number"),
         (broken(num_bytes=lambda self, n: 1 << 40), f"num_bytes(1) is {1 << 40}; allowed"),
         (broken(num_bytes=lambda self, n: 4 * n + 1), "encode returned 4 bytes for 1 element, not 5"),
         (broken(encode=lambda self, values, rng: None), "encode returned an object of the type NoneType, not bytes"),

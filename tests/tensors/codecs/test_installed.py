@@ -65,7 +65,7 @@ def test_another_version_is_refused_by_both_names(packages: Packages) -> None:
     packages("codec_module_three")
     (family,) = installed.families()
     other = re.sub("@1.2-.{8}", "@1.3-00000000", family)
-    with pytest.raises(ValueError, match=re.escape(f"{other} is asked for, and {family} is installed here")):
+    with pytest.raises(ValueError, match=re.escape(f"{other} is required, and {family} is installed here")):
         open_codec(other)
     assert installed.other_version(other, frozenset({family, "topk"})) == family
     assert installed.other_version(family, frozenset({family})) == ""

@@ -228,7 +228,7 @@ def test_each_site_has_its_own_place(whole: Path) -> None:
 def test_a_base_with_faults_is_refused_when_it_is_made() -> None:
     with pytest.raises(ValueError, match=r"folder must be a path.*got 7; names must be.*; unused must be a list.*'a'"):
         Base(7, names="x", unused="a")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match='base has the tensors that do not travel: set travels="trained"'):
+    with pytest.raises(ValueError, match='base is for tensors that are not exchanged: set travels="trained"'):
         replace(task_of(Base("x")), travels="all")
     with pytest.raises(ValueError, match="base must be a Base or None, got 'folder'"):
         task_of("folder")  # type: ignore[arg-type]

@@ -322,7 +322,7 @@ def test_a_lost_state_ends_the_training_where_it_is_needed() -> None:
 @pytest.mark.parametrize("algorithm", ["fednova", "scaffold"])
 def test_it_excludes_the_other_algorithms(algorithm: str) -> None:
     task = a_task(Counts())
-    with pytest.raises(TaskBroken, match="the task has a custom algorithm, whose run says fedavg"):
+    with pytest.raises(TaskBroken, match="the task has a custom algorithm, so the run must name fedavg"):
         trained(task, initial(task), algorithm=algorithm)
 
 

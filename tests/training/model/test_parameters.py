@@ -126,9 +126,12 @@ def test_an_update_that_is_not_finite_is_refused_by_name(value: float) -> None:
             r"z is torch.complex64 \(allowed: float32, float16, .*model.float\(\).*persistent=False",
         ),
         (lambda: Buffers(z=torch.zeros(2, dtype=torch.float8_e4m3fn)), "z is torch.float8_e4m3fn"),
-        (lambda: Buffers(z=torch.zeros(2, 2).to_sparse()), "z is torch.sparse_coo, and only dense tensors can travel"),
+        (
+            lambda: Buffers(z=torch.zeros(2, 2).to_sparse()),
+            "z is torch.sparse_coo, and only dense tensors can be exchanged",
+        ),
         (lambda: nn.LazyLinear(3), "weight has no shape yet: call the lazy module.*; bias has no shape yet"),
-        (lambda: Extra(), "_extra_state is a str, and only tensors can travel"),
+        (lambda: Extra(), "_extra_state is a str, and only tensors can be exchanged"),
         (lambda: 3, "must return a torch.nn.Module, got int"),
     ],
 )

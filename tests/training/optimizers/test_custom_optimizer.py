@@ -268,10 +268,10 @@ def test_it_may_take_the_context_with_the_options_of_the_run() -> None:
         (lambda given, lr: None, r"<lambda>: made an object of the type NoneType; allowed: a torch.optim.Optimizer"),
         (lambda given, lr: 1 / 0, "<lambda> raised ZeroDivisionError: division by zero"),
         (lambda given: None, "<lambda> raised TypeError: .*unexpected keyword argument 'lr'"),
-        (lambda given, lr: torch.optim.SGD(parameters(), lr), "<lambda>: has other parameters than those"),
+        (lambda given, lr: torch.optim.SGD(parameters(), lr), "<lambda>: has other parameters than it"),
         (
             torch.optim.LBFGS,
-            r"LBFGS: its step takes no call without arguments \(missing a required argument: 'closure'",
+            r"LBFGS: its step cannot be called without arguments \(missing a required argument: 'closure'",
         ),
         (lambda given, lr: exit(3), "<lambda> raised SystemExit: 3"),
     ],

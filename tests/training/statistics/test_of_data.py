@@ -252,7 +252,7 @@ def test_the_function_sees_the_split_and_may_take_the_context() -> None:
     ("given", "fault"),
     [
         (3, "must return a mapping from names to numbers, got int"),
-        ({"a": "text", "b\n": 1}, "'b\\\\n' is no name .*a: got str, no number|a: got str.*'b"),
+        ({"a": "text", "b\n": 1}, "'b\\\\n' is not a name .*a: got str, no number|a: got str.*'b"),
         ({"a": Statistic(1, merge="mean")}, "a: merge is 'mean'; allowed: sum, count, min, max"),  # type: ignore[arg-type]
         ({"a": Statistic(-1, merge="count")}, "a: counts must be whole numbers >= 0"),
         ({"a": Statistic(1.5, merge="count")}, "a: counts must be whole numbers >= 0"),

@@ -135,7 +135,7 @@ def test_a_float_is_no_start_of_an_integer(tmp_path: Path) -> None:
 
 def test_what_is_no_safetensors_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"PK\x03\x04 a file of torch.save")
-    with pytest.raises(StartRefused, match=r"f is no safetensors file .*: save .* with safetensors.torch.save_file"):
+    with pytest.raises(StartRefused, match=r"f is not a safetensors file .*: save .* with safetensors.torch.save_file"):
         read(tmp_path / "f")
     with pytest.raises(StartRefused, match=r"there is no file .*/missing"):
         read(tmp_path / "missing")

@@ -87,7 +87,9 @@ def steps_of(folder):
 def test_a_message_of_a_server_program_is_an_error_and_the_ranks_live_on(it, tmp_path):
     it.start()
     before = it.pid
-    with pytest.raises(WorkerError, match="a mesh of ranks answers no 'message'; allowed: train, describe") as caught:
+    with pytest.raises(
+        WorkerError, match="a mesh of ranks does not support 'message'; allowed: train, describe"
+    ) as caught:
         it.call("message", 60.0, budget_s=BOUND_S, lease_s=5.0, kind="query")
     assert caught.value.kind == "task_mismatch"
     assert it.call("evaluate", 60.0, budget_s=BOUND_S, lease_s=5.0)["restarts"] == 0

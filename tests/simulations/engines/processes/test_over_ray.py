@@ -250,7 +250,7 @@ def test_a_node_that_comes_back_takes_part_again(monkeypatch: pytest.MonkeyPatch
 def test_clients_that_kill_every_actor_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     training = Case("mlp").training()
     engine = mortal(monkeypatch, Mortal([], poison="c"), training)
-    with pytest.raises(WorkerDied, match=r"3 actors of Ray have died over the same clients \(c\): its node is gone"):
+    with pytest.raises(WorkerDied, match=r"3 actors of Ray have died with the same clients \(c\): its node is gone"):
         list(engine.train(first_version(training), [Job(site, 1) for site in SIZES]))
 
 
