@@ -65,8 +65,9 @@ class SecureConfig(BaseModel):
     sum is longer than its members may make it is dropped alone; but each update hides among fewer."""
 
     stage_timeout: Seconds = 60.0
-    """Seconds for each stage of a session: keys, shares, agreement on the survivors, opening. Masking ends with the
-    round's deadline."""
+    """Seconds for each stage of a session: shares, masked updates with their upload, agreement on the survivors,
+    opening, and the keys of a further attempt. The keys of the first attempt come by the round's deadline, and its
+    masked updates may take until then, too."""
 
     attempts: int = Field(default=3, ge=1, le=ATTEMPTS_MAX)
     """Most attempts at the sum of a session whose members drop out before they are told who survived; each has new

@@ -24,6 +24,7 @@ from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.files.run_store import RunStore
 from atoll.server.folding.evaluator import TASK_TIMEOUT_S, EvaluationFailed, Evaluator, Reference
 from atoll.server.folding.reducer import Reducer
+from atoll.server.folding.sums import expected_layout
 from atoll.server.hosting.fair_executor import FairExecutor
 from atoll.server.hosting.message_driver import MessageDriver
 from atoll.server.hosting.run_driver import RunDriver
@@ -284,13 +285,15 @@ class RunFactory:
     def _check_quota(self, config: RunConfig, reducer: Reducer) -> None:
         """Check that an update fits into the quota: a larger one would never be received.
 
-        A plain update is as large as a version; in a run whose model grows it has at most `append_max` bytes.
+        A plain update is as large as a version, a masked one as the words of its sum; in a run whose model grows an
+        update has at most `append_max` bytes.
 
         Raises:
             ValueError: an update does not fit into the quota.
         """
         most, appended = self._config.incoming_max, config.aggregation.most_appended
-        num_bytes = reducer.num_bytes(Version(0)) if appended is None else appended
+        layout = expected_layout(reducer.version(Version(0)).manifest.layout, config.rules.secure)
+        num_bytes = sum(tensor.num_bytes for tensor in layout) if appended is None else appended
         if most and config.aggregation.codec == "none" and self._ranks is None and num_bytes > most:
             has = "of this model has" if appended is None else "may append aggregation.append_max ="
             what = f"coordinator.incoming_max is {most}: an update {has} {count_of(num_bytes, 'byte')}"

@@ -1,6 +1,7 @@
 """The table `[secure]`: the rules that it gives a run, and every setting that does not go with it."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -388,6 +389,14 @@ def test_what_goes_with_secure_sums_is_accepted() -> None:
         ["cohort.sampler=mine:sampler", "optimizer.name=mine:optimizer"],
     ):
         assert run_with(overrides).secure is not None
+
+
+def test_the_example_of_the_page_is_a_run_s() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "secure.md").read_text("utf-8")
+    text = page.partition("```toml\n")[2].partition("```")[0]
+    config = load_text(RunFile, f'task = "m:t"\n{text}', name="").run
+    assert config.rules.secure is not None
+    assert config.notices == []
 
 
 def test_a_model_with_tensors_beside_it_is_refused() -> None:
