@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from atoll.client.disk.spool import MAGIC
-from atoll.client.policy import history
+from atoll.client.policy import database
 from atoll.parallel.checkpoint import store
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import manifest
@@ -27,7 +27,7 @@ VERSIONS = {
     "wire, package `atoll.v1`": PROTOCOL,
     "manifest of a version or an update": f"`{manifest.FORMAT}`",
     "journal and records (`state.db`, PostgreSQL)": schema.SCHEMA_VERSION,
-    "an agent's `policy.db`": history.SCHEMA,
+    "an agent's `policy.db`": database.SCHEMA,
     "an agent's spool": f"`{MAGIC.decode().strip()}`",
     "backup": contents.FORMAT,
     "checkpoint of `atoll train`": store.FORMAT,

@@ -199,7 +199,7 @@ def terms_fault(policy: SecurePolicy, terms: Terms) -> str:
     sizes = ((n, terms.threshold_of(n)) for n in range(least, terms.members_max + 1))
     if not any(threshold <= n and 2 * threshold > n + policy.colluders_max for n, threshold in sizes):
         return (
-            f"threshold {terms.threshold!r} fits no sum of {least} to {terms.members_max} sites; this site demands "
+            f"threshold {terms.threshold!r} fits no size of a sum, {least} to {terms.members_max}; this site demands "
             f"more than half of the sites and colluders_max = {policy.colluders_max}"
         )
     return ""

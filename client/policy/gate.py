@@ -333,8 +333,8 @@ def _asked(request: ModelRequest, num_bytes: int | None, disclosure: Disclosure)
 def _sums_text(terms: Terms) -> str:
     weights = f"weights of up to {count_of(terms.examples_max, 'example')}" if terms.examples_max else "equal weights"
     return (
-        f"at most {terms.members_max} sites, threshold {terms.threshold}, clip_norm {terms.clip_norm:g}, "
-        f"{terms.bits} bits, {weights}"
+        f"at most {count_of(terms.members_max, 'site')}, threshold {terms.threshold}, clip_norm {terms.clip_norm:g}, "
+        f"{terms.bits}-bit words, {weights}"
     )
 
 

@@ -220,12 +220,12 @@ class Member:
         _check(members >= least, f"the roster has {count_of(members, 'member')}; this site demands {least}")
         _check(
             members <= self.terms.members_max,
-            f"the roster has {members} members; the terms allow {self.terms.members_max}",
+            f"the roster has {count_of(members, 'member')}; the terms allow {self.terms.members_max}",
         )
-        _check(threshold == wanted, f"threshold {threshold}; the terms give {wanted} for {members} members")
+        _check(threshold == wanted, f"threshold {threshold}; the terms give {wanted} for {count_of(members, 'member')}")
         _check(
             threshold <= members and 2 * threshold > members + rules.colluders_max,
-            f"threshold {threshold} of {members} members; this site demands more than half of members and "
+            f"threshold {threshold} of {count_of(members, 'member')}; this site demands more than half of members and "
             f"{rules.colluders_max} colluders, and no more than there are",
         )
 

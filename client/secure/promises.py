@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from atoll.ground.printable import count_of
 from atoll.protocol.secure.messages import Chain
 from atoll.protocol.secure.terms import Terms
 from atoll.protocol.secure.transcript import digest
@@ -109,7 +110,7 @@ class Promises:
         signed = self._bases.get((terms.model, terms.purpose), 0)
         if signed >= self.base_repeats_max:
             return (
-                f"this site has signed {signed} sums from version {terms.base}; base_repeats_max = "
+                f"this site has signed {count_of(signed, 'sum')} from version {terms.base}; base_repeats_max = "
                 f"{self.base_repeats_max}"
             )
         return ""

@@ -86,8 +86,8 @@ class SiteSecurity:
 
     @property
     def joins(self) -> bool:
-        """Whether this agent can join sessions: it has a site key and a certificate, and its files can be used."""
-        return self._key is not None and not self._file_fault()
+        """Whether this agent can join sessions: it has a site key and a certificate, so it is not `--insecure`."""
+        return self._key is not None
 
     @property
     def required(self) -> bool:

@@ -28,9 +28,15 @@ class Incoming:
     """
 
     def __init__(
-        self, path: Path, total_bytes: int, on_close: Callable[["Incoming"], None], *, has_file: bool = False
+        self,
+        path: Path,
+        total_bytes: int,
+        on_close: Callable[["Incoming"], None],
+        *,
+        has_file: bool = False,
+        has_values: bool = True,
     ) -> None:
-        self.path, self.total_bytes = path, total_bytes
+        self.path, self.total_bytes, self._has_values = path, total_bytes, has_values
         self._on_close, self._has_file = on_close, has_file
         self._data, self._file, self.position = bytearray(), -1, 0
         self._written_back = 0  # bytes that the kernel was told to write to the disk
@@ -85,7 +91,7 @@ class Incoming:
 
     def inspector(self, pieces: Iterable[Piece]) -> Inspector:
         """Return an inspector that checks the bytes of the upload while more of them arrive."""
-        return Inspector(self.path, pieces, data=self.data)
+        return Inspector(self.path, pieces, data=self.data, has_values=self._has_values)
 
     def inspect(self, pieces: Iterable[Piece]) -> Inspection:
         """Inspect every byte of a complete upload.

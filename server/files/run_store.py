@@ -68,6 +68,7 @@ class RunStore(VersionFolder):
         disk: the limits of the disk space.
         has_files_only: whether small updates get files, too.
         is_durable: whether versions survive a power failure, which a simulation does not need.
+        has_values: whether updates have values to inspect; False: they are the words of secure sums.
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class RunStore(VersionFolder):
         disk: DiskLimits = DiskLimits(),  # noqa: B008 - frozen
         has_files_only: bool = False,
         is_durable: bool = True,
+        has_values: bool = True,
     ) -> None:
-        self.is_durable = is_durable
+        self.is_durable, self._has_values = is_durable, has_values
         super().__init__(folder)
         self._updates, self._incoming = folder / "updates", folder / "incoming"
         self._disk, self._has_files_only = disk, has_files_only
@@ -170,7 +172,7 @@ class RunStore(VersionFolder):
                 self._check_quota(missing + reserved, wanted)
             with naming_full_disk(path):
                 has_file = self._has_files_only or part is not None
-                upload = Incoming(path, total_bytes, self._closed, has_file=has_file)
+                upload = Incoming(path, total_bytes, self._closed, has_file=has_file, has_values=self._has_values)
             self._open[upload] = whole_bytes
         return upload
 
@@ -247,7 +249,7 @@ class RunStore(VersionFolder):
             return None
         path = self.update_path(manifest.digest)
         is_whole = path.stat().st_size == manifest.num_bytes
-        inspection = inspect(path, manifest.pieces) if is_whole else None
+        inspection = inspect(path, manifest.pieces, has_values=self._has_values) if is_whole else None
         if inspection is None or not inspection.is_sound:  # unsynced bytes are lost in a crash of the machine
             path.unlink()
             return None
@@ -295,7 +297,7 @@ class RunStore(VersionFolder):
     def _check(self, path: Path, pieces: tuple[Piece, ...], data: bytes | None = None) -> None:
         if data is None and path.name not in self._before:
             return
-        if inspect(path, pieces, data=data).wrong_digests:
+        if inspect(path, pieces, data=data, has_values=False).wrong_digests:
             raise StoreCorrupted(f"{path}: its bytes do not match its manifest; put it back from a backup")
 
     # ------------------------------------------------------------ disk space

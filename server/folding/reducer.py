@@ -71,7 +71,7 @@ class Reducer(Versions):
         sums_here: bool = True,
         disk: DiskLimits = DiskLimits(),  # noqa: B008 - frozen
     ) -> None:
-        super().__init__(RunStore(folder, disk=disk))
+        super().__init__(RunStore(folder, disk=disk, has_values=settings.secure is None))
         self._accepted = accepted
         self._folding, self._is_stopping = folding, False
         self.method = Method.of(settings.aggregation, settings.optimizer, is_over=is_over, sums_here=sums_here)

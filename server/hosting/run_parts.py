@@ -53,7 +53,7 @@ class SharedParts:
     """Returns the aggregation rank that receives the update of the next invited client."""
     codecs_of_rank: Callable[[int], frozenset[str] | None] | None
     """Returns the codecs of an aggregation rank, None while it is away; if this field is None, there are no ranks."""
-    authorities: Callable[[], bytes]
-    """Returns the certificates of the trusted authorities, PEM; empty: the coordinator is `--insecure`."""
     announce_end: Callable[[RunId, Collection[ClientId], RunState, str], None]
     """Sends the end of a run, with its state and cause, to the run's connected members."""
+    authorities: Callable[[], bytes] = bytes
+    """Returns the certificates of the trusted authorities, PEM; empty: the coordinator is `--insecure`."""

@@ -119,7 +119,7 @@ def num_exact(layout: Layout, metrics: Metrics) -> int:
     )
 
 
-def in_metric_order(lengths: Mapping[str, int] | Iterable[MetricShape]) -> tuple[MetricShape, ...]:
+def in_metric_order(lengths: Mapping[str, int] | Iterable[tuple[str, int]]) -> tuple[MetricShape, ...]:
     """Return metrics in the order in which their sums are added: by name.
 
     Raises:

@@ -1,7 +1,7 @@
 """The encoding of a secure sum: what all members and the coordinator agree on, and what one member adds to it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,11 +10,12 @@ from atoll.tensors.secure.masked_layout import (
     Exact,
     exact_of,
     floats_of,
+    in_metric_order,
     masked_layout,
     travels,
 )
 from atoll.tensors.secure.positions import starts_of
-from atoll.tensors.secure.vector import VALUE_BITS, clip_factor, ranges_of, weight_of
+from atoll.tensors.secure.vector import EXPONENT_MAX, EXPONENT_MIN, VALUE_BITS, clip_factor, ranges_of, weight_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,30 @@ class Encoding:
     grid: tuple[int, ...] = ()
     """For tests: the exponent of the step of each float tensor, in place of the ranges. No update is clipped or cut,
     and values are rounded to the nearest, so that the sum has the bits of the plain fold on this grid."""
+
+    def __post_init__(self) -> None:
+        """Check what another party has told.
+
+        Raises:
+            ValueError: a number is out of its range; the message lists all of them.
+        """
+        if faults := [*self._faults()]:
+            raise ValueError("; ".join(faults))
+
+    def _faults(self) -> Iterator[str]:
+        if self.bits not in VALUE_BITS:
+            yield f"bits {self.bits} are not 32 or 64"
+        if not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
+            yield f"clip_norm {self.clip_norm} is not a finite number above 0"
+        if not (math.isfinite(self.examples_max) and self.examples_max >= 0):
+            yield f"examples_max {self.examples_max} is not a finite number from 0 on"
+        if wrong := [each for each in self.exponents if not EXPONENT_MIN <= each <= EXPONENT_MAX]:
+            yield f"the exponent {wrong[0]} of a range is not in {EXPONENT_MIN}..{EXPONENT_MAX}"
+        try:
+            if self.metrics != in_metric_order(self.metrics):
+                yield "the metrics are not in the order of their names"
+        except ValueError as fault:
+            yield str(fault)
 
     @property
     def ranges(self) -> tuple[float, ...]:

@@ -25,8 +25,8 @@ VALUE_BITS = {32: 22, 64: 44}
 WORD_DTYPE: dict[int, np.dtype[Any]] = {32: np.dtype(np.uint32), 64: np.dtype(np.uint64)}
 CHUNK = 1 << 16
 """Values that are encoded at once."""
-UNIFORM_BITS = 24
-"""Bits of the uniform numbers that decide between up and down; a step's part of less is rounded to the nearest."""
+UNIFORM_BITS = 32
+"""Bits of the uniform numbers that decide between up and down."""
 WEIGHT_BITS = 52
 """A weight is a multiple of 2^-52 from 2^-52 to 1: float64 holds it, and the sum of 64 of them is below 2^58 steps."""
 SMALL = 1 / 64
@@ -139,23 +139,27 @@ def encode(
     most = (1 << VALUE_BITS[bits] - 1) - 1 if most is None else most
     words = np.empty(values.shape, dtype)
     flat, out = np.ascontiguousarray(values).reshape(-1), words.reshape(-1)
-    scale = factor / step_of(bits, value_range)
+    signed = out.view(np.dtype(f"i{dtype.itemsize}"))
+    scale = np.float64(factor / step_of(bits, value_range))
+    room, drawn = np.empty((2, min(flat.size, CHUNK)))
     cut, largest = 0, 0.0
     for at in range(0, flat.size, CHUNK):
-        steps = flat[at : at + CHUNK].astype(np.float64) * scale
-        reach = float(np.max(np.abs(steps)))
+        part = flat[at : at + CHUNK]
+        reach = float(max(part.max(), -part.min()) * scale)
         if not math.isfinite(reach):
             raise ValueError("a value of the update is not finite")
         largest = max(largest, min(1.0, reach / most))
-        if uniforms is None:
-            rounded = np.rint(steps)
-        else:
-            drawn = (uniforms[at : at + CHUNK] >> np.uint32(32 - UNIFORM_BITS)) * 2.0**-UNIFORM_BITS
-            rounded = np.floor(steps + drawn)
+        steps = np.multiply(part, scale, out=room[: part.size])
         if reach > most:
             cut += int(np.count_nonzero(np.abs(steps) > most))
-        np.clip(rounded, -most, most, out=rounded)
-        out[at : at + CHUNK] = rounded.astype(np.int64).astype(dtype)  # two's complement, modulo 2^bits
+        if uniforms is None:
+            np.rint(steps, out=steps)
+        else:
+            steps += np.multiply(uniforms[at : at + CHUNK], 2.0**-UNIFORM_BITS, out=drawn[: part.size])
+            np.floor(steps, out=steps)
+        if reach >= most:
+            np.clip(steps, -most, most, out=steps)
+        signed[at : at + CHUNK] = steps  # whole numbers within the words
     return words, Fill(cut, largest)
 
 

@@ -74,7 +74,14 @@ class Merged:
         return {name: math.fsum(of_tensor) for name, of_tensor in self._terms.items()}
 
 
-def inspect(path: Path, pieces: Iterable[Piece], *, data: bytes | None = None, data_start: int = 0) -> Inspection:
+def inspect(
+    path: Path,
+    pieces: Iterable[Piece],
+    *,
+    data: bytes | None = None,
+    data_start: int = 0,
+    has_values: bool = True,
+) -> Inspection:
     """Verify digests and finiteness, and record magnitudes and norms, in one pass.
 
     Memory is a few tiles. Pieces must be of known dtypes (`coverage.check_cover`). The magnitudes and norms of an
@@ -85,11 +92,12 @@ def inspect(path: Path, pieces: Iterable[Piece], *, data: bytes | None = None, d
         pieces: the pieces, in the order of their bytes.
         data: the same bytes, if they are in memory; then `path` is only their name in errors.
         data_start: the position of the first piece [bytes].
+        has_values: False for the words of masked updates, which are random: only their digests are verified.
 
     Raises:
         TensorFileCorrupted: the bytes end before the last piece.
     """
-    return Inspector(path, pieces, data=data, data_start=data_start).finish()
+    return Inspector(path, pieces, data=data, data_start=data_start, has_values=has_values).finish()
 
 
 class Inspector:
@@ -98,8 +106,16 @@ class Inspector:
     Between two calls it holds an open file, and no bytes.
     """
 
-    def __init__(self, path: Path, pieces: Iterable[Piece], *, data: bytes | None = None, data_start: int = 0) -> None:
-        self._path, self._data, self._position = path, data, data_start
+    def __init__(
+        self,
+        path: Path,
+        pieces: Iterable[Piece],
+        *,
+        data: bytes | None = None,
+        data_start: int = 0,
+        has_values: bool = True,
+    ) -> None:
+        self._path, self._data, self._position, self._has_values = path, data, data_start, has_values
         self._pieces = iter(pieces)
         self._wrong_digests: list[Piece] = []
         self._tallies: dict[str, Tally] = {}
@@ -141,7 +157,9 @@ class Inspector:
         """Inspect one tile at a time; before each, yield the number of bytes that it needs."""
         with _opened(self._path, self._data) as source:
             for piece in self._pieces:
-                tally = self._tallies.setdefault(piece.tensor, Tally(0.0 if piece.dtype in FLOATS else 0))
+                tally = Tally(0.0 if piece.dtype in FLOATS else 0)
+                if self._has_values:
+                    tally = self._tallies.setdefault(piece.tensor, tally)
                 sha256 = hashlib.sha256()
                 if piece.codec:
                     tally.malformed = tally.malformed or _unreadable(piece)
@@ -154,6 +172,8 @@ class Inspector:
 
     def _inspect_tile(self, piece: Piece, tally: Tally, sha256: Any, raw: NDArray[np.uint8], num_elements: int) -> None:
         sha256.update(raw.data)
+        if not self._has_values:
+            return
         if piece.codec:
             tally.add_chunk(piece.codec, raw.data, num_elements)
         else:

@@ -477,7 +477,8 @@ def test_another_session_of_an_approved_run_needs_no_second_word(tmp_path: Path,
     with caplog.at_level("INFO"):
         assert site.gate.ask(invitation(secure=terms_of())).rule is Rule.APPROVAL
     assert (
-        "in secure sums (at most 64 sites, threshold two_thirds, clip_norm 1, 32 bits, weights of up to" in caplog.text
+        "in secure sums (at most 64 sites, threshold two_thirds, clip_norm 1, 32-bit words, weights of up to"
+        in caplog.text
     )
     site.gate._history.decided(RUN, Standing.APPROVED, 1.0)
     for number, attempt in ((1, 1), (1, 2), (2, 1)):

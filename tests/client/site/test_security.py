@@ -170,12 +170,12 @@ def test_a_peer_that_is_distrusted_while_the_agent_runs_is_out_at_once(tmp_path:
         ("min_others = 5", {"members_max": 5}, "at most 5 sites; this site demands 6, by min_others = 5"),
         ("min_others = 5", {"members_max": 6}, ""),
         ("", {"members_max": 3}, ""),
-        ("", {"threshold": "2"}, "threshold '2' fits no sum of 3 to 64 sites"),
+        ("", {"threshold": "2"}, "threshold '2' fits no size of a sum, 3 to 64"),
         ("colluders_max = 0", {"threshold": "2", "members_max": 3}, ""),
         ("colluders_max = 1", {"threshold": "2", "members_max": 3}, "colluders_max = 1"),
         ("colluders_max = 2", {"threshold": "3", "members_max": 3}, ""),
         ("colluders_max = 3", {"threshold": "3", "members_max": 3}, "colluders_max = 3"),
-        ("min_others = 4", {"threshold": "3", "members_max": 9}, "fits no sum of 5 to 9 sites"),
+        ("min_others = 4", {"threshold": "3", "members_max": 9}, "fits no size of a sum, 5 to 9"),
         ("colluders_max = 40", {}, "colluders_max = 40"),
         ("colluders_max = 20", {}, ""),
         ("", {"privacy": "{}"}, "differential privacy, which this Atoll does not know"),
@@ -258,7 +258,6 @@ def test_a_session_that_failed_at_the_roster_leaves_no_line_that_says_signed(tmp
 def nothing_is_allowed(site: Site) -> None:
     decision = site.gate.ask(invitation(task="t", local="{}", message="train"))
     assert decision.rule is Rule.STATE
-    assert not site.security.joins
     assert "damaged" in site.security.fault(terms_of(), RUN)
 
 
@@ -339,7 +338,8 @@ def test_peers_that_are_damaged_while_the_agent_runs_allow_nothing_until_repaire
     assert len(caplog.records) == 1, "said once"
     path.write_text('{"pinned": {}, "distrusted": []}')
     assert site.gate.poll()
-    assert site.security.joins
+    assert site.gate.ask(invitation()).is_allowed
+    assert not site.security.fault(terms_of(), RUN)
 
 
 def test_a_promise_that_cannot_be_written_is_not_given(tmp_path: Path) -> None:

@@ -183,3 +183,17 @@ def test_wrong_bytes_in_memory_are_found(tmp_path):
     inspector = inspect_from(update)
     inspector.advance(len(data), data)
     assert inspector.finish().wrong_digests == update.pieces
+
+
+def test_words_have_digests_and_no_values(tmp_path):
+    """Of masked updates: no magnitude, no norm, and a wrong digest is found in whichever piece."""
+    words = {"w": np.arange(10, dtype=np.int32), "secure/exact": np.arange(3, dtype=np.int64)}
+    update = store(tmp_path / "u", words)
+    found = inspect(update.path, update.pieces, has_values=False)
+    assert found.is_sound
+    assert (found.magnitudes, found.squared_norms, found.non_finite) == ({}, {}, {})
+    raw = bytearray(update.path.read_bytes())
+    raw[-1] ^= 1
+    update.path.write_bytes(bytes(raw))
+    found = inspect(update.path, update.pieces, has_values=False)
+    assert [piece.tensor for piece in found.wrong_digests] == ["w"]
