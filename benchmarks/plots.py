@@ -28,7 +28,7 @@ COLOURS = dict(zip(PROCESSORS, ("#c2410c", "#1d4ed8"), strict=True))
 NOTHING = "–"
 LABEL_CHARACTERS = 70
 
-_LINK = re.compile(r"\[`python -m benchmarks\.(\w+)`\]\(\.\./benchmarks/(\w+)\.py\)")
+_LINK = re.compile(r"\[`(\w+)`\]\(\.\./benchmarks/(\w+)\.py\)")
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 _BARS: dict[str, Callable[[float, float], bool]] = {
     "<": lambda figure, bar: figure < bar,

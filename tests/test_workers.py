@@ -14,8 +14,10 @@ pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[1]
 
 CONFTEST = """
-import os, pytest
+import logging, os, pytest, sys
 from pathlib import Path
+
+logging.getLogger("of a library").addHandler(logging.StreamHandler(sys.stdout))
 
 @pytest.fixture(scope="session")
 def opened(tmp_path_factory):
@@ -25,7 +27,7 @@ def opened(tmp_path_factory):
     place.write_text("closed")
 """
 ONE = """
-import os
+import logging, os
 
 def test_a(opened):
     print("what a prints")
@@ -36,6 +38,7 @@ def test_b():
 
 def test_c(opened, tmp_path):
     print("what c", "prints")
+    logging.getLogger("of a library").warning("what c logs")
     assert not tmp_path
 
 def test_d():
@@ -73,6 +76,8 @@ def test_a_worker_that_dies_fails_its_test_and_another_runs_the_rest(number: int
     assert "2 failed, 22 passed, 1 skipped" in told
     assert "the process of the tests ended in this one, with exit code 7" in told
     assert told.count("what c prints") == 1
+    assert "what c logs" in told
+    assert "Logging error" not in told
     assert re.search(r"FAILED test_one.py::test_b", told)
     assert re.search(r"PASSED test_one.py::test_d", told)
     states = sorted(path.read_text() for path in (tmp_path / "place").iterdir())
@@ -86,3 +91,34 @@ def test_the_first_failure_ends_a_run_that_is_told_so(tmp_path: Path) -> None:
     assert code == 1
     assert "1 failed" in told
     assert "test_e" not in told
+
+
+MEETING = """
+import os, time
+from pathlib import Path
+
+def test_meets_those_of_the_other_kind():
+    place, until = Path(os.environ["PLACE"]), time.monotonic() + 60
+    (place / __name__).write_text(str(os.getpid()))
+    while len([*place.glob("test_OTHER_*")]) < NUMBER:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+"""
+OF_RANKS = MEETING.replace("OTHER", "another").replace("NUMBER", "4")
+OTHERS = MEETING.replace("OTHER", "ranks").replace("NUMBER", "6")
+
+
+def test_files_whose_tests_call_ranks_go_to_two_workers(tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "parallel"
+    folder.mkdir(parents=True)
+    (tmp_path / "conftest.py").write_text("")
+    for number in range(6):
+        (folder / f"test_ranks_{number}.py").write_text(OF_RANKS)
+    for number in range(10):  # a worker takes its next file before the last test of the one before
+        (tmp_path / f"test_another_{number}.py").write_text(OTHERS)
+    code, told = run(tmp_path, "--workers", "6", "--ignore", "test_one.py", "--ignore", "test_other.py")
+    assert code == 0, told
+    processes = {path.name: path.read_text() for path in (tmp_path / "place").glob("test_*")}
+    assert len(processes) == 16
+    assert len({pid for name, pid in processes.items() if "ranks" in name}) <= 2
+    assert len({pid for name, pid in processes.items() if "another" in name}) >= 4

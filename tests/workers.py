@@ -3,10 +3,12 @@
     python -m pytest -p tests.workers --workers 6
 
 Six processes that import and collect on their own take 110 s of processor time for the same 12,000 tests, and the
-memory six times. A worker is handed one file after another, in the order of the collection. One that dies has failed
-the test that it was in; one that has grown by `GROWTH_MB` ends after its file; a new fork takes its place.
+memory six times. A worker is handed one file after another, in the order of the collection; those whose tests call
+ranks go to two of the workers, while these have others. One that dies has failed the test that it was in; one that has
+grown by `GROWTH_MB` ends after its file; a new fork takes its place.
 """
 
+import logging
 import os
 import resource
 import sys
@@ -18,6 +20,7 @@ from itertools import groupby
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -26,6 +29,12 @@ from tests.warm import start
 
 GROWTH_MB = 250
 """The growth of a worker since its fork [MB] after which it is replaced."""
+
+OF_RANKS = ("tests/parallel/", "tests/odd_tasks/", "tests/training/optimizers/")
+"""Folders whose tests call ranks. The fork server and four ranks of a worker (`parallel/ranks.py`) take 12 s."""
+
+WITH_RANKS = 2
+"""The number of workers beside each other that run the files of these folders first, and the others last."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -99,8 +108,18 @@ class Workers:
                 other.close()  # or it would not notice the end of this process
             _work(self._session, theirs, self._started)
         theirs.close()
-        self._workers[ours] = _Worker(pid, self._started)
+        has_ranks = sum(worker.has_ranks for worker in self._workers.values()) < WITH_RANKS
+        self._workers[ours] = _Worker(pid, self._started, has_ranks)
         self._started += 1
+
+    def _take(self, worker: "_Worker") -> list[int]:
+        """Take the next file of the worker's kind, or the next one."""
+        file = next((file for file in self._left if self._calls_ranks(file) == worker.has_ranks), self._left[0])
+        self._left.remove(file)
+        return file
+
+    def _calls_ranks(self, file: list[int]) -> bool:
+        return self._session.items[file[0]].nodeid.startswith(OF_RANKS)
 
     def _hear(self, pipe: Connection) -> None:
         """Answer a worker, or notice its end."""
@@ -111,11 +130,9 @@ class Workers:
             self._end(pipe, worker)
             return
         if what == "next":
-            if self._left and not self._is_over:
-                worker.files.append(self._left.popleft())
-                pipe.send(worker.files[-1])
-            else:
-                pipe.send(None)
+            file = self._take(worker) if self._left and not self._is_over else None
+            worker.files.extend([file] if file else [])
+            pipe.send(file)
         elif what == "test":
             worker.test = value
             while worker.files and value not in worker.files[0]:
@@ -158,10 +175,11 @@ class _Worker:
     Args:
         pid: of its process.
         number: from 0.
+        has_ranks: whether it prefers the files whose tests call ranks.
     """
 
-    def __init__(self, pid: int, number: int) -> None:
-        self.pid, self.number = pid, number
+    def __init__(self, pid: int, number: int, has_ranks: bool) -> None:
+        self.pid, self.number, self.has_ranks = pid, number, has_ranks
         self.files: deque[list[int]] = deque()
         self.test: int | None = None
         self.is_good = False
@@ -192,6 +210,7 @@ def _surround(config: pytest.Config, pipe: Connection, number: int) -> None:
     capture = config.pluginmanager.get_plugin("capturemanager")
     capture.stop_global_capturing()  # its files have the positions of those of all other workers
     capture.start_global_capturing()
+    _log_to(sys.stderr)
     capture.suspend_global_capture(in_=False)
     factory = getattr(config, "_tmp_path_factory")  # noqa: B009
     base: Path = factory.getbasetemp() / f"worker-{number}"
@@ -201,6 +220,17 @@ def _surround(config: pytest.Config, pipe: Connection, number: int) -> None:
         if config.pluginmanager.has_plugin(name):
             config.pluginmanager.unregister(name=name)
     config.pluginmanager.register(_Reports(config, pipe), "atoll-worker")
+
+
+def _log_to(stream: TextIO) -> None:
+    """Give a stream to the loggers that have one of the collection, which is closed.
+
+    Each line of Flower's would be a traceback else: 54 MB in one test.
+    """
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, logging.StreamHandler) and getattr(handler.stream, "closed", False):
+                handler.stream = stream
 
 
 class _Reports:

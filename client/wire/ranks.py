@@ -57,7 +57,7 @@ class Ranks:
         return len(self._addresses)
 
     def update(self, addresses: Sequence[str]) -> None:
-        """Replace the ranks' addresses by those that the coordinator has sent, by rank; an empty one is away.
+        """Replace the ranks' addresses by the coordinator's list, one address per rank; "" is an absent rank.
 
         Transfers with an absent rank continue: perhaps only the coordinator has lost contact.
         """

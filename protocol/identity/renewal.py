@@ -37,7 +37,7 @@ Raises MembershipEnded if no further attempt can succeed, or NotRenewed.
 
 
 class MembershipEnded(CredentialError):
-    """End of a membership: the identity is revoked or its certificate has expired; joining takes a new join code."""
+    """End of a membership: the identity is revoked or its certificate has expired; joining needs a new join code."""
 
 
 class NotRenewed(OSError):

@@ -398,7 +398,7 @@ class Round(OpenRound):
                 record.capped = {client_id: weight for client_id, weight in weights.items() if weight > cap}
 
     def _aggregate(self) -> Aggregate:
-        """Return the effect that aggregates the round; it depends only on the round's state, for a repetition."""
+        """Return the effect that aggregates the round; equal states of the round give equal effects."""
         record = self.record
         in_time = [
             Contribution(c, u.digest, u.num_examples, work_scale(u.work, self.policy))

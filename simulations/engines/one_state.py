@@ -28,7 +28,7 @@ class OneState:
         self._changes: bool | None = None  # None: no client has finished
 
     def begin_round(self) -> None:
-        """Look for a change that is not the first client's; from then on, restore the state before each client."""
+        """Check whether a later client has changed the state; if so, restore it before each client from now on."""
         if self._changes is False and (late := self._as_built.differences()):
             self._changes = True
             logger.warning("%s: %s", ", ".join(late), CHANGED_LATE)

@@ -46,7 +46,7 @@ _ODD = re.compile(r"[^A-Za-z0-9._=+-]+")
 
 
 class SweepConfig(BaseModel):
-    """Table `[sweep]`: the contents of the sweep's table, and the number of parallel runs."""
+    """Table `[sweep]`: the metric and columns of the table of results, and the number of parallel runs."""
 
     model_config = STRICT
 

@@ -17,11 +17,11 @@ class PopulationConfig(BaseModel):
 
     kind: Annotated[str, AfterValidator(CUSTOM_POPULATION.check)] = "natural"
     """Partition of the data among the clients. "natural": the task's sites, each with its data. All other kinds pool
-    the sites' data and deal it to the clients: "iid": shuffled, in equal parts. "dirichlet": label skew, each label's
-    shares drawn from a Dirichlet distribution. "shards": sorted by label and cut into shards (McMahan et al. 2017).
-    "quantity": shuffled, in unequal parts. "feature": as "iid", with a different change of the inputs at each
-    client. Or a custom function of (examples, clients, rng): by the name that an installed package declares (see `atoll
-    plugins`), or as `module:function` or `path/to/file.py:function`."""
+    the sites' data and split it among the clients: "iid": shuffled, in equal parts. "dirichlet": label skew, each
+    label's shares drawn from a Dirichlet distribution. "shards": sorted by label and cut into shards (McMahan et al.
+    2017). "quantity": shuffled, in unequal parts. "feature": as "iid", with a different change of the inputs at each
+    client. Or a custom function of (examples, clients, rng): by the name that an installed package declares (see
+    `atoll plugins`), or as `module:function` or `path/to/file.py:function`."""
 
     clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Number of clients, named c0000, c0001, ...; required by all kinds but "natural", which does not have it."""

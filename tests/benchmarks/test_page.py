@@ -55,11 +55,11 @@ def test_what_is_missed_is_bold_and_explained_and_nothing_else_is_bold():
     ("bar", "figure"), [("< 50 ms", "50 ms"), ("≥ 2", "**2.0**"), ("= 0", "1 of 3"), ("–", "**1**")]
 )
 def test_a_wrong_mark_is_noticed(bar, figure):
-    row = f"| [`python -m benchmarks.fold`](../benchmarks/fold.py) | x | {bar} | {figure} | – | by 2026-11-25 |"
+    row = f"| [`fold`](../benchmarks/fold.py) | x | {bar} | {figure} | – | by 2026-11-25 |"
     assert len(wrong(rows_of(f"{HEADER}\n{LINE}\n{row}\n"))) == 1
 
 
-@pytest.mark.parametrize("cell", ["`fold`", "[`python -m benchmarks.fold`](../benchmarks/ranks.py)"])
+@pytest.mark.parametrize("cell", ["`fold`", "[`fold`](../benchmarks/ranks.py)"])
 def test_a_row_without_its_script_is_noticed(cell):
     with pytest.raises(ValueError, match="not a row"):
         rows_of(f"{HEADER}\n{LINE}\n| {cell} | x | - | 1 | – | by 2026-11-25 |\n")

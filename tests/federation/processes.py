@@ -81,7 +81,7 @@ class Federation:
         except (OSError, LookupError):
             return []
 
-    def wait_for(self, condition, timeout=BOUND_S, every=0.02):
+    def wait_for(self, condition, timeout=BOUND_S, every=0.05):
         """Poll what is on disk; a process that ended with an error ends the wait."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:

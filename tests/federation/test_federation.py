@@ -13,6 +13,7 @@ from atoll.server.views.views import View, look
 from atoll.tensors.safetensors_file import read
 from tests.cli.invoking import said
 from tests.federation.processes import federation
+from tests.warm.start import COLD
 
 GIB = 1 << 30
 
@@ -21,12 +22,13 @@ def model(it, version):
     return read(it.state / "runs" / "trouble-1" / "versions" / f"{version:06d}.safetensors")["w"]
 
 
-@pytest.mark.usefixtures("cold_start")
 def test_federation_of_three_finishes_and_every_process_ends_by_itself(tmp_path):
+    """The coordinator, an agent and its worker begin by an exec."""
     with federation(tmp_path) as it:
-        it.coordinator(round__cohort_size=3, rounds=3)
-        for site in "abc":
-            it.agent(site)
+        it.coordinator(round__cohort_size=3, rounds=3, environment={COLD: "1"})
+        it.agent("a", environment={COLD: "1"})
+        it.agent("b")
+        it.agent("c")
         assert it.wait_for_end() == 0
         for site in "abc":
             assert it.wait_for_end(site) == 0

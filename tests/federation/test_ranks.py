@@ -18,6 +18,7 @@ from tests.cli.serving.test_full_disk import NAMESPACE, can_mount
 from tests.federation.processes import ATOLL, Federation, ended_after, federation
 from tests.turns import in_turn
 from tests.waiting import BOUND_S
+from tests.warm.start import COLD
 
 TASK = str(Path(__file__).with_name("sharded_task.py")) + ":task"
 SITES = ("a", "b", "c")
@@ -73,7 +74,9 @@ def run_all(folder, num_ranks, names, *, is_killed=False):
         }
 
         def start():
-            it.coordinator(name=names[0], rounds=3, round__cohort_size=3, stay=True, **fixed)
+            """Start the coordinator and its ranks by an exec."""
+            rules = {"rounds": 3, "round__cohort_size": 3, "environment": {COLD: "1"} if num_ranks else {}}
+            it.coordinator(name=names[0], stay=True, **rules, **fixed)
 
         start()
         for site in SITES:
@@ -152,7 +155,6 @@ def alone(tmp_path_factory):
     return run_all(tmp_path_factory.mktemp("alone") / "0", 0, list(RUNS))
 
 
-@pytest.mark.usefixtures("cold_start")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_ranks", "names"),

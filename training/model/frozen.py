@@ -58,7 +58,7 @@ def frozen_of(model: torch.nn.Module) -> frozenset[str]:
 
 
 def trained_names(model: torch.nn.Module) -> set[str]:
-    """Return the names in the state_dict, all of each tensor, that training changes."""
+    """Return the names in the state_dict of the tensors that training changes; a shared tensor has several."""
     names: set[str] = set()
     for prefix, module in model.named_modules(remove_duplicate=False):
         found = [name for name, p in module._parameters.items() if p is not None and p.requires_grad]

@@ -137,7 +137,7 @@ def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _trial(local: Local, dtype: torch.dtype, num_places: int, axis: int) -> list[torch.Tensor]:
     """Return the path (steps + 1, elements) of each tensor in a trial, cut along an axis into shards.
 
-    Each place has a separate optimizer, of the pieces of all tensors there.
+    Each shard has a separate optimizer, over its pieces of all tensors.
     """
 
     def places(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:

@@ -11,6 +11,7 @@ from atoll.tensors.safetensors_file import read
 from tests.federation.crew.exact_task import SLOWED_BY, moved
 from tests.federation.processes import federation
 from tests.process_table import descendants, is_running
+from tests.warm.start import COLD
 
 TASK = str(Path(__file__).with_name("exact_task.py")) + ":task"
 
@@ -24,10 +25,12 @@ def ranks_of(it, site):
     return found
 
 
-@pytest.mark.usefixtures("cold_start")
 @pytest.mark.parametrize("mesh", ["dp_shard=2", pytest.param("auto", marks=pytest.mark.long)])
 def test_a_mesh_is_one_client_and_its_losses_are_time(tmp_path, mesh):
-    """A rank is killed in round 1, the agent in round 2; the model is that of three plain clients, to the bit."""
+    """A rank is killed in round 1, the agent in round 2; the model is that of three plain clients, to the bit.
+
+    The first agent of the mesh, its supervisor and its ranks begin by an exec.
+    """
     slow = tmp_path / "slow"
     slow.touch()
     crew = {
@@ -40,7 +43,7 @@ def test_a_mesh_is_one_client_and_its_losses_are_time(tmp_path, mesh):
         it.coordinator(rounds=3, round__cohort_size=3, round__deadline=600, coordinator__lease=300)
         it.agent("a")
         it.agent("b")
-        it.agent("c", **crew)
+        it.agent("c", **{**crew, "environment": {**crew["environment"], COLD: "1"}})
 
         it.wait_for(lambda: len(it.rounds()) == 1 and it.rounds()[0].num_reported == 2)
         os.kill(ranks_of(it, "c")[1], signal.SIGKILL)

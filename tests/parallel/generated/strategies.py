@@ -1,5 +1,6 @@
 """The strategy of Hypothesis for a case: a model, its training and a plan. It draws what a plan can do, mostly."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -79,9 +80,9 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
-    """Draw a case."""
-    plan = draw(st.sampled_from(PLANS))
+def cases(draw: st.DrawFn, plans: Sequence[dict[str, Any]] = PLANS) -> Case:
+    """Draw a case, with one of the plans."""
+    plan = draw(st.sampled_from(plans))
     has_pp, has_tp = "pp" in plan, "tp" in plan
     shapes = ["declared"] if has_tp else ["declared", "sequential"] if has_pp else ["own", "sequential", "declared"]
     kinds = [kind for kind in BLOCKS if kind not in BY_PASSES or not (has_pp or has_tp)]
