@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from atoll.ground.printable import count_of
 from atoll.protocol.secure import wire
-from atoll.protocol.secure.messages import Answer, Gone, MemberKeys, Position, Roster
+from atoll.protocol.secure.messages import Answer, Gone, MemberKeys, Position, Reveal, Roster
 from atoll.protocol.secure.session_size import MEMBERS_MIN, threshold_of
 from atoll.protocol.vocabulary import (
     AbandonReason,
@@ -364,7 +364,8 @@ class SecureRound(Round):
         of, row = self._named(event), self.record.clients.get(event.client_id)
         if of is None or of.session is None or row is None or (position := of.position_of(event.client_id)) is None:
             return ()
-        answer, session = _content(event), of.session
+        session = of.session
+        answer = _content(event) if event.content else Reveal((0,) * len(session.masking))  # of a round that has ended
         assert isinstance(answer, Answer)
         if row.sum is not None:
             match event:
