@@ -187,7 +187,7 @@ class SecureRound(Round):
             return ()
         order = sorted(clients)
         random.Random(f"sessions {self._seed} {self.record.round_id}").shuffle(order)
-        number = max(self._secure.sessions, math.ceil(len(order) / self._secure.session_max))
+        number = max(1, len(self._secure.sizes(len(order))))
         self._sums = [_Sum(session) for session in range(number)]
         self.record.sums = [each.record for each in self._sums]
         self._sessions = {client_id: place % number for place, client_id in enumerate(order)}
