@@ -3,18 +3,18 @@
     python -m benchmarks.secure_mask [--values N] [--turns N] [--no-fold]
 
 n = 20 members. The other side of masking and unmasking are Flower's own functions for SecAgg+, in the steps of its mod
-and of its workflow (`flwr.common.secure_aggregation`), in memory. Ours encodes, draws every mask from AES, and adds;
-file to file it also takes the norm, hashes and writes, which has no bar. The other side of the stream is AES-256-CTR
-over as many zeros by the same library. Times are the processor's: each work is on one thread.
+and of its workflow (`flwr.common.secure_aggregation`), in memory; on both sides secrets come from shares. Ours encodes,
+draws every mask from AES, and adds; file to file it also takes the norm, hashes and writes, which has no bar. The other
+side of the stream is AES-256-CTR over as many zeros by the same library. Times are the processor's.
 
 The fold adds 18 masked files of 20 members, of which two were lost after the shares, on 1, 2 and 3 ranks in threads, in
-a process for each. Its memory is the growth of the process's largest resident size.
+a process for each. Its memory is the largest resident size of the process, the interpreter and libraries included.
 """
 
 import argparse
 import json
 import os
-import resource
+import random
 import subprocess
 import sys
 import tempfile
@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from atoll.aggregation.fold.exchange import Bytes
 from atoll.aggregation.masked.fold import Session, fold_masked
+from atoll.server.opening.streams import open_sum
 from atoll.tensors import safetensors_file
 from atoll.tensors.layout import Piece, Tensor
 from atoll.tensors.masked.encode import TILE_ELEMENTS, BoxEncoder, encode_update
@@ -40,8 +41,11 @@ from atoll.tensors.safetensors_file import TensorFileWriter
 from atoll.tensors.secure.keystream import Stream, Streams, add_streams_at
 from atoll.tensors.secure.plan import EncodingPlan, Vector
 from atoll.tensors.secure.positions import runs_between
+from atoll.tensors.secure.vector import decode
 from atoll.tensors.updates.reader import stored_model
 from benchmarks.report import Bar, conclude, say
+from tests.server.folding.secure_rounds import Members
+from tests.server.sessions.small_federation import sites_of, terms_of
 
 MEMBERS, DROPPED = 20, 2
 FOLD_VALUES = (5_000_000, 25_000_000)
@@ -51,12 +55,12 @@ RUNS = (64, 100, 1024, 5000)
 
 
 def best(work: Callable[[], Any], turns: int) -> float:
-    """Return the shortest time of several runs on this thread [s of the processor]."""
+    """Return the shortest time of several runs [s of the processor]."""
     found = []
     for _ in range(turns):
-        begun = time.thread_time()
+        begun = time.process_time()
         work()
-        found.append(time.thread_time() - begun)
+        found.append(time.process_time() - begun)
     return min(found)
 
 
@@ -95,8 +99,16 @@ def flowers_mask(values: np.ndarray[Any, Any]) -> None:
     parameters_mod(words, 1 << 32)
 
 
-def flowers_unmask(total: list[np.ndarray[Any, Any]]) -> None:
-    """Unmask a sum as the workflow of SecAgg+ does when no member is lost: one private mask for each."""
+def flowers_shares() -> list[list[bytes]]:
+    """Return the shares of each member's seed that all members send when none is lost."""
+    from flwr.common.secure_aggregation.crypto.shamir import create_shares
+
+    return [create_shares(os.urandom(32), 2 * MEMBERS // 3 + 1, MEMBERS) for _ in range(MEMBERS)]
+
+
+def flowers_unmask(total: list[np.ndarray[Any, Any]], shares: Sequence[list[bytes]]) -> None:
+    """Unmask a sum as the workflow of SecAgg+ does when no member is lost: seeds from shares, one mask for each."""
+    from flwr.common.secure_aggregation.crypto.shamir import combine_shares
     from flwr.common.secure_aggregation.ndarrays_arithmetic import (
         factor_extract,
         get_parameters_shape,
@@ -107,10 +119,23 @@ def flowers_unmask(total: list[np.ndarray[Any, Any]]) -> None:
     from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
     shapes = get_parameters_shape(total)
-    for _ in range(MEMBERS):
-        total = parameters_subtraction(total, pseudo_rand_gen(os.urandom(32), 1 << 32, shapes))
+    for of_member in shares:
+        total = parameters_subtraction(total, pseudo_rand_gen(combine_shares(of_member), 1 << 32, shapes))
     _, words = factor_extract(parameters_mod(total, 1 << 32))
     dequantize(words, 8.0, 1 << 22)
+
+
+def session_of() -> Members:
+    """Return a session of 20 members, of which two were lost after they had sent their shares."""
+    for seed in range(100):  # an order of the messages in which both were lost between their shares and their vectors
+        sites = sites_of(MEMBERS)
+        words = {site.name: np.zeros(4, np.uint32) for site in sites}
+        session = Members(sites, words, terms_of(), random.Random(seed), {"site-03": 1, "site-11": 1})
+        session.run()
+        of = session.session
+        if of is not None and (len(of.masking), len(of.survivors)) == (MEMBERS, MEMBERS - DROPPED):
+            return session
+    raise AssertionError("no order of the messages loses both members after their shares")
 
 
 def ours_in_memory(update: np.ndarray[Any, Any], layout: Sequence[Tensor], streams: Sequence[Stream]) -> None:
@@ -129,11 +154,11 @@ def ours_mask(folder: Path, layout: Sequence[Tensor], streams: Sequence[Stream])
     mask_update(folder / "words", folder / "masked", Vector(tuple(layout), plan_of(layout)).masked, streams)
 
 
-def ours_unmask(total: np.ndarray[Any, Any], streams: Sequence[Stream]) -> None:
-    """Take off the streams of a sum that lacks two members, and decode it."""
-    from atoll.tensors.secure.vector import decode
-
-    Streams(streams).add(total)
+def ours_unmask(total: np.ndarray[Any, Any], session: Members) -> None:
+    """Open a sum that lacks two members: secrets from shares, their streams, decoding."""
+    of = session.session
+    opened = open_sum(of.roster, of.id, of.masking, of.survivors, session.reveals)
+    Streams([(stream.key, stream.sign) for stream in opened.streams]).add(total)
     decode(total, 32, 1.0)
 
 
@@ -151,19 +176,19 @@ def one_member(folder: Path, values: int, turns: int) -> tuple[list[Bar], dict[s
     update = draw.normal(0, 1e-3, values).astype(np.float32)
     safetensors_file.write(folder / "update", {"w": update}, durable=False)
     streams, key = streams_of(MEMBERS), os.urandom(32)
-    lost = streams_of((MEMBERS - DROPPED) * (1 + DROPPED))
+    session, shares = session_of(), flowers_shares()
     words = np.zeros(values, np.uint32)
     shape = [np.array([600]), np.zeros(values, np.int64)]
     ours = {
         "mask_s": best(lambda: ours_in_memory(update, layout, streams), turns),
         "mask_from_file_to_file_s": best(lambda: ours_mask(folder, layout, streams), turns),
         "mask_of_the_words_s": best(lambda: Streams(streams).add(words), turns),
-        "unmask_s": best(lambda: ours_unmask(words, lost), turns),
+        "unmask_s": best(lambda: ours_unmask(words, session), turns),
         "stream_s": best(lambda: Streams([(key, 1)]).add(words), 3 * turns),
     }
     theirs = {
         "mask_s": best(lambda: flowers_mask(update), turns),
-        "unmask_s": best(lambda: flowers_unmask(shape), turns),
+        "unmask_s": best(lambda: flowers_unmask(shape, shares), turns),
         "stream_s": best(lambda: raw_stream(key, words.nbytes), 3 * turns),
     }
     ours["boxes"] = {run: best(lambda run=run: boxes(words, streams, run), turns) for run in RUNS}
@@ -234,7 +259,7 @@ class Threads:
 
 
 def fold_here(folder: Path, values: int, ranks: int) -> None:
-    """Fold in this process; print the digests of the pieces and the growth of the resident size [bytes]."""
+    """Fold in this process; print the digests of the pieces and the largest resident size [bytes]."""
     layout = (Tensor("w", "F32", (values,)),)
     vector = Vector(layout, plan_of(layout))
     pieces = tuple(cut_layout(layout, piece_bytes_of(layout)))
@@ -247,7 +272,7 @@ def fold_here(folder: Path, values: int, ranks: int) -> None:
             for piece in owned:
                 writer.append(np.zeros(piece.num_elements, np.float32))
             writer.finish(durable=False)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak inherited from the parent
 
     def work(rank: int) -> list[str]:
         session = Session(0, len(updates), tuple(updates[rank::ranks]), opening)
@@ -262,8 +287,9 @@ def fold_here(folder: Path, values: int, ranks: int) -> None:
     with ThreadPoolExecutor(ranks) as pool:
         digests = [digest for of_rank in pool.map(work, range(ranks)) for digest in of_rank]
     seconds = time.perf_counter() - begun
-    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-    say(json.dumps({"digests": digests, "bytes": grown, "seconds": seconds}))
+    status = Path("/proc/self/status").read_text()
+    peak = 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    say(json.dumps({"digests": digests, "bytes": peak, "seconds": seconds}))
 
 
 def folds(root: Path) -> tuple[list[Bar], dict[str, Any]]:
@@ -282,8 +308,8 @@ def folds(root: Path) -> tuple[list[Bar], dict[str, Any]]:
     others = sum(found[size, ranks]["digests"] != found[size, 1]["digests"] for size in FOLD_VALUES for ranks in RANKS)
     bars = [Bar.exactly("folds of 25M x 18 files on 1, 2, 3 ranks with other bits", others, 0)]
     for ranks in RANKS:
-        grown = found[large, ranks]["bytes"] / found[small, ranks]["bytes"]
-        bars.append(Bar.at_most(f"memory of the fold of 25M, times that of 5M, {ranks} ranks", grown, 1.1))
+        times = found[large, ranks]["bytes"] / found[small, ranks]["bytes"]
+        bars.append(Bar.at_most(f"memory of the fold of 25M, times that of 5M, {ranks} ranks", times, 1.1))
     figures = {
         f"{values} values, {ranks} ranks": {"bytes": each["bytes"], "seconds": round(each["seconds"], 2)}
         for (values, ranks), each in found.items()

@@ -20,22 +20,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.fold.exchange import Alone, Exchange
+from atoll.aggregation.fold.exchange import Alone, Exchange, from_all
 from atoll.aggregation.fold.execution import Execution
-from atoll.aggregation.fold.integers import rounded_mean
+from atoll.aggregation.fold.integers import apply_mean, rounded_mean
 from atoll.aggregation.fold.prepared import check_whole
-from atoll.aggregation.fold.sharded import tiles_of
+from atoll.aggregation.fold.sharded import TILE_ELEMENTS, tiles_of
 from atoll.aggregation.fold.step import Slot, Step
-from atoll.aggregation.fold.streaming import TILE_ELEMENTS, Folded, written
+from atoll.aggregation.fold.streaming import Folded, written
 from atoll.aggregation.fold.tiles import Mean, Parts, float_rule, integer_rule
-from atoll.aggregation.masked.sums import OpenedSum, Session, open_sums, weight_in
+from atoll.aggregation.masked.sums import Opened, OpenedSum, Session, open_sums, weight_in
 from atoll.aggregation.ordered_map import computed_ahead
 from atoll.aggregation.rules.combine import Scratch, combine
 from atoll.aggregation.rules.rule import GeometricRule, check_count
-from atoll.tensors.layout import FLOATS, Layout, Tensor
+from atoll.tensors.layout import FLOATS, Layout, Piece, Tensor
 from atoll.tensors.ownership import owned_pieces
-from atoll.tensors.pieces import cut_layout, piece_bytes_of
-from atoll.tensors.safetensors_file import TensorFileWriter, read_metadata
+from atoll.tensors.pieces import cut_layout, first_element, piece_bytes_of
+from atoll.tensors.safetensors_file import NUMPY_DTYPES, TensorFileWriter, read_metadata
 from atoll.tensors.secure.plan import Vector
 from atoll.tensors.secure.vector import next_exponent, step_of
 from atoll.tensors.updates.reader import UpdateReader, stored_model, stored_shard
@@ -115,6 +115,7 @@ def fold_masked(
         opened = open_sums(
             vector, sessions, parts, exchange=exchange, folder=out.parent, stack=stack, execution=execution
         )
+        opened = _fitting(opened, layout, masters, owned, exchange)
         if not opened.sums:
             raise NoSum(opened.dropped)
         if step.rule is not None:
@@ -128,6 +129,31 @@ def fold_masked(
         finished = stack.enter_context(closing(computed_ahead(jobs, threads=execution.threads)))
         folded = written(finished, writer, slots, execution.between, durable=durable)
     return folded, _outcome(vector, opened.sums, opened.dropped)
+
+
+def _fitting(
+    opened: Opened, layout: Layout, masters: UpdateReader, owned: Sequence[Piece], exchange: Exchange
+) -> Opened:
+    """Drop the sessions whose integers leave the dtype of a tensor: what no single one leaves, their mean does not."""
+    tensors = {tensor.name: tensor for tensor in layout if tensor.dtype not in FLOATS}
+    places = [(tensors[p.tensor], first_element(p, tensors[p.tensor]), p) for p in owned if p.tensor in tensors]
+    faults = np.zeros(len(opened.sums), np.uint8)
+    for index, each in enumerate(opened.sums):
+        for tensor, start, piece in places:
+            stop = start + piece.num_elements
+            if start == stop:
+                continue
+            total = each.exact.integers[tensor.name][start:stop]
+            mean = rounded_mean(total, total_weight=each.exact.weight)
+            try:
+                apply_mean(masters.read(tensor, start, stop), mean, NUMPY_DTYPES[tensor.dtype])
+            except ValueError:
+                faults[index] = 1
+    is_wrong = np.bitwise_or.reduce([part.view(np.uint8) for part in from_all(exchange, faults)])
+    reason = "an integer tensor of its mean leaves the dtype"
+    dropped = {each.number: reason for each, wrong in zip(opened.sums, is_wrong, strict=True) if wrong}
+    kept = tuple(each for each in opened.sums if each.number not in dropped)
+    return Opened(kept, {**opened.dropped, **dropped})
 
 
 def _check_step(step: Step, layout: Layout, num_pieces: Mapping[str, int]) -> None:

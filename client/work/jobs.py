@@ -47,8 +47,8 @@ from atoll.protocol.wire.stream import StreamBroken
 from atoll.tensors.masked.encode import Encoded as Encoding
 from atoll.tensors.masked.encode import NotFinite, encode_update
 from atoll.tensors.safetensors_file import parse_header
-from atoll.tensors.secure.masked_layout import MetricShape, floats_of, in_metric_order, layout_digest
-from atoll.tensors.secure.plan import EncodingPlan
+from atoll.tensors.secure.masked_layout import floats_of, layout_digest
+from atoll.tensors.secure.plan import EncodingPlan, Vector
 
 logger = logging.getLogger(__name__)
 
@@ -267,18 +267,21 @@ class Jobs:
             RunnerFailed: the update is of other tensors than the terms, or has values that are not finite.
         """
         layout = parse_header(self._cache.path(invitation.model_digest))[0]
-        metrics = in_metric_order(MetricShape(*pair) for pair in terms.metrics)
-        if layout_digest(layout, metrics) != terms.layout:
+        if layout_digest(layout, terms.metrics) != terms.layout:
             raise RunnerFailed(FailureReason.SESSION_REFUSED, "the terms are of other tensors than the model's")
-        plan = EncodingPlan(
-            bits=terms.bits,
-            clip_norm=terms.clip_norm,
-            exponents=invitation.ranges or (0,) * len(floats_of(layout)),
-            examples_max=terms.examples_max,
-            metrics=metrics,
-            num_examples=trained.num_examples,
-            statistics=trained.statistics,
-        )
+        try:
+            plan = EncodingPlan(
+                bits=terms.bits,
+                clip_norm=terms.clip_norm,
+                exponents=invitation.ranges or (0,) * len(floats_of(layout)),
+                examples_max=terms.examples_max,
+                metrics=terms.metrics,
+                num_examples=trained.num_examples,
+                statistics=trained.statistics,
+            )
+            Vector(layout, plan)
+        except ValueError as fault:
+            raise RunnerFailed(FailureReason.SESSION_REFUSED, f"the terms' encoding: {fault}") from None
 
         def add() -> Encoding:
             self._save_seen()

@@ -18,7 +18,7 @@ from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.rules.coordinate import Median, TrimmedMean
 from atoll.aggregation.rules.geometric import GeometricMedian
 from atoll.tensors import safetensors_file
-from atoll.tensors.layout import Tensor
+from atoll.tensors.layout import Tensor, in_order
 from atoll.tensors.secure.plan import Vector
 from tests.aggregation.masked.sessions import float_mean, masked_round, split_over_ranks
 from tests.aggregation.models import fold_in
@@ -200,6 +200,35 @@ def test_a_sum_of_impossible_counts_is_dropped(tmp_path, place):
     _with_words(tmp_path, round_, vector, 0, 1, lie)
     _, _, outcome = folded(tmp_path, round_, vector, base)
     assert list(outcome.dropped) == [0]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_session_whose_integers_leave_their_dtype_is_dropped_alone(tmp_path, size):
+    """A member that adds 2^62 to a counter of bytes would end the round of all."""
+    plans = [members(3, seed=number) for number in range(2)]
+    round_ = masked_round(tmp_path, LAYOUT, plans)
+    vector, base = Vector(LAYOUT, plans[0][0][0]), base_of(LAYOUT)
+    place = vector.exact.integers["small"]
+
+    def lie(words):
+        exact = words["secure/exact"].copy()
+        exact[place.start + 3] += 1 << 54  # of the upper words
+        return {**words, "secure/exact": exact}
+
+    _with_words(tmp_path, round_, vector, 1, 0, lie)
+    safetensors_file.write(tmp_path / "base", base, durable=False)
+    write_shards(tmp_path / "base", in_order(LAYOUT), size, lambda rank: tmp_path / f"b{rank}")
+    held = [split_over_ranks(session, size, session.number) for session in round_.sessions]
+
+    def work(exchange):
+        rank = exchange.rank
+        mine, out = [of_ranks[rank] for of_ranks in held], tmp_path / f"o{rank}"
+        options = {"vector": vector, "exchange": exchange if size > 1 else None, "durable": False}
+        return fold_masked(tmp_path / (f"b{rank}" if size > 1 else "base"), mine, out, **options)[1]
+
+    for outcome in on_ranks(size, work):
+        assert outcome.dropped == {1: "an integer tensor of its mean leaves the dtype"}
+        assert outcome.members == 3
 
 
 def test_a_missing_member_or_stream_drops_the_session_and_none_left_is_no_version(tmp_path):

@@ -391,6 +391,12 @@ def test_what_goes_with_secure_sums_is_accepted() -> None:
         assert run_with(overrides).secure is not None
 
 
+def test_the_native_run_of_a_flower_app_keeps_no_metrics_of_sites_whatever_its_plan_says() -> None:
+    app = "app/pyproject.toml:app"
+    config = run_with([f"task={app}", "program.native=true", "evaluation.keep_sites=100000"])
+    assert config.rules.keep_sites == 0
+
+
 def test_the_example_of_the_page_is_a_run_s() -> None:
     page = (Path(__file__).parents[3] / "docs" / "secure.md").read_text("utf-8")
     text = page.partition("```toml\n")[2].partition("```")[0]
