@@ -128,8 +128,8 @@ PLANTED = (
     Mutant(
         "enough is not enough",
         ROUNDS,
-        "        if len(self._reported) >= policy.cohort_size:\n",
-        "        if len(self._reported) > policy.cohort_size:\n",
+        "        if len(self._answered) >= policy.cohort_size:\n",
+        "        if len(self._answered) > policy.cohort_size:\n",
         "a round wants one update more than `cohort_size`",
     ),
     Mutant(

@@ -31,6 +31,7 @@ class PromiseStore:
     def __init__(self, database: PolicyDatabase) -> None:
         self._database = database
         self.promises, self.peers = Promises(base_repeats_max=1), PeerChains()
+        self.num_promises = 0
         self._durable_ends: set[_End] = set()
         self._durable_forks: set[bytes] = set()
         self.fault = ""
@@ -49,15 +50,11 @@ class PromiseStore:
     def _read_promises(self, rows: Iterable[tuple[object, ...]]) -> None:
         for index, (number, *content, hash_) in enumerate(rows, 1):
             promise = _promise(content)
-            if (
-                number != index
-                or promise is None
-                or extended(self.promises.chain, promise) != Chain(index, _raw(hash_))
-            ):
+            if number != index or promise is None or extended(self.promises.chain, promise).hash != hash_:
                 self._break(f"promise {index} is missing or has been changed")
                 return
-            self.promises.add(promise)
-        if self.promises.chain.count and not self.site_key:
+            self._give(promise)
+        if self.num_promises and not self.site_key:
             self._break("the site key of its promises is missing")
 
     def _read_ends(self, rows: Iterable[_End]) -> None:
@@ -68,6 +65,10 @@ class PromiseStore:
             self.peers.remember(key, Chain(count, hash_))
             self._durable_ends.add((key, count, hash_))
 
+    def _give(self, promise: Promise) -> None:
+        self.promises.add(promise)
+        self.num_promises += 1
+
     def _break(self, what: str) -> None:
         self.fault = f"{self._database.path}: {what}: nothing is allowed; {WAY_OUT}"
 
@@ -76,15 +77,14 @@ class PromiseStore:
 
         Giving it again changes nothing; another promise of its kind in the same session is an error of the file.
         """
-        chain = extended(self.promises.chain, promise)
-        row = (chain.count, str(promise.kind), *_fields(promise), chain.hash)
+        row = _row(self.num_promises + 1, promise, extended(self.promises.chain, promise))
         with self._database.faults(), self._database.transaction():
             if not (is_given := self._database.execute(_SAME, row[1:-1]).fetchone() is not None):
                 self._database.execute(_INSERT, row)
             learned = self._write_peers()
         self._durable_ends, self._durable_forks = learned
         if not is_given:
-            self.promises.add(promise)
+            self._give(promise)
 
     def remember_peers(self) -> None:
         """Make durable what was learned of peers' chains since the last call."""
@@ -105,16 +105,15 @@ class PromiseStore:
             kept = [promise for _, *content, _ in rows if (promise := _promise(content)) is not None]
             self._database.execute("DELETE FROM promises")
             promises = Promises(self.promises.base_repeats_max)
-            for promise in kept:
+            for number, promise in enumerate(kept, 1):
                 promises.add(promise)
-                row = (promises.chain.count, str(promise.kind), *_fields(promise), promises.chain.hash)
-                self._database.execute(_INSERT, row)
+                self._database.execute(_INSERT, _row(number, promise, promises.chain))
             self._database.execute("INSERT OR REPLACE INTO site_key VALUES (1, ?)", (site_key,))
             self._database.execute(
                 "DELETE FROM peer_chains WHERE length(key) != ? OR length(hash) != ? OR count < 0",
                 (KEY_BYTES, _HASH_BYTES),
             )
-        self.promises, self.site_key, self.fault = promises, site_key, ""
+        self.promises, self.num_promises, self.site_key, self.fault = promises, len(kept), site_key, ""
 
     def _write_peers(self) -> tuple[set[_End], set[bytes]]:
         """Write the changed ends and the new forks, within a transaction, and return all."""
@@ -137,9 +136,9 @@ _SAME = (
 )
 
 
-def _fields(promise: Promise) -> tuple[object, ...]:
+def _row(number: int, promise: Promise, chain: Chain) -> tuple[object, ...]:
     where = promise.run, promise.purpose, promise.round, promise.attempt, promise.session
-    return (*where, promise.base, promise.survivors)
+    return (number, str(promise.kind), *where, promise.base, promise.survivors, chain.hash)
 
 
 def _promise(fields: list[object]) -> Promise | None:
@@ -149,7 +148,3 @@ def _promise(fields: list[object]) -> Promise | None:
         return Promise(Kind(kind), run, purpose, round_id, attempt, session, base, survivors)  # type: ignore[arg-type]
     except ValueError:
         return None
-
-
-def _raw(value: object) -> bytes:
-    return value if isinstance(value, bytes) else b""

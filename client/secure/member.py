@@ -242,7 +242,7 @@ class Member:
             raise _Refused(str(fault)) from None
         is_fork = self._peers.is_fork(member.site.key, member.chain)
         if is_fork:
-            self._peers.forked.add(member.site.key)
+            self._peers.accuse(member.site.key, member.chain)
         _check(
             not is_fork,
             f"the promises of {member.name} are others than this site has seen: its state was put back to an older one",

@@ -1,10 +1,14 @@
 """The promises of a site: which sums it has joined and signed, in a hash chain that its peers remember. Pure.
 
     hash_k = H("promise", hash_{k-1}, content_k),    hash_0 = 32 zero bytes
+    count_k = count_{k-1} + [promise k is JOINED],   count_0 = 0
 
 A site that loses promises (a backup of its state is put back) could open one update twice. So every member's signed
 keys have the end of its chain, and peers remember the last ends that they saw: a known count with another hash is a
 fork, and its owner is refused until its peers trust a new key.
+
+Peers see an end only where it is JOINED, so the others are in the hash and not in the count: with them a site that was
+put back to the instant between two promises of a session would show counts for ever that no peer has seen.
 """
 
 import json
@@ -66,7 +70,7 @@ def promise_of(kind: Kind, terms: Terms, survivors: str = "") -> Promise:
 
 def extended(chain: Chain, promise: Promise) -> Chain:
     """Return the end of a chain after one more promise."""
-    return Chain(chain.count + 1, digest("promise", chain.hash, promise.content()))
+    return Chain(chain.count + (promise.kind is Kind.JOINED), digest("promise", chain.hash, promise.content()))
 
 
 @dataclass(slots=True)
@@ -134,6 +138,11 @@ class PeerChains:
             return True
         is_old = len(ends) == REMEMBERED and chain.count < min(ends)
         return is_old or ends.get(chain.count, chain.hash) != chain.hash
+
+    def accuse(self, key: bytes, chain: Chain) -> None:
+        """Remember a peer as forked, if the end that it shows contradicts one that it has shown before."""
+        if self._ends.get(key, {}).get(chain.count, chain.hash) != chain.hash:
+            self.forked.add(key)
 
     def remember(self, key: bytes, chain: Chain) -> None:
         """Remember the end of a peer's chain."""

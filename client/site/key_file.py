@@ -7,11 +7,11 @@ replaced: peers have pinned its key, and this site's promises belong to it.
 import os
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.ground.folders import in_words, sync_folder
+from atoll.ground.private_key import private_key_in
 from atoll.protocol.identity.credential import write_private
 from atoll.protocol.settings import ConfigError
 
@@ -43,11 +43,20 @@ def read_site_key(folder: Path) -> Ed25519PrivateKey | None:
         raise KeyFault([f"{in_words(error)}: nothing is allowed until it can be read"]) from None
     if mode & 0o077:
         raise KeyFault([f"{path} may be read by others (mode {mode & 0o777:03o}); allowed: 600: chmod 600 {path}"])
+    return parse_site_key(content, path)
+
+
+def parse_site_key(content: bytes, path: object) -> Ed25519PrivateKey:
+    """Return the key in the content of a file.
+
+    Raises:
+        KeyFault: it is none; the text names the file and never has a part of the content.
+    """
     if len(content) > _BYTES_MAX:
         raise KeyFault([f"{path} has more than {_BYTES_MAX} bytes and is no key; allowed: Ed25519 in PEM: {_WAY_OUT}"])
     try:
-        key = serialization.load_pem_private_key(content, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = private_key_in(content)
+    except ValueError:
         raise KeyFault([f"{path} is damaged; allowed: an Ed25519 key in PEM, no passphrase: {_WAY_OUT}"]) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise KeyFault([f"{path} has a key of another kind; allowed: Ed25519: {_WAY_OUT}"])

@@ -73,7 +73,7 @@ class SiteSecurity:
         if not recorded or (key is not None and raw_public(key) == recorded):
             return key
         found = "is missing" if key is None else f"has the key {shown(fingerprint(raw_public(key)))}"
-        promised = count_of(self._promises.promises.chain.count, "promise")
+        promised = count_of(self._promises.num_promises, "promise")
         raise ConfigError(
             [
                 f"{folder / FILE} {found}; this site's {promised} were given with the key "
@@ -215,7 +215,7 @@ class SiteSecurity:
             OSError: it cannot be recorded; the member must leave its session, and nothing of it may be sent.
         """
         self._promises.keep(promise)
-        end = f"promise {self._promises.promises.chain.count}"
+        end = f"promise {self._promises.num_promises}"
         if promise.kind is Kind.JOINED:
             self._gate.note_session(promise, JOINED, f"this site joins a secure sum: {end}")
         else:

@@ -21,12 +21,28 @@ class RunnerFailed(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainOrder:
-    """Order to train the model in one file and to write the update, a safetensors file, into another."""
+class Order:
+    """Order to a worker: the task, the run with its settings, and the time for the job."""
 
     task: str
     run_id: str = ""
     """Run of the job."""
+    local: Mapping[str, Any]
+    """Settings of the run for the task."""
+    budget: float
+    """Seconds from now after which the job ends by itself, or its result is no longer needed."""
+    run_number: int = 0
+    """Number of the run, for Flower apps; 0: not known."""
+    asked_at: float = 0.0
+    """Instant at which the coordinator asked first [s since the epoch]; 0: not known."""
+    noise: bytes = field(default=b"", repr=False)
+    """Key of the noise; empty: there is no secret here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOrder(Order):
+    """Order to train the model in one file and to write the update, a safetensors file, into another."""
+
     model: Path
     out: Path
     """File of the update, or folder of an update in parts (`pieces.part_name`)."""
@@ -34,8 +50,6 @@ class TrainOrder:
     seed: int
     version: int = 0
     """Version of the global model."""
-    local: Mapping[str, Any]
-    """Settings of the run for the task."""
     algorithm: str = "fedavg"
     own: Path | None = None
     """File with the client state after the newest training that counted."""
@@ -46,72 +60,39 @@ class TrainOrder:
     """File for the client state after this training; not written if the algorithm has none."""
     model_seed: int = 0
     """Seed of the task's initial model."""
-    budget: float
-    """Seconds from now after which the training stops by itself."""
     codec: str = ""
     """Codec of the update; empty: plain. A runner that does not know the codec may write a plain update."""
     owed: tuple[Path, ...] = ()
     """Files of residuals from earlier updates, which this update adds."""
     residual: Path | None = None
     """File for the residual that this update leaves."""
-    run_number: int = 0
-    """Number of the run, for Flower apps; 0: not known."""
-    asked_at: float = 0.0
-    """Instant at which the coordinator asked first [s since the epoch]; 0: not known."""
-    noise: bytes = field(default=b"", repr=False)
-    """Key of the noise; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluateOrder:
+class EvaluateOrder(Order):
     """Order to evaluate the model in a file on the site's test data."""
 
-    task: str
-    run_id: str = ""
-    """Run of the job."""
     model: Path
     version: int = 0
     """Version of the global model."""
-    local: Mapping[str, Any]
-    """Settings of the run for the task."""
     own: Path | None = None
     """File with the client state after the newest training that counted."""
     model_seed: int = 0
     """Seed of the task's initial model."""
-    budget: float
-    """Seconds from now after which the evaluation stops by itself."""
-    run_number: int = 0
-    """Number of the run, for Flower apps; 0: not known."""
-    asked_at: float = 0.0
-    """Instant at which the coordinator asked first [s since the epoch]; 0: not known."""
-    noise: bytes = field(default=b"", repr=False)
-    """Key of the noise; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatisticsOrder:
+class StatisticsOrder(Order):
     """Order to make statistics of the site's data."""
 
-    task: str
-    run_id: str = ""
-    """Run of the job."""
-    local: Mapping[str, Any]
-    """Settings of the run for the task."""
     model_seed: int = 0
     """Seed of the run."""
-    budget: float
-    """Seconds from now after which the job ends without a result."""
-    noise: bytes = field(default=b"", repr=False)
-    """Key of the noise; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageOrder:
+class MessageOrder(Order):
     """Order to answer the message in one file and to write the reply, a safetensors file, into another."""
 
-    task: str
-    run_id: str = ""
-    """Run of the job."""
     kind: str
     """Kind of the message: "train", "evaluate" or "query", with an action as in "query.stats"."""
     group: str
@@ -120,20 +101,10 @@ class MessageOrder:
     number: int
     """Number of the message in its run."""
     seed: int
-    local: Mapping[str, Any]
-    """Settings of the run for the task."""
     own: Path | None = None
     """File with the client state after the newest message whose reply was accepted."""
     own_out: Path
     """File for the client state after this message; not written if the task keeps none."""
-    budget: float
-    """Seconds from now after which the answer is no longer needed."""
-    run_number: int = 0
-    """Number of the run, for Flower apps; 0: not known."""
-    asked_at: float = 0.0
-    """Instant at which the coordinator asked first [s since the epoch]; 0: not known."""
-    noise: bytes = field(default=b"", repr=False)
-    """Key of the noise; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

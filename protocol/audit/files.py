@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from cryptography.exceptions import InternalError, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -29,6 +30,7 @@ from atoll.ground.durable import naming_full_disk, write_atomically
 from atoll.ground.file_lock import exclusively, shared
 from atoll.ground.folders import in_words, sync_folder
 from atoll.ground.printable import count_of
+from atoll.ground.private_key import private_key_in
 from atoll.ground.text_files import NotText, text_of
 from atoll.protocol.audit.archive import Archived, ArchiveRefused, copy_into
 from atoll.protocol.audit.chain import (
@@ -129,7 +131,7 @@ def public_key(path: Path) -> str:
         raise AuditUnusable(str(error)) from error
     except OSError as error:
         raise AuditUnusable(in_words(error)) from error
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm, InternalError) as error:
         raise AuditUnusable(f"{path}: no public key in PEM: {error}") from error
     if not isinstance(key, Ed25519PublicKey):
         raise AuditUnusable(f"{path}: checkpoints are signed with Ed25519, this is another kind of key")
@@ -384,7 +386,7 @@ class AuditFiles:
     def _load_or_make_key(self) -> Ed25519PrivateKey:
         path = self.folder / "key.pem"
         try:
-            key = serialization.load_pem_private_key(text_of(path.read_bytes(), path).encode(), None)
+            key = private_key_in(text_of(path.read_bytes(), path).encode())
         except FileNotFoundError:
             if log_files(self.folder):
                 raise AuditUnusable(
@@ -395,7 +397,7 @@ class AuditFiles:
         except NotText as error:
             raise AuditUnusable(str(error)) from error
         except ValueError as error:
-            raise AuditUnusable(f"{path}: no private key in PEM: {error}") from error
+            raise AuditUnusable(f"{path}: {error}") from error
         if not isinstance(key, Ed25519PrivateKey):
             raise AuditUnusable(f"{path}: checkpoints are signed with Ed25519, this is another kind of key")
         return key

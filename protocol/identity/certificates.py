@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from atoll.ground.printable import count_of
+from atoll.ground.private_key import private_key_in
 from atoll.ground.text_files import wide_encoding
 from atoll.protocol.identity.clock_hint import Validity
 from atoll.protocol.identity.names import Identity, Role
@@ -92,9 +93,9 @@ def read_key(pem: bytes) -> PrivateKey:
     """
     _refuse_wide(pem)
     try:
-        key = serialization.load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError) as error:
-        raise CertificateError("no private key in PEM without a passphrase") from error
+        key = private_key_in(pem)
+    except ValueError as error:
+        raise CertificateError(str(error)) from error
     if not (isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1)):
         raise CertificateError("a private key of another kind; allowed: ECDSA on P-256")
     return key

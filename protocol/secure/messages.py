@@ -25,7 +25,7 @@ Position = int
 
 @value
 class Chain:
-    """The end of the hash chain of a site's promises: their number, and the hash of the last one."""
+    """The end of the hash chain of a site's promises: the number of its sessions, and the hash of its last promise."""
 
     count: int
     hash: bytes

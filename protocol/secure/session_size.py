@@ -1,6 +1,8 @@
 """The limits of a session: its members, the rule of its threshold, its attempts, the length of its terms."""
 
 MEMBERS_MIN, MEMBERS_MAX = 3, 64
+SESSION_MAX_LEAST = 2 * MEMBERS_MIN - 1
+"""Least allowed value of a session's largest size: any larger number of clients divides into sessions up to that."""
 ATTEMPTS_MAX = 100
 TWO_THIRDS = "two_thirds"
 BYTES_MAX = 64 * 1024

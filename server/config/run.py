@@ -332,6 +332,8 @@ class RunConfig(BaseModel):
         """Yield the settings of other tables that secure sums exclude."""
         evaluation = self.evaluation
         kept = EvaluationConfig.model_fields["keep_sites"].default
+        if self.program.native:  # its settings come from a strategy, which has no such setting
+            kept = evaluation.keep_sites
         yield from secure.faults_of_program(self.program.main)
         yield from secure.faults_of_rounds(self.round)
         yield from secure.faults_of_aggregation(self.aggregation)

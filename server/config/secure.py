@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, field_validator
 
 from atoll.ground.printable import count_of
-from atoll.protocol.secure.session_size import ATTEMPTS_MAX, BYTES_MAX, MEMBERS_MAX, MEMBERS_MIN, TEXT_MAX, TWO_THIRDS
+from atoll.protocol.secure.session_size import (
+    ATTEMPTS_MAX,
+    BYTES_MAX,
+    MEMBERS_MAX,
+    MEMBERS_MIN,
+    SESSION_MAX_LEAST,
+    TEXT_MAX,
+    TWO_THIRDS,
+)
 from atoll.protocol.settings import STRICT
 from atoll.server.config.aggregation import AggregationConfig
 from atoll.server.config.model import ModelConfig, StopConfig
@@ -57,7 +65,7 @@ class SecureConfig(BaseModel):
     """Least number of a session's members that open its sum: "two_thirds" of n, `floor(2 n / 3) + 1`, or a count above
     n / 2. A session that loses more members than that leaves opens nothing."""
 
-    session_max: int = Field(default=MEMBERS_MAX, ge=MEMBERS_MIN, le=MEMBERS_MAX)
+    session_max: int = Field(default=MEMBERS_MAX, ge=SESSION_MAX_LEAST, le=MEMBERS_MAX)
     """Most members of a session; a larger cohort is divided into more sessions."""
 
     sessions: int = Field(default=1, ge=1, le=1_000_000)
@@ -133,13 +141,6 @@ class SecureConfig(BaseModel):
             yield _fault("secure.sessions", self.sessions, what, out)
             return
         rules, invited = self.rules(), policy.num_invited
-        if (in_one := sum(rules.sizes(invited))) < invited:
-            what = (
-                f"{invited} invited clients do not divide into sessions of {MEMBERS_MIN} to {self.session_max} members"
-            )
-            yield _fault(
-                "secure.session_max", self.session_max, what, f"5 to {MEMBERS_MAX}, or {in_one} invited clients"
-            )
         full = self.session_max * max(self.sessions, -(-cohort // self.session_max))  # clients; one more: more sessions
         numbers = {cohort, invited, *(number for number in (full, full + 1) if cohort < number < invited)}
         sizes = {size for number in numbers for size in rules.sizes(number)}

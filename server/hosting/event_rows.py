@@ -139,6 +139,8 @@ class _Rows:
         if not self._machine.may_snapshot or self._has_snapshot:
             return
         self._has_snapshot = True
+        if self._machine.rules.secure is not None:
+            self.batch.forgotten.append((self._decided.run_id, self._decided.seq))
         run_id, seq, ledger = self._decided.run_id, self._decided.seq, self._machine.ledger
         written = ledger.membership.unwritten.take(ledger.membership.members, seq)
         pages = (encode_page(ledger.membership.members, names) for names in written.pages)

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.ground.folders import sync_folder
+from atoll.ground.private_key import private_key_in
 from atoll.ground.text_files import NotText, text_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.credential import Credential, make_private_folder, write_private
@@ -93,10 +94,10 @@ def publisher_key(folder: Path) -> Ed25519PrivateKey:
     if path.stat().st_mode & 0o077:
         raise StoreCorrupted(f"{path}: a private key that others may read; allowed: mode 0600")
     try:
-        key = serialization.load_pem_private_key(text_of(path.read_bytes(), path).encode(), password=None)
+        key = private_key_in(text_of(path.read_bytes(), path).encode())
     except NotText as error:
         raise StoreCorrupted(str(error)) from error
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise StoreCorrupted(f"{path}: no private key in PEM; move it away, and a new one is made") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise StoreCorrupted(f"{path}: a private key of another kind; allowed: Ed25519")

@@ -26,6 +26,7 @@ from atoll.server.journal.codec import as_of_then, decode_rules, encode, encode_
 from atoll.server.journal.exchanges import read_exchanges, recover_exchanges
 from atoll.server.journal.pruning import Stay, prune
 from atoll.server.journal.recovery import Recovered, RecoveredRounds, recover
+from atoll.server.journal.reveals import forget_reveals
 from atoll.server.journal.schema import EVALUATIONS, JOURNAL, MEMBERS, META, ROUNDS, RUNS, SNAPSHOTS, UPDATES, VERSIONS
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.journal.statements import SELECT_UPDATES, statements
@@ -213,6 +214,7 @@ class Batch:
     runs: list[RunRow] = field(default_factory=list)  # new, or with new settings
     changes: list[RunChange] = field(default_factory=list)  # in the order of the events
     settings: list[SettingsChange] = field(default_factory=list)
+    forgotten: list[tuple[RunId, int]] = field(default_factory=list)  # runs whose reveals up to an entry are deleted
 
 
 class Journal:
@@ -304,6 +306,8 @@ class Journal:
             connection.execute(update(RUNS).where(RUNS.c.run_id == change.run_id).values(_values(change)))
         for new in batch.settings:
             _change_settings(connection, new)
+        for run_id, seq in batch.forgotten:
+            forget_reveals(connection, run_id, seq)
 
     def load(self, run_id: RunId) -> RecoveredRounds:
         """Return the last good snapshot and the entries since.

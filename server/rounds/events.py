@@ -170,7 +170,8 @@ class UpdateRefused:
 class KeysCame:
     """The arrival of a client's keys for its session, which the driver has checked: its update is encoded.
 
-    In these four events `content` is the message's canonical wire form, as hexadecimal digits.
+    In these four events `content` is the message's canonical wire form, as hexadecimal digits; empty: it was deleted
+    after its round.
     """
 
     client_id: ClientId

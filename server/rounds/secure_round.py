@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from atoll.ground.printable import count_of
 from atoll.protocol.secure import wire
-from atoll.protocol.secure.messages import Answer, Gone, MemberKeys, Position, Roster
+from atoll.protocol.secure.messages import Answer, Gone, MemberKeys, Position, Reveal, Roster
 from atoll.protocol.secure.session_size import MEMBERS_MIN, threshold_of
 from atoll.protocol.vocabulary import (
     AbandonReason,
@@ -187,7 +187,7 @@ class SecureRound(Round):
             return ()
         order = sorted(clients)
         random.Random(f"sessions {self._seed} {self.record.round_id}").shuffle(order)
-        number = max(self._secure.sessions, math.ceil(len(order) / self._secure.session_max))
+        number = max(1, len(self._secure.sizes(len(order))))
         self._sums = [_Sum(session) for session in range(number)]
         self.record.sums = [each.record for each in self._sums]
         self._sessions = {client_id: place % number for place, client_id in enumerate(order)}
@@ -364,7 +364,8 @@ class SecureRound(Round):
         of, row = self._named(event), self.record.clients.get(event.client_id)
         if of is None or of.session is None or row is None or (position := of.position_of(event.client_id)) is None:
             return ()
-        answer, session = _content(event), of.session
+        session = of.session
+        answer = _content(event) if event.content else Reveal((0,) * len(session.masking))  # of a round that has ended
         assert isinstance(answer, Answer)
         if row.sum is not None:
             match event:

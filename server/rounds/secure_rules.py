@@ -21,7 +21,7 @@ class SecureRules:
     threshold: str = "two_thirds"
     """Rule of the least number of members that opens a sum, as in the terms."""
     session_max: int = 64
-    """Most members of a session."""
+    """Most members of a session, at least `SESSION_MAX_LEAST`."""
     sessions: int = 1
     """Number of sessions in a round, at least."""
     stage_timeout: float = 60.0
@@ -36,13 +36,13 @@ class SecureRules:
         """Return the sizes of the sessions into which a round's clients are divided, which differ by at most one.
 
         There are `sessions` of them, more if one would have more than `session_max` members, and fewer if one would
-        have fewer than three. Clients in none are left over only with a `session_max` of 3 or 4.
+        have fewer than three; none of fewer than three clients.
         """
         wanted = max(self.sessions, -(-clients // self.session_max))
         number = min(wanted, clients // MEMBERS_MIN)
         if not number:
             return ()
-        size, larger = divmod(min(clients, number * self.session_max), number)
+        size, larger = divmod(clients, number)
         return (size + 1,) * larger + (size,) * (number - larger)
 
     def threshold_of(self, members: int) -> int:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from atoll.tensors.safetensors_file import read
+from tests.cli.invoking import said
 from tests.federation.processes import federation
 
 SECURE = {
@@ -71,3 +72,15 @@ def test_a_coordinator_that_is_killed_in_a_session_opens_the_same_sum(tmp_path, 
         assert (first.round_id, first.phase) == (1, "committed")
         assert [first.clients[site].fate for site in "abcd"] == ["reported"] * 4
         np.testing.assert_allclose(model(it, 2), np.full(50_000, 2, np.float32), rtol=1e-6)
+
+
+def test_ranks_open_the_sum_together(tmp_path):
+    with federation(tmp_path) as it:
+        it.coordinator(**SECURE, rounds=2, coordinator__aggregators=2)
+        for site in "abcd":
+            it.agent(site)
+        assert it.wait_for_end() == 0
+        assert [record.phase for record in it.rounds()] == ["committed"] * 2
+        out = it.folder / "model.safetensors"
+        said("model", "export", "--run", "trouble-1", "--out", out, "--state", it.state)
+        np.testing.assert_allclose(read(out)["w"], np.full(50_000, 2, np.float32), rtol=1e-6)

@@ -9,12 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from google.protobuf.message import DecodeError
 from pydantic import BaseModel
 
 from atoll.client.config import AgentConfig
 from atoll.client.policy.config import SitePolicy
+from atoll.client.site.fingerprint_list import list_text, parse_list
+from atoll.client.site.key_file import KeyFault, parse_site_key
+from atoll.client.site.peers import Peers, parse_peers
 from atoll.client.wire.messages import BadMessage, event_of, hello
 from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
@@ -223,6 +227,14 @@ _PART = Part(path="runs/r-1/ranks", num_bytes=1, mode=0o600, sha256="0" * 64)
 _CONTENTS = [Contents(atoll="1", made_at=1.5, has_keys=True, files=[_PART]).model_dump_json().encode()]
 _URIS = [b"atoll://client/north", b"atoll://coordinator/main", b"atoll://aggregator/3"]
 
+_PEERS = [Peers({"east": "01" * 16, "north": "23" * 16}, frozenset({"west"})).encode()]
+_PRINTS = [list_text({"east": "01" * 16, "north": "23" * 16}).encode()]
+_SITE_KEYS = [
+    Ed25519PrivateKey.from_private_bytes(bytes(range(32))).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    )
+]
+
 TARGETS = {
     "manifest of a version": Target(parse_version, (ManifestError,), [VERSION.encode()], _JSON_TOKENS),
     "manifest of an update": Target(parse_update, (ManifestError,), [UPDATE.encode(), ROOT.encode()], _JSON_TOKENS),
@@ -234,6 +246,11 @@ TARGETS = {
     "TOML of a simulation": _settings(SimulationFile),
     "TOML of a sweep": Target(_sweep, (ConfigError,), _SWEEPS, [*_TOML_TOKENS, b"[[grid.x]]"]),
     "TOML of a policy": _settings(SitePolicy),
+    "peers of a site": Target(parse_peers, (ManifestError,), _PEERS, [b'"pinned":', b'"a":', b"{}", b"[]"]),
+    "list of fingerprints": Target(
+        lambda data: parse_list(data, "list"), (ConfigError,), _PRINTS, [b"\n", b"#", b" ", b"0123"]
+    ),
+    "key of a site": Target(lambda data: parse_site_key(data, "site.pem"), (KeyFault,), _SITE_KEYS, [b"-----\n"]),
     "join code": Target(_text(JoinCode.parse), (JoinCodeError,), [str(_CODE).encode()], [b"atoll-"]),
     "join code with the right sum": Target(
         _text(JoinCode.parse),

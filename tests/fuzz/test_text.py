@@ -8,7 +8,11 @@ from tests.fuzz.run import NUM, PEAK_MAX, bounded_memory, feed, inputs, peak_byt
 from tests.fuzz.targets import TARGETS
 
 SEED = 7
-OF_TEXT = [name for name in TARGETS if name.startswith(("TOML", "join code", "name", "HTTPS", "checkpoint"))]
+OF_TEXT = [
+    name
+    for name in TARGETS
+    if name.startswith(("TOML", "join code", "name", "HTTPS", "checkpoint", "peers of", "list of", "key of"))
+]
 
 
 @pytest.mark.slow

@@ -109,9 +109,9 @@ def distrust(name: Name, state: State = None, json: options.Json = False) -> Non
 
 
 def peers(state: State = None, json: options.Json = False) -> None:
-    """List the sites that are pinned or distrusted here, and what this one has seen of their promises.
+    """List the sites that are pinned or distrusted here, and what this one has seen of their sessions.
 
-    `promises` is the highest number of promises that a pinned key has shown in a sum with this site; `two histories`:
+    `sessions` is the highest number of sessions that a pinned key has shown to this site; `two histories`:
     it has shown others later, so its state was put back, and it is refused until its operator makes a new key with
     `atoll site accept-rollback --new-key`, which is then pinned.
     """
@@ -123,13 +123,13 @@ def peers(state: State = None, json: options.Json = False) -> None:
     from atoll.protocol.secure.site_key import shown
 
     table(
-        ["site", "standing", "fingerprint", "promises"],
+        ["site", "standing", "fingerprint", "sessions"],
         [
             (
                 row["site"],
                 row["standing"],
                 shown(row["fingerprint"] or ""),
-                "two histories" if row["forked"] else row["promises"],
+                "two histories" if row["forked"] else row["sessions"],
             )
             for row in rows
         ],
@@ -155,12 +155,12 @@ def _peers(folder: Path) -> list[dict[str, Any]]:
             "site": name,
             "standing": "pinned",
             "fingerprint": digits,
-            "promises": newest.get(digits),
+            "sessions": newest.get(digits),
             "forked": digits in forked,
         }
         for name, digits in known.pinned.items()
     ]
-    nothing = {"fingerprint": None, "promises": None, "forked": False}
+    nothing = {"fingerprint": None, "sessions": None, "forked": False}
     distrusted = [{"site": name, "standing": "distrusted", **nothing} for name in known.distrusted]
     return sorted([*pinned, *distrusted], key=lambda row: str(row["site"]))
 

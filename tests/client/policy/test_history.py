@@ -239,7 +239,7 @@ def test_approvals_of_plain_runs_outlive_the_schema_of_secure_sums(tmp_path: Pat
     found = history.of(request(7, local="{}", algorithm="fedavg", codec="", content="w"), day=DAY)
     assert (found.standing, found.is_counted, history.accepted_rollbacks()) == (Standing.APPROVED, True, ["r-2"])
     store = PromiseStore(history.database)
-    assert (store.promises.chain.count, store.site_key, store.fault) == (0, b"", "")
+    assert (store.num_promises, store.site_key, store.fault) == (0, b"", "")
 
 
 @pytest.mark.parametrize("schema", [SCHEMA_1, SCHEMA_2, SCHEMA_4])

@@ -25,7 +25,7 @@ class StoppedAtOnce(Instant):
 
 
 def stores_in(folder: Path, **given: Any) -> Any:
-    given = {"spool": None, "residuals": None, "work": folder, "noise_secret": bytes(32)} | given
+    given = {"spool": None, "encoded": None, "residuals": None, "work": folder, "noise_secret": bytes(32)} | given
     return SimpleNamespace(**given)
 
 

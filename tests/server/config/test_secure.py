@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.cli.flower.counterparts import counterpart
-from atoll.protocol.secure.session_size import MEMBERS_MAX, MEMBERS_MIN
+from atoll.protocol.secure.session_size import MEMBERS_MAX, MEMBERS_MIN, SESSION_MAX_LEAST
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.config.run import RunConfig, RunFile
 from atoll.server.config.run_changes import changed
@@ -55,16 +55,13 @@ def test_secure_rules_keep_no_metrics_of_single_sites() -> None:
     assert run_with([]).rules.keep_sites == 0
 
 
-@given(st.integers(0, 400), st.integers(1, 20), st.integers(MEMBERS_MIN, MEMBERS_MAX))
+@given(st.integers(0, 400), st.integers(1, 20), st.integers(SESSION_MAX_LEAST, MEMBERS_MAX))
 def test_the_clients_of_a_round_are_divided_into_sessions_of_like_size(clients: int, sessions: int, most: int) -> None:
     sizes = SecureRules(clip_norm=1.0, sessions=sessions, session_max=most).sizes(clients)
-    left = clients - sum(sizes)
     assert all(MEMBERS_MIN <= size <= most for size in sizes)
     assert not sizes or max(sizes) - min(sizes) <= 1
     assert bool(sizes) == (clients >= MEMBERS_MIN)
-    if most >= 5:
-        assert left == 0 or clients < MEMBERS_MIN
-    assert left < MEMBERS_MIN
+    assert sum(sizes) == (clients if clients >= MEMBERS_MIN else 0)
     enough = -(-clients // most)
     assert len(sizes) == min(max(sessions, enough), clients // MEMBERS_MIN)
 
@@ -73,7 +70,7 @@ def test_the_clients_of_a_round_are_divided_into_sessions_of_like_size(clients: 
     st.integers(MEMBERS_MIN, 150),
     st.sampled_from([1.0, 1.3, 2.0]),
     st.integers(1, 6),
-    st.integers(MEMBERS_MIN, MEMBERS_MAX),
+    st.integers(SESSION_MAX_LEAST, MEMBERS_MAX),
     st.sampled_from(["two_thirds", *range(2, MEMBERS_MAX + 1)]),
 )
 def test_no_accepted_threshold_lets_two_groups_open_or_nobody(
@@ -90,8 +87,7 @@ def test_no_accepted_threshold_lets_two_groups_open_or_nobody(
         invited += 1
     sizes = [size for number in range(cohort, invited + 1) for size in rules.sizes(number)]
     is_sound = all(size >= (least := rules.threshold_of(size)) and 2 * least > size for size in sizes)
-    fits = sum(rules.sizes(invited)) == invited and cohort // MEMBERS_MIN >= sessions
-    assert (config is not None) == (is_sound and fits)
+    assert (config is not None) == (is_sound and cohort // MEMBERS_MIN >= sessions)
 
 
 def test_only_deadlines_and_the_number_of_sessions_change_at_a_resume() -> None:
@@ -283,11 +279,6 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         "secure.sessions: got 4, and with [secure] 9 updates make 3 sessions of 3 members or more: allowed is 1 to 3, "
         "or a round.cohort_size of at least 12",
     ),
-    "sessions that leave clients over": (
-        ["round.over_selection=1.1", "secure.session_max=3"],
-        "secure.session_max: got 3, and with [secure] 10 invited clients do not divide into sessions of 3 to 3 "
-        "members: allowed is 5 to 64, or 9 invited clients",
-    ),
     "a threshold of less than half": (
         ["secure.threshold=4"],
         "secure.threshold: got 4, and with [secure] in a session of 9 members two groups of that size could open two "
@@ -347,8 +338,8 @@ def test_all_that_does_not_go_together_is_named_at_once() -> None:
         ("secure.examples_max=0", "secure.examples_max: got 0; allowed: integer >= 1, <= 1099511627776"),
         ("secure.threshold=1", 'secure.threshold: got 1; allowed: "two_thirds" | integer >= 2, <= 64'),
         ("secure.threshold=half", "secure.threshold: got 'half'; allowed: \"two_thirds\" | integer >= 2, <= 64"),
-        ("secure.session_max=2", "secure.session_max: got 2; allowed: integer >= 3, <= 64"),
-        ("secure.session_max=65", "secure.session_max: got 65; allowed: integer >= 3, <= 64"),
+        ("secure.session_max=4", "secure.session_max: got 4; allowed: integer >= 5, <= 64"),
+        ("secure.session_max=65", "secure.session_max: got 65; allowed: integer >= 5, <= 64"),
         ("secure.sessions=0", "secure.sessions: got 0; allowed: integer >= 1, <= 1000000"),
         ("secure.attempts=101", "secure.attempts: got 101; allowed: integer >= 1, <= 100"),
         ("secure.stage_timeout=0", "secure.stage_timeout: got 0; allowed: number > 0, <= 31622400"),
@@ -389,6 +380,12 @@ def test_what_goes_with_secure_sums_is_accepted() -> None:
         ["cohort.sampler=mine:sampler", "optimizer.name=mine:optimizer"],
     ):
         assert run_with(overrides).secure is not None
+
+
+def test_the_native_run_of_a_flower_app_keeps_no_metrics_of_sites_whatever_its_plan_says() -> None:
+    app = "app/pyproject.toml:app"
+    config = run_with([f"task={app}", "program.native=true", "evaluation.keep_sites=100000"])
+    assert config.rules.keep_sites == 0
 
 
 def test_the_example_of_the_page_is_a_run_s() -> None:

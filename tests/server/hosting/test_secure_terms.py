@@ -111,7 +111,7 @@ def test_what_a_site_has_not_approved_is_the_same_whatever_the_run_may_change() 
             "bits": st.sampled_from([32, 64]),
             "examples_max": st.integers(1, 2**40),
             "threshold": st.sampled_from(["two_thirds", *range(2, 65)]),
-            "session_max": st.integers(3, 64),
+            "session_max": st.integers(5, 64),
             "sessions": st.integers(1, 4),
             "metrics": st.dictionaries(st.text(max_size=210), st.integers(1, 10_000), max_size=4),
         },

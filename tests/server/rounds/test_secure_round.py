@@ -24,8 +24,14 @@ def test_a_large_cohort_is_several_sessions_and_each_opens_its_sum():
     assert sorted(name for _, _, members in run.opened for name in members) == [*run.sites]
 
 
+def test_a_cohort_too_small_for_its_sessions_has_fewer_of_them():
+    run = SecureRun(5, random.Random(3), rounds=1, sessions=2)
+    assert run.run()
+    assert [len(members) for _, _, members in run.opened] == [5]
+
+
 def test_fewer_than_three_clients_open_nothing():
-    run = SecureRun(4, random.Random(3), rounds=1, sessions=2)
+    run = SecureRun(2, random.Random(3), rounds=1)
     assert not run.run()
     assert run.machine.ledger.state is RunState.FAILED
     last = run.machine.ledger.past[max(run.machine.ledger.past)]

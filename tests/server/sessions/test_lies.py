@@ -329,7 +329,7 @@ class TestPromises:
         for promise in site.written:
             restarted.add(promise)
         site.promises = restarted
-        assert restarted.chain == Chain(2, restarted.chain.hash)
+        assert restarted.chain.count == 1, "a session of which two promises were given"
         assert "this site has signed the survivors of round 1" in self.fault(site, terms_of(attempt=2))
 
     def test_sums_from_one_base_are_counted(self):  # 40

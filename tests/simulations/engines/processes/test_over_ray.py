@@ -19,6 +19,7 @@ from atoll.simulations.engines.processes.processes import WorkerDied
 from atoll.simulations.engines.sequential import Sequential
 from tests.cli.invoking import shown
 from tests.simulations.engines.cases import SIZES, Case, all_trained, assert_same_bits, first_version, two_rounds
+from tests.waiting import BOUND_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray's own, when it starts and ends
 
@@ -28,6 +29,12 @@ def collected() -> Iterator[None]:
     """Collect what Ray left open, so that its warnings do not appear in the middle of another test."""
     yield
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise the bound of an actor's start: beside twenty busy processes Ray took more than two minutes for it."""
+    monkeypatch.setattr(over_ray, "START_TIMEOUT_S", 4 * BOUND_S)
 
 
 def picky(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
