@@ -93,6 +93,7 @@ class Session:
         self.masking: frozenset[Position] = frozenset()
         self.survivors: frozenset[Position] = frozenset()
         self._opened_with = 0
+        self._is_opening = False  # an opening has begun, and its outcome is not known
 
     # ------------------------------------------------------------ events
 
@@ -128,7 +129,7 @@ class Session:
 
     def due(self) -> list[Effect]:
         """End the stage with those that have answered."""
-        return [] if self.is_over else self._end_stage()
+        return [] if self.is_over or self._is_opening else self._end_stage()
 
     def returned(self, position: Position) -> list[Effect]:
         """Repeat the newest question to a member that has connected again."""
@@ -138,12 +139,13 @@ class Session:
 
     def opened(self, wrong: Iterable[Position] = ()) -> None:
         """Note that the sum is open, and which members had revealed wrong shares."""
-        self.stage = Stage.OPENED
+        self.stage, self._is_opening = Stage.OPENED, False
         for position in wrong:
             self.gone.setdefault(position, "its reveal has a wrong share")
 
     def refused(self) -> list[Effect]:
         """Note that no `threshold` of the reveals open the sum: another one is needed, until the stage is due."""
+        self._is_opening = False
         return self._end_when_complete()
 
     # ------------------------------------------------------------ state
@@ -202,6 +204,8 @@ class Session:
     # ------------------------------------------------------------ stages
 
     def _end_when_complete(self) -> list[Effect]:
+        if self._is_opening:
+            return []  # whoever answers or leaves meanwhile: the outcome decides
         is_enough = {
             Stage.AGREEING: len(self._agreed) >= self.roster.threshold,
             Stage.OPENING: len(self.reveals) >= max(self.roster.threshold, self._opened_with + 1),
@@ -245,7 +249,7 @@ class Session:
     def _open(self) -> list[Effect]:
         if len(self.reveals) < max(self.roster.threshold, self._opened_with + 1):
             return self._fail("reveals that open it", len(self.reveals), may_repeat=False)
-        self._opened_with = len(self.reveals)
+        self._opened_with, self._is_opening = len(self.reveals), True
         return [OpenSum(tuple(sorted(self.reveals.items())))]
 
     def _fail(self, of: str, have: int, *, may_repeat: bool) -> list[Effect]:

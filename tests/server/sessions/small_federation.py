@@ -90,6 +90,7 @@ class SmallFederation:
         self.members, self.masked, self.queue = {}, {}, []
         self.streams = []  # all key streams that were ever used as a pad, with the vector's owner
         self.session = self.outcome = None
+        self.is_opening = False
         self.reasons = {}
 
     def run(self):
@@ -113,6 +114,9 @@ class SmallFederation:
                 self._carry_out(self.session.due())
                 continue
             at = self.draw.randrange(len(self.queue))
+            if isinstance(self.queue[at], dict):
+                self._open(self.queue.pop(at))
+                continue
             self._deliver(*self.queue[at]) if self.draw.random() < 0.1 else self._deliver(*self.queue.pop(at))
         return self.outcome
 
@@ -164,10 +168,12 @@ class SmallFederation:
                 case Fail():
                     self.outcome = effect
                 case OpenSum(reveals=reveals):
-                    self._open(dict(reveals))
+                    assert not self.is_opening, "two openings of one sum at a time"
+                    self.is_opening = True
+                    self.queue.append(dict(reveals))  # it takes a while, and messages come meanwhile
 
     def _open(self, reveals):
-        session = self.session
+        session, self.is_opening = self.session, False
         try:
             opened = open_sum(session.roster, session.id, session.masking, session.survivors, reveals)
         except NotOpened:
