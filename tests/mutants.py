@@ -458,7 +458,8 @@ PLANTED = (
     Mutant(
         "returning client told to stop",
         INTAKE,
-        "        if self._open(round_id) and record.phase is Phase.COLLECTING:\n            return ()\n",
+        "        if self._open(round_id) and (record.phase is Phase.COLLECTING or client.fate is Fate.JOINED):\n"
+        "            return ()\n",
         "",
         "a client that reconnects is released from a round that still waits for it",
     ),
@@ -549,7 +550,7 @@ PLANTED = (
     Mutant(
         "download given up on reconnect",
         SESSION,
-        "                if self.job is not None:\n                    self.job.news_by = now + self.rules.lease\n",
+        "        if self.job is not None:\n            self.job.news_by = now + self.rules.lease\n",
         "",
         "after an outage a client gives up before it learns that the deadline has moved",
     ),
@@ -584,7 +585,7 @@ PLANTED = (
     Mutant(
         "release leaves the spool",
         SESSION,
-        "        if key in self.outgoing and not submit:",
+        "        if key in self.outgoing and (not submit or key in self.encoded):",
         "        if False:",
         "an update that is not wanted stays in the spool",
     ),
@@ -854,7 +855,8 @@ PLANTED = (
     Mutant(
         "trained for twice",
         SESSION,
-        "            if waiting.request.key in self.outgoing:\n                continue  # it was requested again",
+        "            if waiting.request.key in self.outgoing or waiting.request.key in self.encoded:\n"
+        "                continue  # it was requested again",
         "            if False:\n                continue  # it was requested again",
         "an invitation that arrives a second time while its job ends makes a second update",
     ),

@@ -30,6 +30,7 @@ from atoll.aggregation.fold.exchange import NOTHING, Bytes, Exchange, from_all, 
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.streaming import opened_readers
 from atoll.aggregation.ordered_map import computed_ahead
+from atoll.ground.printable import count_of
 from atoll.tensors.layout import Piece, Tensor
 from atoll.tensors.pieces import first_element
 from atoll.tensors.safetensors_file import read_into
@@ -330,4 +331,6 @@ def _check_updates(vector: Vector, session: Session) -> None:
                 kind = "no such tensor" if tensor is None else tensor.dtype
                 raise ValueError(f"update {update.path}: {piece.dtype} {piece.tensor!r}, the sum has {kind}")
         if not update.is_partial and {piece.tensor for piece in update.pieces} != set(tensors):
-            raise ValueError(f"update {update.path}: it has not all of the {len(tensors)} tensors of the sum")
+            raise ValueError(
+                f"update {update.path}: it has not all of the {count_of(len(tensors), 'tensor')} of the sum"
+            )

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from atoll.ground.printable import count_of
 from atoll.protocol.secure.shamir import PRIME, SHARE_BYTES
 from atoll.protocol.secure.transcript import framed, number
 
@@ -45,7 +46,7 @@ def unseal(key: bytes, box: bytes, session: bytes, sender: int, receiver: int) -
     except (InvalidTag, ValueError):
         raise BadBox("it was sealed with another key, or changed") from None
     if len(content) != 2 * SHARE_BYTES:
-        raise BadBox(f"it has {len(content)} bytes; allowed: {2 * SHARE_BYTES}")
+        raise BadBox(f"it has {count_of(len(content), 'byte')}; allowed: {2 * SHARE_BYTES}")
     shares = Shares(int.from_bytes(content[:SHARE_BYTES]), int.from_bytes(content[SHARE_BYTES:]))
     if max(shares) >= PRIME:
         raise BadBox("it has a number that is no share")

@@ -15,6 +15,7 @@ or else of its mask key.
 import json
 from collections.abc import Collection, Mapping
 
+from atoll.ground.printable import count_of
 from atoll.protocol.secure.boxes import BOX_BYTES
 from atoll.protocol.secure.site_key import SiteIdentity
 from atoll.protocol.secure.transcript import framed
@@ -147,7 +148,7 @@ def positions_of(bits: bytes, members: int) -> frozenset[Position]:
         ValueError: it has another size, or a bit beyond the members.
     """
     if len(bits) != size_of(members):
-        raise ValueError(f"a bitmap of {len(bits)} bytes; allowed: {size_of(members)}")
+        raise ValueError(f"a bitmap of {count_of(len(bits), 'byte')}; allowed: {size_of(members)}")
     number, width = int.from_bytes(bits), 8 * len(bits)
     found = frozenset(position for position in range(width) if number >> (width - 1 - position) & 1)
     if found and max(found) >= members:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from atoll.ground.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.secure.boxes import BOX_BYTES
 from atoll.protocol.secure.messages import (
@@ -188,11 +189,11 @@ def _keys(keys: MemberKeys) -> pb.MemberKeys:
 
 def _read_keys(keys: pb.MemberKeys) -> MemberKeys:
     if not 0 < len(keys.name) <= NAME_MAX:
-        raise BadForm(f"name: {len(keys.name)} characters; allowed: 1 to {NAME_MAX}")
+        raise BadForm(f"name: {count_of(len(keys.name), 'character')}; allowed: 1 to {NAME_MAX}")
     for field in ("certificate", "certification"):
         most = CERTIFICATE_BYTES_MAX if field == "certificate" else CERTIFICATION_BYTES_MAX
         if (size := len(getattr(keys, field))) > most:
-            raise BadForm(f"{field}: {size} bytes; allowed: at most {most}")
+            raise BadForm(f"{field}: {count_of(size, 'byte')}; allowed: at most {most}")
     return MemberKeys(
         name=keys.name,
         terms=_sized(keys.terms, "terms", DIGEST_BYTES),
@@ -239,5 +240,5 @@ def _read_shares(shares: Iterable[bytes]) -> tuple[int, ...]:
 
 def _sized(content: bytes, field: str, size: int) -> bytes:
     if len(content) != size:
-        raise BadForm(f"{field}: {len(content)} bytes; allowed: {size}")
+        raise BadForm(f"{field}: {count_of(len(content), 'byte')}; allowed: {size}")
     return content

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.ground.printable import count_of
 from atoll.tensors.layout import FLOATS, Layout, Piece, pieces_in_order
 from atoll.tensors.masked.encode import TILE_ELEMENTS, BoxEncoder, Measured, measured
 from atoll.tensors.safetensors_file import NUMPY_DTYPES, read_into, to_float32
@@ -65,7 +66,7 @@ def assembled(layout: Layout, boxes: Iterable[Box]) -> dict[str, NDArray[np.int6
     left = {name: tensor.num_elements for name, tensor in tensors.items()}
     for piece, values in boxes:
         if piece.tensor not in tensors:
-            raise ValueError(f"{piece.tensor!r} is not one of the {len(tensors)} integer tensors")
+            raise ValueError(f"{piece.tensor!r} is not one of the {count_of(len(tensors), 'integer tensor')}")
         at = tuple(slice(o, o + n) for o, n in zip(piece.offsets, piece.lengths, strict=True))
         found[piece.tensor][at] = values.reshape(piece.lengths)
         left[piece.tensor] -= piece.num_elements

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.ground.printable import count_of
 from atoll.tensors.secure.masked_layout import Exact, MetricShape
 from atoll.tensors.secure.vector import SMALL, WEIGHT_BITS, Fill
 
@@ -37,7 +38,7 @@ def fault_of_metric(shape: MetricShape, sums: Sequence[float] | None) -> str:
     if not sums:
         return ""
     if len(sums) != shape.length:
-        return f"metric {shape.name!r} has {len(sums)} sums, and the terms have {shape.length}"
+        return f"metric {shape.name!r} has {count_of(len(sums), 'sum')}, and the terms have {shape.length}"
     if not all(math.isfinite(each) and abs(each) <= METRIC_MAX for each in sums):
         return f"metric {shape.name!r} has a sum that is not within {METRIC_MAX:g}"
     return ""
@@ -136,13 +137,12 @@ def decode_exact(words: Words, places: Exact, members: int) -> ExactSum:
         raise WrongSum(f"its canaries are {', '.join(map(str, sorted(canaries)[:3]))} instead of {members}")
     weight = int(words[places.weight])
     if not members <= weight <= members << WEIGHT_BITS:
-        raise WrongSum(
-            f"its weight is {math.ldexp(weight, -WEIGHT_BITS):g}; allowed of {members} members: up to {members}"
-        )
+        of = count_of(members, "member")
+        raise WrongSum(f"its weight is {math.ldexp(weight, -WEIGHT_BITS):g}; allowed of {of}: up to {members}")
     counts = [int(words[places.within]), *map(int, words[places.fills])]
     having = {shape: int(words[place][0]) for shape, place in places.metrics.items()}
     if max([*counts, *having.values()]) > members:
-        raise WrongSum(f"it counts {max([*counts, *having.values()])} of {members} members")
+        raise WrongSum(f"it counts {max([*counts, *having.values()])} of {count_of(members, 'member')}")
     integers = {name: _sum_of_products(words[place]) for name, place in places.integers.items()}
     signed = words.view(np.int64)
     statistics = {

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from atoll.ground.printable import count_of
 from atoll.tensors.layout import BESIDE, FLOATS, SECURE, Layout, Tensor, in_order
 
 EXACT = SECURE + "exact"
@@ -129,12 +130,12 @@ def in_metric_order(lengths: Mapping[str, int] | Iterable[tuple[str, int]]) -> t
     metrics = tuple(MetricShape(*pair) for pair in sorted(pairs))
     total = sum(metric.length for metric in metrics)
     if len(metrics) > METRICS_MAX or total > SUMS_MAX or len({metric.name for metric in metrics}) < len(metrics):
-        raise ValueError(f"{len(metrics)} metrics of {total} sums, allowed: {METRICS_MAX} different of {SUMS_MAX}")
+        given = f"{count_of(len(metrics), 'metric')} of {count_of(total, 'sum')}"
+        raise ValueError(f"{given}, allowed: {METRICS_MAX} different of {SUMS_MAX}")
     for name, length in metrics:
         if not 1 <= length <= SUMS_MAX or not 1 <= len(name) <= NAME_MAX:
-            raise ValueError(
-                f"metric {name!r:.220} has {length} sums, allowed: 1 or more, and a name of 1 to {NAME_MAX} characters"
-            )
+            sums, allowed = count_of(length, "sum"), f"1 or more, and a name of 1 to {NAME_MAX} characters"
+            raise ValueError(f"metric {name!r:.220} has {sums}, allowed: {allowed}")
     return metrics
 
 

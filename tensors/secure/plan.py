@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from atoll.ground.printable import count_of
 from atoll.tensors.layout import Layout
 from atoll.tensors.secure.masked_layout import (
     Exact,
@@ -116,7 +117,7 @@ class Vector:
         travels(self.layout)
         wanted = len(self.encoding.grid or self.encoding.exponents)
         if wanted != (count := len(floats_of(self.layout))):
-            raise ValueError(f"{wanted} ranges for {count} float tensors")
+            raise ValueError(f"{wanted} ranges for {count_of(count, 'float tensor')}")
 
     @cached_property
     def masked(self) -> Layout:

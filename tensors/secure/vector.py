@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.ground.printable import count_of
+
 VALUE_BITS = {32: 22, 64: 44}
 """Bits of one member's value, with its sign, by the bits of a word."""
 WORD_DTYPE: dict[int, np.dtype[Any]] = {32: np.dtype(np.uint32), 64: np.dtype(np.uint64)}
@@ -65,7 +67,7 @@ def fault_of(bits: int, members: int, noise_steps: float = 0.0) -> str:
     return (
         ""
         if largest < most
-        else f"{members} members in words of {bits} bits: the sum is up to {largest:.3g} steps, "
+        else f"{count_of(members, 'member')} in words of {bits} bits: the sum is up to {largest:.3g} steps, "
         f"and a word holds {most - 1:.3g}"
     )
 

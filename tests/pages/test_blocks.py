@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from atoll.client.site.security import JOINED, LEFT, OPENED, SIGNED
+from atoll.ground.process.crash_points import STEPS as STEPS_OF_A_ROUND
 from atoll.parallel.mesh_client.crash_points import STEPS
 from atoll.protocol.audit.chain import LineFault, read_line
 from atoll.server.audit.actions import Action
@@ -119,6 +120,7 @@ def test_a_csv_is_a_trace_of_devices(block: Block, tmp_path: Path) -> None:
 
 
 NO_SETTINGS = {*map(str, Action), *(name for name, _ in STEPS), "train.allowed", "evaluate.waiting", "optimizer.inner"}
+NO_SETTINGS |= {name for name, _ in STEPS_OF_A_ROUND}
 NO_SETTINGS |= {JOINED, SIGNED, LEFT, OPENED}
 """Words with a dot that begin as a table of settings does: actions of logs, steps of a rank, an attribute in Python."""
 

@@ -103,7 +103,7 @@ def test_integer_boxes_must_cover_their_tensors_once():
     box = (Piece("n", "I64", (0,), (2,), ""), np.array([1, 2]))
     with pytest.raises(ValueError, match="the boxes of n do not cover it once"):
         assembled(layout, [box])
-    with pytest.raises(ValueError, match="'m' is not one of the 1 integer tensors"):
+    with pytest.raises(ValueError, match="'m' is not one of the 1 integer tensor"):
         assembled(layout, [(Piece("m", "I64", (0,), (2,), ""), np.array([1, 2]))])
     last = (Piece("n", "I64", (2,), (1,), ""), np.array([5]))
     assert assembled(layout, [box, last])["n"].tolist() == [1, 2, 5]

@@ -95,10 +95,10 @@ def one(**changes):
     [
         ({"canaries": [1, 1, 2, 1]}, "its canaries are 1, 2 instead of 1"),
         ({"members": 2}, "its canaries are 1, 2 instead of 1"),
-        ({"weight": 2**52 + 1}, "its weight is 1; allowed of 1 members: up to 1"),
+        ({"weight": 2**52 + 1}, "its weight is 1; allowed of 1 member: up to 1"),
         ({"weight": 0}, "its weight is 0;"),
-        ({"within": 2}, "it counts 2 of 1 members"),
-        ({"fills": [0, 0, 3, 0]}, "it counts 3 of 1 members"),
+        ({"within": 2}, "it counts 2 of 1 member"),
+        ({"fills": [0, 0, 3, 0]}, "it counts 3 of 1 member"),
     ],
 )
 def test_a_sum_that_its_members_cannot_have_is_refused(changes, words):
@@ -109,7 +109,7 @@ def test_a_sum_that_its_members_cannot_have_is_refused(changes, words):
 def test_a_metric_that_more_than_all_members_have_is_refused():
     words = one()
     words[PLACES.metrics[METRICS[0]].start] = 2
-    with pytest.raises(WrongSum, match="it counts 2 of 1 members"):
+    with pytest.raises(WrongSum, match="it counts 2 of 1 member"):
         decode_exact(words, PLACES, 1)
 
 

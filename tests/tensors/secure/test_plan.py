@@ -28,7 +28,7 @@ def test_what_is_in_range_is_accepted():
         ({"exponents": (0, 1)}, r"the exponent 1 of a range is not in -24\.\.0"),
         ({"exponents": (-2000, 0)}, "the exponent -2000 of a range is not in"),
         ({"metrics": (("loss", 2), ("a", 2))}, "the metrics are not in the order of their names"),
-        ({"metrics": (("a", 10_001),)}, "1 metrics of 10001 sums"),
+        ({"metrics": (("a", 10_001),)}, "1 metric of 10001 sums"),
         ({"bits": 8, "clip_norm": 0.0}, "bits 8 are not 32 or 64; clip_norm 0.0 is not"),
     ],
 )
@@ -41,5 +41,5 @@ def test_what_is_out_of_range_is_refused(changes, words):
 def test_a_vector_needs_a_range_for_each_float_tensor():
     layout = (Tensor("w", "F32", (2,)), Tensor("v", "F32", ()), Tensor("n", "I64", ()))
     assert list(Vector(layout, Encoding(**GOOD)).ranges) == ["v", "w"]
-    with pytest.raises(ValueError, match="2 ranges for 1 float tensors"):
+    with pytest.raises(ValueError, match="2 ranges for 1 float tensor"):
         Vector(layout[1:], Encoding(**GOOD))
