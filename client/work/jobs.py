@@ -311,9 +311,9 @@ class Jobs:
             raise RunnerFailed(FailureReason.NOT_FINITE, str(error)) from None
         except ValueError as error:
             raise RunnerFailed(FailureReason.TRAINING_FAILED, str(error)) from None
-        text = "encoded the update of round %d of %s for a secure sum: norm %.4g, clipped by %.4g"
-        clip = 1.0 if encoded.norm <= terms.clip_norm else terms.clip_norm / encoded.norm
-        logger.info(text, invitation.round_id, invitation.run_id, encoded.norm, clip)
+        clipped = f", clipped to {terms.clip_norm:g}" if encoded.norm > terms.clip_norm else ""
+        text = "encoded the update of round %d of %s for a secure sum: norm %.4g%s"
+        logger.info(text, invitation.round_id, invitation.run_id, encoded.norm, clipped)
         for left_out in encoded.left_out:
             logger.warning("not in the secure sum of round %d: %s", invitation.round_id, left_out)
 

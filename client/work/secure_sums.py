@@ -35,7 +35,8 @@ from atoll.tensors.secure.masked_layout import in_positions
 
 logger = logging.getLogger(__name__)
 
-RESTARTED = f"{FailureReason.SESSION_LOST}: this agent was restarted, and the secrets of its session were in memory"
+RESTARTED = str(FailureReason.SESSION_LOST)
+"""Reason to leave: this agent was restarted, and the secrets of its session were in memory."""
 
 
 class _Membership:
