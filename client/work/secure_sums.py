@@ -12,18 +12,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from atoll.client.disk.spool import Entry, SpoolFull
+from atoll.client.disk.spool import Entry
 from atoll.client.disk.stores import Stores
 from atoll.client.secure.member import Effect, KeepPromise, Mask, Member, Send, Stage
 from atoll.client.session.agreed_terms import fault_of_terms
 from atoll.client.session.events import Event, Invitation, Key, Masked
-from atoll.client.site.security import OPENED, SiteSecurity
+from atoll.client.site.security import LEFT, OPENED, SiteSecurity
 from atoll.ground.durable import remove, told_outside
 from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.secure import wire
-from atoll.protocol.secure.messages import Gone, Reveal
+from atoll.protocol.secure.messages import Gone, Reveal, SealedShares
 from atoll.protocol.secure.terms import Terms
 from atoll.protocol.secure.wire import BadForm, SessionName
 from atoll.protocol.threads import on_thread
@@ -45,7 +45,7 @@ class _Membership:
     def __init__(self, member: Member, invitation: Invitation) -> None:
         self.member, self.invitation = member, invitation
         self.steps: asyncio.Queue[Callable[[], list[Effect]]] = asyncio.Queue()
-        self.task: asyncio.Task[None] | None = None
+        self.is_dropped = False  # whether its session is over for this agent
 
 
 class SecureSums:
@@ -75,6 +75,7 @@ class SecureSums:
         self._out = stores.work / "masked.safetensors"
         self._send, self._spawn, self._on_event = send, spawn, on_event
         self._members: dict[Key, _Membership] = {}
+        self._masking = asyncio.Lock()
 
     @property
     def joins(self) -> bool:
@@ -113,7 +114,7 @@ class SecureSums:
         membership = _Membership(self._security.member(self._site, terms), invitation)
         self._members[invitation.key] = membership
         membership.steps.put_nowait(membership.member.start)
-        membership.task = self._spawn(self._work(membership))
+        self._spawn(self._work(membership))
 
     def asked(self, message: pb.ServerMessage) -> None:
         """Hand a question of the coordinator to the member that it is for; another message is for no member."""
@@ -142,8 +143,8 @@ class SecureSums:
     def _drop(self, key: Key) -> None:
         if (membership := self._members.pop(key, None)) is not None:
             membership.member.leave("it is over")
-            if membership.task is not None:
-                membership.task.cancel()
+            membership.is_dropped = True
+            membership.steps.put_nowait(list)  # wakes its task, which ends
 
     def policy_changed(self) -> None:
         """Leave the sessions that the changed policy does not allow."""
@@ -158,7 +159,7 @@ class SecureSums:
 
     async def _work(self, membership: _Membership) -> None:
         """Do the steps of a member, one after the other."""
-        while True:
+        while not membership.is_dropped:
             step = await membership.steps.get()
             try:
                 for effect in step():
@@ -177,29 +178,35 @@ class SecureSums:
                 self._security.keep(promise)
                 crash_points.reached("agent.promised", promise.kind)
             case Mask(streams):
-                self._security.remember_peers()
                 await self._mask(membership, [(stream.key, stream.sign) for stream in streams])
             case Send(message):
                 if isinstance(message, Gone):
-                    self._security.log(member.terms, message.reason)
+                    self._note(member.terms, message.reason, LEFT)
                     logger.warning("left the secure sum of round %d: %s", member.terms.round, message.reason)
+                if isinstance(message, SealedShares):
+                    self._security.remember_peers()
                 self._say(member.terms, message)
                 if isinstance(message, Reveal):
                     crash_points.reached("agent.revealed")
-                    self._security.log(member.terms, "its sum was opened", OPENED)
+                    self._note(member.terms, "its sum was opened", OPENED)
                     self._encoded.discard(membership.invitation.key)
 
     async def _mask(self, membership: _Membership, streams: list[tuple[bytes, int]]) -> None:
+        """Mask the encoded update into the spool; one that is there already waits for its answer.
+
+        Only one is masked at a time: what an earlier attempt has begun ends before the next attempt masks.
+        """
         key = membership.invitation.key
-        entry = self._encoded[key]
-        remove(self._out)
-        try:
-            digest = await on_thread(None, self._masked, entry, streams)
-        except SpoolFull as error:
-            raise OSError(error.errno, str(error)) from error
+        async with self._masking:
+            if membership.is_dropped or key in self._spool.entries():
+                return
+            remove(self._out)
+            digest = await on_thread(None, self._masked, self._encoded[key], streams)
+            if membership.is_dropped:
+                self._spool.discard(key)
+                return
         crash_points.reached("agent.masked")
-        if self._members.get(key) is membership:
-            self._on_event(Masked(key, digest))
+        self._on_event(Masked(key, digest))
 
     def _masked(self, entry: Entry, streams: list[tuple[bytes, int]]) -> Digest:
         """Mask an encoded update into the spool; return the digest of what is sent."""
@@ -210,9 +217,16 @@ class SecureSums:
         return self._spool.add(self._out, masked, statistics={}, rank=entry.rank, spreads=entry.spreads).digest
 
     def _refuse(self, terms: Terms, fault: str) -> None:
-        assert self._security is not None
-        self._security.log(terms, fault)
+        self._note(terms, fault, LEFT)
         self._say(terms, Gone(f"{FailureReason.SESSION_REFUSED}: {fault}"))
+
+    def _note(self, terms: Terms, text: str, action: str) -> None:
+        """Write a line into the site's log of decisions; a full disk keeps no session from its end."""
+        assert self._security is not None
+        try:
+            self._security.log(terms, text, action)
+        except OSError as error:
+            logger.error("the log of decisions lacks a line about round %d: %s: %s", terms.round, text, error)
 
     def _say(self, terms: Terms, message: Any) -> None:
         self._send(wire.answer_message(_name(terms), message))
