@@ -19,6 +19,8 @@ OWN_WORDS = frozenset(
         FailureReason.CLOCK_SKEW,
         FailureReason.REPLAYED,
         FailureReason.ROLLBACK,
+        FailureReason.SESSION_LOST,
+        FailureReason.SESSION_REFUSED,
     }
 )
 """Reasons whose text the agent itself writes, about the request alone, without the task's code or data."""

@@ -68,6 +68,10 @@ def name_of(message: pb.ClientMessage | pb.ServerMessage) -> SessionName:
 # ---------------------------------------------------------------- a member's messages
 
 
+_GONE = (FailureReason.SESSION_LOST, FailureReason.SESSION_REFUSED)
+"""The reasons for which a member leaves, before the detail; a failed check has none, and is a refusal."""
+
+
 def answer_message(of: SessionName, content: MemberKeys | Answer | Gone) -> pb.ClientMessage:
     """Return a member's message."""
     name = _name(of)
@@ -83,6 +87,8 @@ def answer_message(of: SessionName, content: MemberKeys | Answer | Gone) -> pb.C
             return pb.ClientMessage(secure_reveal=pb.SecureReveal(of=name, shares=encoded))
         case Gone(reason):
             code, _, detail = reason.partition(": ")
+            if code not in _GONE:
+                code, detail = FailureReason.SESSION_REFUSED, reason
             return pb.ClientMessage(secure_gone=pb.SecureGone(of=name, reason=code, detail=detail[:DETAIL_MAX]))
 
 
@@ -103,7 +109,7 @@ def answer_of(message: pb.ClientMessage) -> MemberKeys | Answer | Gone:
             return Reveal(_read_shares(message.secure_reveal.shares))
         case "secure_gone":
             gone = message.secure_gone
-            known = gone.reason in (FailureReason.SESSION_LOST, FailureReason.SESSION_REFUSED)
+            known = gone.reason in _GONE
             return Gone(f"{gone.reason if known else FailureReason.SESSION_REFUSED}: {gone.detail[:DETAIL_MAX]}")
     raise BadForm("it is no message of a session")
 

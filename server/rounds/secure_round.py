@@ -242,7 +242,8 @@ class SecureRound(Round):
             is_wanted = self.phase is Phase.COLLECTING and row.fate in MAY_REPORT
             return of.session is None and event.client_id not in of.keys and (is_wanted or event.client_id in of.asked)
         if isinstance(event, SessionLeft):
-            return row.fate in (Fate.JOINED, Fate.REPORTED) and not row.sum.left
+            is_awaited = self.phase is Phase.COLLECTING and row.fate is Fate.WAITING
+            return is_awaited or (row.fate in (Fate.JOINED, Fate.REPORTED) and not row.sum.left)
         return of.session is not None and not of.session.is_over and event.client_id in of.keys
 
     def _named(self, event: KeysCame | MemberAnswered | SessionLeft) -> _Sum | None:
@@ -292,7 +293,14 @@ class SecureRound(Round):
     def session_left(self, event: SessionLeft, now: float) -> Effects:
         """Continue without a client that has left its session, or whose message was refused."""
         row = self.record.clients.get(event.client_id)
-        if row is None or self._named(event) is None or row.fate not in (Fate.JOINED, Fate.REPORTED):
+        if row is None or self._named(event) is None:
+            return ()
+        if row.fate is Fate.WAITING:  # it was restarted after its promise, and before its keys came
+            gone = self.client_gave_up(event.client_id, Fate.FAILED, event.reason, event.detail, now)
+            if row.fate is Fate.FAILED and row.sum is not None:
+                row.sum.left = f"{event.reason}: {event.detail}"
+            return gone
+        if row.fate not in (Fate.JOINED, Fate.REPORTED):
             return ()
         return self._leaves(event.client_id, row, Fate.FAILED, event.reason, event.detail, now)
 
@@ -460,7 +468,10 @@ class SecureRound(Round):
         left = [c for c in left if (row := self.record.clients[c].sum) is not None and not row.left]
         threshold = threshold_of(self._secure.threshold, len(left))
         is_enough = len(left) >= MEMBERS_MIN and threshold <= len(left)
-        of.record.detail = f"attempt {of.attempt}: {reason}"
+        gone = [(c, row.left) for c in of.names if (row := self.record.clients[c].sum) is not None and row.left]
+        first = f"; {gone[0][0]} has left: {gone[0][1]}" if gone else ""
+        others = f" ({count_of(len(gone) - 1, 'other member')} left, too)" if len(gone) > 1 else ""
+        of.record.detail = f"attempt {of.attempt}: {reason}{first}{others}"
         if not (may_repeat and is_enough and of.attempt < self._secure.attempts):
             of.is_over, of.record.stage, of.by = True, Stage.FAILED, math.inf
             return ()

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from atoll.ground.printable import conclusion
 from atoll.protocol.vocabulary import ClientId, FailureReason, Fate, LossReason, Phase, RunState
 from atoll.server.rounds.cohort_round import Round
 from atoll.server.rounds.membership import Membership
@@ -61,7 +62,8 @@ def _between_rounds(machine: RunMachine) -> str:
     if not ledger.retry_at or not ledger.past:
         return ""
     record = ledger.past[max(ledger.past)]
-    return f"round {record.round_id} was abandoned; {retry_of(record)}"
+    why = f" ({record.abandon_reason}: {conclusion(record.detail)})" if record.detail else ""
+    return f"round {record.round_id} was abandoned{why}; {retry_of(record)}"
 
 
 def retry_of(record: RoundRecord) -> str:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.secure.messages import MemberKeys, bitmap, positions_of
+from atoll.protocol.secure import wire
+from atoll.protocol.secure.messages import Gone, MemberKeys, bitmap, positions_of
 from tests.server.sessions.small_federation import sites_of, terms_of
 
 
@@ -35,3 +36,17 @@ def test_every_field_of_a_members_keys_is_signed():
     statements = {replace(keys, **{name: other}).statement() for name, other in others.items()}
     assert len(statements | {keys.statement()}) == len(others) + 1
     assert replace(keys, signature=b"").statement() == keys.statement()
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ("session_lost: this agent was restarted", "session_lost: this agent was restarted"),
+        ("session_refused: terms: changed", "session_refused: terms: changed"),
+        ("west is not pinned here: ask its operator", "session_refused: west is not pinned here: ask its operator"),
+        ("the names are not sorted", "session_refused: the names are not sorted"),
+    ],
+)
+def test_the_coordinator_reads_the_whole_reason_for_which_a_member_leaves(said, read):
+    of = wire.SessionName("digits-1", 1, 1, 0)
+    assert wire.answer_of(wire.answer_message(of, Gone(said))) == Gone(read)

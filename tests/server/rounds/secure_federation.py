@@ -221,7 +221,9 @@ class SecureRun:
         self.queue.append(lambda: self.heard(name, kind(name, RoundId(number), session, attempt, content)))
 
     def heard(self, name, event):
-        if name in self.connected:
+        round_ = self.machine.round
+        is_its_round = round_ is not None and round_.record.round_id == event.round_id
+        if name in self.connected and is_its_round and round_.is_news_of(event):
             self.post(event)
 
     def gone(self, name, number, session, attempt, gone):

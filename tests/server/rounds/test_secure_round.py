@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from atoll.protocol.vocabulary import AbandonReason, Fate, RoundId, RunState
+from atoll.protocol.secure.messages import Gone
+from atoll.protocol.vocabulary import AbandonReason, CloseReason, Fate, RoundId, RunState
 from tests.server.rounds.secure_federation import SecureRun, fates, is_reported
 
 
@@ -48,3 +49,24 @@ def test_a_schedule_of_faults_opens_exact_sums_or_ends(seed):
     run = SecureRun(count, draw, faults=faults, sessions=sessions, attempts=draw.randint(1, 3))
     run.run()
     assert all(len(members) >= 3 for _, _, members in run.opened)
+
+
+def test_a_client_that_was_restarted_before_its_keys_came_is_not_waited_for():
+    run = SecureRun(4, random.Random(1), rounds=1)
+    (killed, *others), invited = run.sites, run.invited
+
+    def invited_again(name, number, base, place):
+        if name == killed:
+            run.gone(name, number, place.session, place.attempt, Gone("session_lost: it was restarted"))
+        else:
+            invited(name, number, base, place)
+
+    run.invited = invited_again
+    assert run.run()
+    record = run.machine.ledger.past[RoundId(1)]
+    assert record.close_reason is CloseReason.ALL_ANSWERED
+    assert (record.clients[killed].fate, record.clients[killed].sum.left) == (
+        Fate.FAILED,
+        "session_lost: it was restarted",
+    )
+    assert run.opened == [(1, 0, tuple(others))]

@@ -98,7 +98,8 @@ def test_between_two_rounds_the_retry_and_its_number_are_named():
         "1 failed (disk_full); "
         f"retry 1 of 5 follows {wait:.1f} s later",
     ]
-    told = f"round 1 was abandoned; retry 1 of 5 follows {wait:.1f} s later"
+    why = "quorum_out_of_reach: 0 accepted, quorum 2; 1 failed (disk_full)"
+    told = f"round 1 was abandoned ({why}); retry 1 of 5 follows {wait:.1f} s later"
     assert what_a_run_waits_for(drive.machine) == told
     assert sentences(drive.record)[0].endswith(f"; retry 1 of 5 follows {wait:.1f} s later.")
     assert any(f"it was then not invited for {rest:.1f} s" in sentence for sentence in sentences(drive.record))
