@@ -167,6 +167,7 @@ class Coordinator:
             assign_rank=self.ranks.assign if self.ranks is not None else lambda: 0,
             codecs_of_rank=None if self.ranks is None else self.ranks.codecs_of,
             authorities=lambda: self.authorities(),
+            num_ranks=self.config.aggregators,
             announce_end=self.attendance.announce_end,
         )
 

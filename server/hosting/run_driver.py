@@ -90,7 +90,13 @@ class RunDriver(JournaledDriver[Event, Effect]):
         self._offered = OfferedCodec(parts.run_id, shared.hub.codecs_of, shared.codecs_of_rank)
         self._terms = messages.RunTerms.of(parts.run_id, parts.task, parts.config, parts.number)
         self.sums = SecureSums(
-            parts.run_id, parts.task, lambda: self.config, parts.reducer, parts.machine, shared.authorities
+            parts.run_id,
+            parts.task,
+            lambda: self.config,
+            parts.reducer,
+            parts.machine,
+            shared.authorities,
+            shared.num_ranks,
         )
         self._narrator = Narrator()
         self._is_watching_disk, self._bytes_wanted = False, 0

@@ -57,3 +57,5 @@ class SharedParts:
     """Sends the end of a run, with its state and cause, to the run's connected members."""
     authorities: Callable[[], bytes] = bytes
     """Returns the certificates of the trusted authorities, PEM; empty: the coordinator is `--insecure`."""
+    num_ranks: int = 0
+    """Number of aggregation ranks; 0: the coordinator receives the updates."""

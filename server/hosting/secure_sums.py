@@ -53,6 +53,7 @@ class SecureSums:
         reducer: finds the versions of the model.
         machine: of the run.
         authorities: returns the certificates of the trusted authorities, PEM.
+        num_ranks: aggregation ranks, which get parts of the masked updates; 0: there are none.
     """
 
     def __init__(
@@ -63,9 +64,11 @@ class SecureSums:
         reducer: Reducer,
         machine: RunMachine,
         authorities: Callable[[], bytes],
+        num_ranks: int = 0,
     ) -> None:
         self._run_id, self._task, self._config = run_id, task, config
         self._reducer, self._machine, self._authorities = reducer, machine, authorities
+        self._receivers = tuple(range(num_ranks))
 
     # ------------------------------------------------------------ out
 
@@ -83,7 +86,7 @@ class SecureSums:
             task=self._task,
             round_id=round_id,
             place=place,
-            base=SumBase(base_version, base.digest, base.manifest.layout),
+            base=SumBase(base_version, base.digest, base.manifest.layout, self._receivers),
         )
 
     def question(self, effect: TellMember) -> pb.ServerMessage:
