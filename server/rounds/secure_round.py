@@ -297,7 +297,7 @@ class SecureRound(Round):
             return ()
         if row.fate is Fate.WAITING:  # it was restarted after its promise, and before its keys came
             if row.sum is not None:
-                row.sum.left = f"{event.reason}: {event.detail}"
+                row.sum.left = f"{event.reason}: {event.detail}" if event.detail else event.reason
             return self.client_gave_up(event.client_id, Fate.FAILED, event.reason, event.detail, now)
         if row.fate not in (Fate.JOINED, Fate.REPORTED):
             return ()
