@@ -1,6 +1,6 @@
 """SIGKILL for the coordinator and the agents, at every crash point of a round and at random times.
 
-    python -m benchmarks.crash_matrix [--quick] [--kills N] [--seed N] [--only STEP ...]
+    python -m benchmarks.crash_matrix [--quick] [--secure] [--kills N] [--seed N] [--only STEP ...]
 
 A coordinator and three agents are real processes; the updates are known to the bit. First comes an undisturbed run,
 then one run for each step of `ground/process/crash_points.py`, in which a process kills itself and is restarted, then
@@ -13,6 +13,16 @@ rank dies, or hangs, at each step of `parallel/mesh_client/crash_points.py`. Eve
     twice       updates that are in two committed models
     same_bits   runs whose every version has the digest that it has in the undisturbed run of the same clients
 
+With `--secure` the updates come in secure sums, over four or five sites, and a run may have deaths of several
+processes: `coordinator's step + a's step + b's step`. There a round may be abandoned and repeated, and the versions
+have no digests that are known, as each update is rounded at random; instead
+
+    lost        as above
+    twice       promises of a site with which two sums could open one of its updates
+    same_bits   runs whose every version is its base and the mean of the updates that the record counts, to 2e-6
+
+and a run in which an agent keeps an update after its end, or a process writes a traceback, has not finished.
+
 A step at which no process died was not tested, which is a failure, too. The seconds of a recovery begin with the start
 of the new process and end when it is back (the coordinator listens and has recovered its run, the agent is connected),
 or with the next commit; those of a rank begin with its death and end with the next step of its training.
@@ -23,6 +33,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -89,6 +100,36 @@ MESHED = {
 RANKS_MESHED = {"crew.mid_step": (1, 4, 20), "crew.stepped": (2, 16), "crew.saving": (1, 3), "crew.saved": (1, 4)}
 """The visits of some steps of a rank that are tested; every other step is tested at its first and second visit."""
 
+SECURE = (
+    *(f"round.entry/KeysCame:{n}" for n in (1, 4, 6)),
+    *(f"round.entry/SharesCame:{n}" for n in (1, 4, 5)),
+    *(f"round.entry/SurvivorsSigned:{n}" for n in (1, 3, 4)),
+    *(f"round.entry/SharesRevealed:{n}" for n in (1, 3, 4)),
+    *(f"round.entry/SumOpened:{n}" for n in (1, 2)),
+    *(f"round.entry/UpdateReceived:{n}" for n in (1, 3, 4)),
+    *(f"round.entry/Aggregated:{n}" for n in (1, 2)),
+    *(f"round.effect/Invite:{n}" for n in (1, 3, 5)),
+    *(f"round.effect/TellMember:{n}" for n in (1, 4, 6, 10, 15)),
+    *(f"round.effect/OpenSum:{n}" for n in (1, 2)),
+    *(f"round.effect/Aggregate:{n}" for n in (1, 2)),
+    *(f"round.effect/Commit:{n}" for n in (1, 2)),
+    *(f"{step}:{n}" for step in ("aggregate.mid_fold", "aggregate.after_fold") for n in (1, 2)),
+    *(f"upload.{step}:2" for step in ("mid_chunk", "before_check", "before_accept")),
+    *(f"agent.encoded:{n}" for n in (1, 2)),
+    *(f"agent.promised/{kind}:{n}" for kind in ("joined", "signed") for n in (1, 2)),
+    *(f"agent.{step}:{n}" for step in ("masked", "uploading", "uploaded", "answered", "revealed") for n in (1, 2)),
+    "agent.trained:1",
+    "round.entry/SessionLeft:1 + agent.masked:1",
+    "round.entry/SessionLeft:1 + agent.promised/joined:1",
+    "round.entry/SharesRevealed:2 + agent.answered:1",
+    "agent.masked:1 + agent.masked:1",
+    "agent.answered:1 + agent.promised/signed:1",
+    "round.effect/Invite:6 + agent.masked:1 + agent.masked:1",
+    "round.entry/KeysCame:7 + agent.masked:1 + agent.uploading:1",
+    "round.entry/SumOpened:1 + agent.masked:1 + agent.promised/joined:1",
+)
+"""The deaths of runs with secure sums: of one process, or of the coordinator and of the sites a and b."""
+
 HANGS = ("crew.mid_step:4 1 stop", "crew.saved:2 0 stop")
 
 DIVIDED, IN_PARTS = "rows:4", " + parts"
@@ -125,7 +166,8 @@ class Tally:
 
     def add(self, what: str, federation: Federation, verdict: Verdict) -> None:
         """Add a run that has ended."""
-        verdict.is_same = federation.end.models == self.models[federation.shape.mesh]
+        if not federation.shape.in_sums:
+            verdict.is_same = federation.end.models == self.models[federation.shape.mesh]
         self.num_runs += 1
         self.num_same += verdict.is_same
         self.num_kills += federation.num_kills
@@ -178,6 +220,24 @@ def at_step(tally: Tally, planned: str, shape: Shape) -> None:
     tally.add(planned, federation, verdict)
 
 
+def in_a_sum(tally: Tally, planned: str, shape: Shape) -> None:
+    """Run with secure sums, and with the death of one process or more."""
+    steps = planned.split(" + ")
+    crash_at = (COORDINATOR, steps.pop(0)) if not planned.startswith("agent.") else (SITES[0], steps.pop(0))
+    others = SITES[1:] if crash_at[0] == SITES[0] else SITES
+    shape = replace(shape, in_sums=5 if len(steps) + (crash_at[0] != COORDINATOR) > 1 else 4)
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
+        federation = Federation(Path(folder), shape, crash_at, dict(zip(others, steps, strict=False)))
+        try:
+            verdict = federation.run()
+        except NotMeasured as error:
+            tally.failed(planned, error)
+            return
+    if federation.num_kills < 1 + len(steps):
+        tally.not_reached.append(planned)
+    tally.add(planned, federation, verdict)
+
+
 def at_random(tally: Tally, num_kills: int, seed: int, shape: Shape) -> None:
     """Run with kills from outside, until this number of kills is reached."""
     number, done = 0, 0
@@ -216,6 +276,7 @@ def main() -> int:
         prog="python -m benchmarks.crash_matrix", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--quick", action="store_true", help="a few steps, and one run of kills from outside")
+    parser.add_argument("--secure", action="store_true", help="updates in secure sums")
     parser.add_argument("--kills", type=int, help="number of kills from outside, at random times")
     parser.add_argument("--seed", type=int, default=1, help="seed of the random times")
     parser.add_argument(
@@ -225,6 +286,8 @@ def main() -> int:
         help="test only these steps (step, step:n, of a rank 'step:n 1'; then, perhaps, ' + parts' or ' + mesh')",
     )
     arguments = parser.parse_args()
+    if arguments.secure:
+        return of_sums(arguments.only or SECURE)
     default = NUM_KILLS_QUICK if arguments.quick else 0 if arguments.only else NUM_KILLS
     num_kills = default if arguments.kills is None else arguments.kills
     shape = Shape(rounds=3, num_elements=600_000) if arguments.quick else Shape()
@@ -239,6 +302,21 @@ def main() -> int:
         "crash_matrix",
         bars_of(tally),
         ours=ours_of(tally, planned, num_kills, arguments.seed, shape),
+        theirs=None,
+        why_not="no peer continues a round after the death of its server: there is nothing to compare with",
+    )
+
+
+def of_sums(planned: Sequence[str]) -> int:
+    """Measure the deaths in runs with secure sums, and print the result."""
+    shape, tally = Shape(rounds=3, num_elements=400_000), Tally({})
+    say(f"{len(planned)} runs with secure sums")
+    for deaths in planned:
+        in_a_sum(tally, deaths, shape)
+    return conclude(
+        "crash_matrix",
+        bars_of(tally),
+        ours=ours_of(tally, planned, 0, 0, shape),
         theirs=None,
         why_not="no peer continues a round after the death of its server: there is nothing to compare with",
     )

@@ -5,7 +5,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +15,13 @@ from atoll.parallel.mesh_client import crash_points as rank_crash_points
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import RunState
 from atoll.server.journal.holder import running_coordinator
+from atoll.server.views.history import History
 from benchmarks.dividing import VARIABLE
 from benchmarks.evidence import Ledger, Promise, Verdict, accepted_in_logs, judge, look
 from benchmarks.members import equip
 from benchmarks.processes import NotMeasured, Processes, agent_command, coordinator_command, free_address
+from benchmarks.sums_evidence import judge_sums
+from benchmarks.tasks import Noise
 
 COORDINATOR = "coordinator"
 SITES = ("a", "b", "c")
@@ -36,6 +39,19 @@ LEASE_S = 300.0
 POLL_S = 0.01
 LOOK_S = 0.1
 
+NAME, SEED = "crash", 7
+EXAMPLES_MAX = 500
+SUMS: dict[str, object] = {
+    "secure__clip_norm": 2000.0,
+    "secure__bits": 64,
+    "secure__examples_max": EXAMPLES_MAX,
+    "secure__stage_timeout": 15.0,
+    "round__quorum": 3,
+    "round__retry_wait": 0.5,
+    "model__keep_versions": 100,
+}
+"""The settings of secure sums: no update is cut, and the weights are of more than one kind."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -47,6 +63,12 @@ class Shape:
     upload_limit: int = 20_000_000  # bytes per second: an upload is under way for a good part of a round
     divided: str = ""  # kind and number of the parts of each update, as in `benchmarks.dividing`
     mesh: str = ""  # of the first client, which trains on ranks
+    in_sums: int = 0  # number of sites whose updates come in secure sums; 0: three, with plain updates
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The names of the sites."""
+        return (*SITES, "d", "e")[: self.in_sums] if self.in_sums else SITES
 
 
 @dataclass(slots=True)
@@ -77,11 +99,13 @@ class Federation:
         folder: the folder, for this federation only.
         shape: the shape of the run.
         crash_at: the process, and the value of ATOLL_CRASH_AT in its first life; of a rank, its planned end.
+        more_deaths: those of other agents, in the same way.
     """
 
     folder: Path
     shape: Shape
     crash_at: tuple[str, str] | None = None
+    more_deaths: dict[str, str] = field(default_factory=dict)
     num_kills: int = 0
     recoveries: list[Recovery] = field(default_factory=list)
     end: Ledger = field(default_factory=Ledger)
@@ -94,11 +118,11 @@ class Federation:
         """Run to the end, and restart every killed process; `disturb` is called on each pass of the loop."""
         begun = time.monotonic()
         with Processes(self.folder) as processes:
-            for name in (COORDINATOR, *SITES):
+            for name in (COORDINATOR, *self.shape.sites):
                 self._start(processes, name)
             while True:
                 if time.monotonic() - begun > LIMIT_S:
-                    logs = (f"{name}:\n{processes.last_words(name)}" for name in (COORDINATOR, *SITES))
+                    logs = (f"{name}:\n{processes.last_words(name)}" for name in (COORDINATOR, *self.shape.sites))
                     raise NotMeasured("\n".join([f"no end in {LIMIT_S:g} s", *logs]))
                 disturb(self, processes)
                 if self._has_ended(
@@ -108,10 +132,37 @@ class Federation:
                 self._restart_the_dead(processes)
                 self._watch(processes)
                 time.sleep(POLL_S)
-            in_logs = accepted_in_logs((site, processes.log(site)) for site in SITES)
+            if self.shape.in_sums:
+                self._wait_for_the_sites(processes)
+            in_logs = accepted_in_logs((site, processes.log(site)) for site in self.shape.sites)
+            logs = {name: processes.log(name).read_text(errors="replace") for name in processes.running}
         self._look_for_a_dead_rank()
         self.end = look(self.state)
+        if self.shape.in_sums:
+            return self._judged_sums(in_logs, logs)
         return judge(self.end, self._promised, in_logs)
+
+    def _wait_for_the_sites(self, processes: Processes) -> None:
+        """Wait until every agent has ended by itself, so that it has deleted what it held."""
+        until = time.monotonic() + 30
+        while any(processes.running[site].poll() is None for site in self.shape.sites) and time.monotonic() < until:
+            self._restart_the_dead(processes, self.shape.sites)
+            time.sleep(POLL_S)
+        for site in self.shape.sites:
+            if processes.running[site].poll() is None:
+                raise NotMeasured(f"{site} does not end after the run:\n{processes.last_words(site)}")
+
+    def _judged_sums(self, in_logs: set[Promise], logs: dict[str, str]) -> Verdict:
+        run = History(self.state).runs()[-1].run_id
+        return judge_sums(
+            self.end,
+            in_logs,
+            versions=self.state / "runs" / run / "versions",
+            task=Noise({"ATOLL_BENCH_ELEMENTS": str(self.shape.num_elements)}),
+            of_training=(SEED, NAME, EXAMPLES_MAX),
+            states={site: self.folder / site for site in self.shape.sites},
+            logs=logs,
+        )
 
     @property
     def state(self) -> Path:
@@ -132,6 +183,8 @@ class Federation:
         }
         if self.crash_at is not None and self.crash_at[0] == name:
             environment[crash_points.VARIABLE] = self.crash_at[1]
+        elif name in self.more_deaths:
+            environment[crash_points.VARIABLE] = self.more_deaths.pop(name)
         if name == SITES[0] and self.shape.mesh:
             environment |= self._of_the_mesh()
         command = self._command(name)
@@ -163,16 +216,17 @@ class Federation:
         if name == COORDINATOR:
             return coordinator_command(
                 task,
-                name="crash",
-                seed=7,
+                name=NAME,
+                seed=SEED,
                 rounds=self.shape.rounds,
                 evaluation__server_every=0,
-                round__cohort_size=len(SITES),
+                round__cohort_size=len(self.shape.sites),
                 round__deadline=300.0,
                 round__outage_max=300.0,
                 coordinator__listen=self._address,
                 coordinator__state=self.state,
                 coordinator__lease=LEASE_S,
+                **(SUMS if self.shape.in_sums else {}),
             )
         equip(self.state, self.folder / name, Identity(Role.CLIENT, name))
         crew: dict[str, object] = {}
@@ -212,8 +266,8 @@ class Federation:
         self.num_kills += 1
         return step
 
-    def _restart_the_dead(self, processes: Processes) -> None:
-        for name in (COORDINATOR, *SITES):
+    def _restart_the_dead(self, processes: Processes, names: Sequence[str] = ()) -> None:
+        for name in names or (COORDINATOR, *self.shape.sites):
             if not processes.died(name):
                 continue
             ledger = look(self.state)

@@ -114,8 +114,9 @@ class Promises:
         signed = self._bases.get((terms.model, terms.purpose), 0)
         if signed >= self.base_repeats_max:
             return (
-                f"this site has signed {count_of(signed, 'sum')} from version {terms.base}; base_repeats_max = "
-                f"{self.base_repeats_max}"
+                f"this site has signed {count_of(signed, 'sum')} from version {terms.base}, in this run or in others "
+                f"that began from the same model; base_repeats_max = {self.base_repeats_max}: a run from another seed "
+                "or start, or a higher value in the site's policy"
             )
         return ""
 

@@ -30,6 +30,12 @@ LOSS = {"loss": 2}
 _OF_OTHER_TERMS = 8192
 """Largest part of the terms that no setting makes longer [bytes]."""
 
+WITHOUT_CERTIFICATES = (
+    "secure: this coordinator is --insecure, and the keys of a secure sum need certificates; allowed: a coordinator "
+    "without --insecure"
+)
+"""The fault of a run with secure sums at a coordinator without an authority."""
+
 OF_SESSIONS = ("median", "trimmed_mean")
 """Rules that may reduce the means of sessions, element by element."""
 

@@ -17,7 +17,7 @@ from atoll.server.config.model import faults_of_metrics
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
 from atoll.server.config.run_changes import with_frozen
-from atoll.server.config.secure import faults_of_layout
+from atoll.server.config.secure import WITHOUT_CERTIFICATES, faults_of_layout
 from atoll.server.errors import OperatorError
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.files.disk_limits import DiskLimits
@@ -242,8 +242,7 @@ class RunFactory:
         """Return the reason why no site's keys could be certified here; empty: they can, or sums are not secure."""
         if config.secure is None or self._shared.authorities():
             return []
-        what = "secure: this coordinator is --insecure, and the keys of a secure sum need certificates"
-        return [f"{what}; allowed: a coordinator without --insecure"]
+        return [WITHOUT_CERTIFICATES]
 
     def _check_layout(self, config: RunConfig, reducer: Reducer) -> None:
         """Check that the tensors of version 0 add up in secure sums.

@@ -296,7 +296,7 @@ class SecureRound(Round):
         if row is None or self._named(event) is None:
             return ()
         if row.fate is Fate.WAITING:  # it was restarted after its promise, and before its keys came
-            if row.sum is not None:
+            if self.phase is Phase.COLLECTING and row.sum is not None:
                 row.sum.left = f"{event.reason}: {event.detail}" if event.detail else event.reason
             return self.client_gave_up(event.client_id, Fate.FAILED, event.reason, event.detail, now)
         if row.fate not in (Fate.JOINED, Fate.REPORTED):

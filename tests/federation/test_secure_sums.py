@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from atoll.tensors.safetensors_file import read
+from benchmarks.sums_evidence import faults_of_promises, left_behind, promises_of
 from tests.cli.invoking import said
 from tests.federation.processes import federation
 
@@ -57,6 +58,46 @@ def test_a_site_that_is_killed_in_its_session_costs_the_others_nothing(tmp_path)
         assert first.clients["d"].sum.left.startswith("session_lost")
         assert [first.clients[site].fate for site in "abcd"] == ["reported"] * 3 + ["failed"]
         np.testing.assert_allclose(model(it, 1), np.full(50_000, 1, np.float32), rtol=1e-6)
+
+
+@pytest.mark.parametrize("step", ["agent.promised/joined", "agent.promised/signed"])
+def test_a_site_that_is_killed_behind_a_promise_says_so_and_the_round_does_not_wait_for_it(tmp_path, step):
+    with federation(tmp_path) as it:
+        it.coordinator(**SECURE, rounds=2, round__failure_rest=0.0)
+        for site in "abc":
+            it.agent(site)
+        it.agent("d", environment={"ATOLL_CRASH_AT": step}).wait(60)
+        it.agent("d")
+        assert it.wait_for_end() == 0
+        first, _second = it.rounds()
+        assert first.phase == "committed"
+        if step == "agent.promised/joined":
+            assert first.clients["d"].sum.left.startswith("session_lost")
+        else:  # its masked update was in, and the others' signatures are enough
+            assert (first.clients["d"].fate, first.clients["d"].sum.signed_at) == ("reported", None)
+        assert first.ended_at - first.opened_at < 60
+        np.testing.assert_allclose(model(it, 2), np.full(50_000, 2, np.float32), rtol=1e-6)
+        assert faults_of_promises(promises_of(it.folder / "d")) == []
+        assert it.wait_for_end("d") == 0
+        assert left_behind(it.folder / "d") == []
+
+
+def test_two_sites_that_are_killed_before_their_masked_updates_cost_a_round_and_nothing_else(tmp_path):
+    with federation(tmp_path) as it:
+        it.coordinator(**SECURE, rounds=1, round__retry_wait=0.5, secure__attempts=1)
+        it.agent("a")
+        it.agent("b")
+        for site in "cd":
+            it.agent(site, environment={"ATOLL_CRASH_AT": "agent.promised/joined:1"})
+        for site in "cd":
+            it.running[site].wait(60)
+            it.agent(site)
+        assert it.wait_for_end() == 0
+        first, *_, last = it.rounds()
+        assert (first.phase, last.phase) == ("abandoned", "committed")
+        np.testing.assert_allclose(model(it, 1), np.full(50_000, 1, np.float32), rtol=1e-6)
+        for site in "abcd":
+            assert faults_of_promises(promises_of(it.folder / site)) == []
 
 
 @pytest.mark.parametrize("step", ["round.entry/SharesCame:2", "round.entry/SharesRevealed:2", "aggregate.after_fold"])

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from atoll.server.errors import OperatorError
+from tests.cli.invoking import refused
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import live
 
@@ -40,3 +41,14 @@ async def test_a_coordinator_refuses_what_secure_sums_cannot_add(tmp_path, setti
         async with running(tmp_path / "state", **settings):
             pass
     assert str(caught.value) == fault
+
+
+def test_a_check_refuses_secure_sums_without_certificates_as_the_start_does(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(f"""
+        task = '{SHARED}'
+        round = {{cohort_size = 3}}
+        secure = {{clip_norm = 1.0, examples_max = 10}}
+        coordinator = {{state = '{tmp_path / "state"}'}}
+    """)
+    assert "secure: this coordinator is --insecure" in str(refused("coordinator", file, "--insecure", "--check"))

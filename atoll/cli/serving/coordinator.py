@@ -123,10 +123,13 @@ def _check(file: "HostFile | RunFile", json: bool) -> None:
     from atoll.operations.load import check_folder
     from atoll.protocol.settings import effective
     from atoll.server.config.run import RunFile
+    from atoll.server.config.secure import WITHOUT_CERTIFICATES
 
     check_folder("coordinator.state", file.coordinator.state)
     _check_files(file.coordinator.state, file.coordinator.database or "")
     if isinstance(file, RunFile):
+        if file.run.secure is not None and file.coordinator.insecure:
+            raise CommandError(WITHOUT_CERTIFICATES)
         _check_task(file)
     say_settings(effective(file), json=json)
 

@@ -340,7 +340,8 @@ class TestPromises:
             for promise in honest.sites[0].written:
                 site.keep(promise)
         assert self.fault(site, terms_of(round=3)) == (
-            "this site has signed 2 sums from version 0; base_repeats_max = 2"
+            "this site has signed 2 sums from version 0, in this run or in others that began from the same model; "
+            "base_repeats_max = 2: a run from another seed or start, or a higher value in the site's policy"
         )
         assert self.fault(site, terms_of(round=3, model="cd" * 32)) == ""
 
