@@ -22,6 +22,7 @@ from atoll.client.secure.promises import Kind, PeerChains, Promise, Promises, ex
 from atoll.ground.printable import count_of
 from atoll.protocol.identity.statement import NotTrusted
 from atoll.protocol.secure.boxes import BadBox, Shares, seal, unseal
+from atoll.protocol.secure.keys import box_key, mask_key, self_key
 from atoll.protocol.secure.messages import (
     Agreement,
     Answer,
@@ -35,14 +36,15 @@ from atoll.protocol.secure.messages import (
     Reveal,
     Roster,
     SealedShares,
+    SiteIdentity,
     Survivors,
     survivors_statement,
 )
 from atoll.protocol.secure.session_size import MEMBERS_MIN
 from atoll.protocol.secure.shamir import split
-from atoll.protocol.secure.site_key import SiteIdentity, is_signed
+from atoll.protocol.secure.site_key import is_signed
 from atoll.protocol.secure.terms import Terms
-from atoll.protocol.secure.transcript import box_key, commitment, digest, mask_key, self_key, session_id
+from atoll.protocol.secure.transcript import commitment, digest, session_id
 from atoll.protocol.value_type import value
 
 SEED_BYTES = 32

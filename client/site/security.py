@@ -20,8 +20,8 @@ from atoll.ground.folders import in_words
 from atoll.ground.printable import count_of
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.statement import NotTrusted
-from atoll.protocol.secure.messages import MemberKeys
-from atoll.protocol.secure.site_key import SiteIdentity, certify, check_certified, fingerprint, shown
+from atoll.protocol.secure.messages import MemberKeys, SiteIdentity
+from atoll.protocol.secure.site_key import certify, check_certified, fingerprint, shown
 from atoll.protocol.secure.terms import Terms
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.vocabulary import RunId

@@ -14,7 +14,6 @@ from atoll.ground.printable import count_of
 from atoll.protocol.secure.shamir import PRIME, SHARE_BYTES
 from atoll.protocol.secure.transcript import framed, number
 
-BOX_BYTES = 2 * SHARE_BYTES + 16
 _NONCE = bytes(12)
 
 

@@ -16,12 +16,29 @@ import json
 from collections.abc import Collection, Mapping
 
 from atoll.ground.printable import count_of
-from atoll.protocol.secure.boxes import BOX_BYTES
-from atoll.protocol.secure.site_key import SiteIdentity
+from atoll.protocol.secure.shamir import SHARE_BYTES
 from atoll.protocol.secure.transcript import framed
 from atoll.protocol.value_type import value
 
 Position = int
+
+BOX_BYTES = 2 * SHARE_BYTES + 16
+"""Size of a sealed box: two shares and the tag of AES-GCM [bytes]."""
+
+
+@value
+class SiteIdentity:
+    """A site's public key and the proof that a client of this federation has made it.
+
+    Attributes:
+        key: raw Ed25519 public key.
+        certificate: the client's certificate, PEM.
+        certification: signature of the certificate's key.
+    """
+
+    key: bytes
+    certificate: bytes
+    certification: bytes
 
 
 @value

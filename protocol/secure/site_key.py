@@ -20,26 +20,11 @@ from atoll.protocol.identity.certificates import CertificateError, PrivateKey, c
 from atoll.protocol.identity.clock_hint import SKEW_S
 from atoll.protocol.identity.names import Role
 from atoll.protocol.identity.statement import NotTrusted
-from atoll.protocol.value_type import value
+from atoll.protocol.secure.messages import SiteIdentity
 
 KEY_BYTES = 32
 FINGERPRINT_DIGITS = 32
 _DOMAIN = b"atoll.v1 site key\n"
-
-
-@value
-class SiteIdentity:
-    """A site's public key and the proof that a client of this federation has made it.
-
-    Attributes:
-        key: raw Ed25519 public key.
-        certificate: the client's certificate, PEM.
-        certification: signature of the certificate's key.
-    """
-
-    key: bytes
-    certificate: bytes
-    certification: bytes
 
 
 def certify(name: str, key: bytes, certificate_key: PrivateKey, certificate: bytes) -> SiteIdentity:

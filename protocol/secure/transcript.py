@@ -1,4 +1,4 @@
-"""The transcript of a session and the keys that are derived from it.
+"""The transcript of a session, and what is derived from it (the keys in `keys`).
 
 Each digest and each key is bound to its purpose and, by the session's id, to the terms, the threshold and every
 member's signed keys. So members that were shown different rosters derive different masks, and nothing opens.
@@ -15,10 +15,6 @@ roster.
 import hashlib
 from collections.abc import Iterable
 
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-KEY_BYTES = 32
 _DOMAIN = b"atoll.v1 secure "
 
 
@@ -51,29 +47,3 @@ def number(value: int) -> bytes:
 def commitment(name: str, seed: bytes) -> bytes:
     """Return the commitment of a member to the seed of its self-mask; the seed is random, so it needs no blinding."""
     return digest("seed", name.encode(), seed)
-
-
-def self_key(seed: bytes, session: bytes) -> bytes:
-    """Return the key of a member's self-mask."""
-    return _derived(seed, "self", session)
-
-
-def mask_key(shared: bytes, session: bytes, one: int, other: int) -> bytes:
-    """Return the key of the mask of two members.
-
-    Args:
-        shared: X25519 of their mask keys.
-        session: id.
-        one: position of one of them in the roster.
-        other: position of the other one; the order does not matter.
-    """
-    return _derived(shared, "mask", session, number(min(one, other)), number(max(one, other)))
-
-
-def box_key(shared: bytes, session: bytes, sender: int, receiver: int) -> bytes:
-    """Return the key of the one box from a member to another; `shared`: X25519 of their box keys."""
-    return _derived(shared, "box", session, number(sender), number(receiver))
-
-
-def _derived(secret: bytes, purpose: str, *parts: bytes) -> bytes:
-    return HKDF(hashes.SHA256(), KEY_BYTES, None, framed(purpose, *parts)).derive(secret)

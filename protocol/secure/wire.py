@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 
 from atoll.ground.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.secure.boxes import BOX_BYTES
 from atoll.protocol.secure.messages import (
+    BOX_BYTES,
     Agreement,
     Answer,
     Boxes,
@@ -18,13 +18,13 @@ from atoll.protocol.secure.messages import (
     Reveal,
     Roster,
     SealedShares,
+    SiteIdentity,
     Survivors,
     bitmap,
     positions_of,
 )
 from atoll.protocol.secure.session_size import MEMBERS_MAX
 from atoll.protocol.secure.shamir import PRIME, SHARE_BYTES
-from atoll.protocol.secure.site_key import SiteIdentity
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import FailureReason, RoundId, RunId
 

@@ -22,6 +22,7 @@ from atoll.server.rounds.events import (
     Event,
     Invite,
     KeysCame,
+    MemberAnswered,
     OpeningFailed,
     OpenSum,
     SessionLeft,
@@ -33,7 +34,7 @@ from atoll.server.rounds.events import (
     TellMember,
 )
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.secure_round import MemberAnswered, SecureRound
+from atoll.server.rounds.secure_round import SecureRound
 
 OfSession = KeysCame | MemberAnswered | SessionLeft
 _ANSWERED: dict[type[Answer], type[MemberAnswered]] = {

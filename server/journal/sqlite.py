@@ -16,7 +16,6 @@ from atoll.server.journal.database import Database
 BUSY_TIMEOUT_S = 10.0
 PRAGMAS = (
     "PRAGMA journal_mode = WAL",
-    "PRAGMA secure_delete = FAST",  # deleted values leave the pages that are written
     "PRAGMA synchronous = FULL",  # a commit is on disk when it returns
     "PRAGMA wal_autocheckpoint = 1000",  # pages of 4 KiB in the WAL before they are copied into the file
     f"PRAGMA journal_size_limit = {8 << 20}",  # truncates a WAL that a large transaction has extended

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
+from atoll.protocol.secure.keys import mask_key, self_key
 from atoll.protocol.secure.messages import Position, Roster
 from atoll.protocol.secure.shamir import PRIME, BadShare, combined, weights
-from atoll.protocol.secure.transcript import commitment, mask_key, self_key
+from atoll.protocol.secure.transcript import commitment
 from atoll.protocol.value_type import value
 
 

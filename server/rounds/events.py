@@ -214,6 +214,9 @@ class SharesRevealed:
     content: str
 
 
+MemberAnswered = SharesCame | SurvivorsSigned | SharesRevealed
+
+
 @value
 class SessionLeft:
     """The end of a session for a client: it has left, or its message was refused."""

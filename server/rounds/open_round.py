@@ -10,6 +10,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator
+from typing import ClassVar
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, Fate, Phase, RoundId, Version
 from atoll.server.rounds.events import Abandon, Aggregate, Aggregated, Commit, Effect, Update
@@ -27,6 +28,9 @@ NEWS_S = 3600.0
 
 class OpenRound(ABC):
     """Round that has not ended. A new round is a new machine."""
+
+    is_secure: ClassVar[bool] = False
+    """Whether it is a `SecureRound`, which needs cryptography: a run imports it when its first one opens."""
 
     def __init__(
         self, round_id: RoundId, base_version: Version, rules: RunRules, membership: Membership, now: float

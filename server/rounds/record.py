@@ -27,6 +27,9 @@ from atoll.server.rounds.policy import Mode
 UPDATE_LOST = "update_lost"
 """Reason of a client's fate whose accepted update was lost on the coordinator's disk."""
 
+OPENED, FAILED = "opened", "failed"
+"""Last stages of a secure sum, as those of its session."""
+
 REASONS_MAX = 3
 """Number of reasons in the detail of a round that has missed its quorum."""
 

@@ -17,7 +17,7 @@ abandoned, which does not count as a failure.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import (
@@ -57,6 +57,7 @@ from atoll.server.rounds.events import (
     Event,
     FilesLost,
     KeysCame,
+    MemberAnswered,
     MetricsComputed,
     ModelEvaluated,
     OpeningFailed,
@@ -84,7 +85,9 @@ from atoll.server.rounds.oort_utility import utility_of
 from atoll.server.rounds.open_round import NEWS_S, Effects, OpenRound
 from atoll.server.rounds.record import RoundRecord, cause_of_misfits
 from atoll.server.rounds.retries import COSTS_NO_RETRY, seconds_to_retry
-from atoll.server.rounds.secure_round import MemberAnswered, SecureRound
+
+if TYPE_CHECKING:
+    from atoll.server.rounds.secure_round import SecureRound
 
 
 class RunMachine(Evaluations):
@@ -363,6 +366,8 @@ class RunMachine(Evaluations):
         ledger.forget_old_rounds(most=max(3, self.rules.policy.max_staleness + 2))
         late, ledger.carried = ledger.carried, {}
         if self.rules.secure is not None:
+            from atoll.server.rounds.secure_round import SecureRound
+
             return SecureRound(
                 ledger.next_round, ledger.version, self.rules, ledger.membership, tuple(ledger.ranges), now
             )
@@ -386,17 +391,22 @@ class RunMachine(Evaluations):
         round_ = self._open(event.round_id)
         return round_.aggregated(event, now) if round_ else ()
 
+    def _secure(self, round_id: RoundId) -> "SecureRound | None":
+        """Return the open round if it has secure sums."""
+        round_ = self._open(round_id)
+        return cast("SecureRound", round_) if round_ is not None and round_.is_secure else None
+
     def _keys_came(self, event: KeysCame, now: float) -> Effects:
-        round_ = self._open(event.round_id)
-        return round_.keys_came(event, now) if isinstance(round_, SecureRound) else ()
+        round_ = self._secure(event.round_id)
+        return round_.keys_came(event, now) if round_ is not None else ()
 
     def _member_answered(self, event: MemberAnswered, now: float) -> Effects:
-        round_ = self._open(event.round_id)
-        return round_.answered(event, now) if isinstance(round_, SecureRound) else ()
+        round_ = self._secure(event.round_id)
+        return round_.answered(event, now) if round_ is not None else ()
 
     def _session_left(self, event: SessionLeft, now: float) -> Effects:
-        round_ = self._open(event.round_id)
-        if not isinstance(round_, SecureRound) or not round_.is_news_of(event):
+        round_ = self._secure(event.round_id)
+        if round_ is None or not round_.is_news_of(event):
             return ()
         membership = self.ledger.membership
         membership.noted(event.client_id, event.reason, event.detail, now)
@@ -405,12 +415,12 @@ class RunMachine(Evaluations):
         return round_.session_left(event, now)
 
     def _sum_opened(self, event: SumOpened, now: float) -> Effects:
-        round_ = self._open(event.round_id)
-        return round_.sum_opened(event, now) if isinstance(round_, SecureRound) else ()
+        round_ = self._secure(event.round_id)
+        return round_.sum_opened(event, now) if round_ is not None else ()
 
     def _opening_failed(self, event: OpeningFailed, now: float) -> Effects:
-        round_ = self._open(event.round_id)
-        return round_.opening_failed(event, now) if isinstance(round_, SecureRound) else ()
+        round_ = self._secure(event.round_id)
+        return round_.opening_failed(event, now) if round_ is not None else ()
 
     def _aggregation_failed(self, event: AggregationFailed, now: float) -> Effects:
         round_ = self._open(event.round_id)

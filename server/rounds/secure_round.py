@@ -40,6 +40,7 @@ from atoll.server.rounds.events import (
     Contribution,
     Invite,
     KeysCame,
+    MemberAnswered,
     OpeningFailed,
     OpenSum,
     Release,
@@ -61,8 +62,6 @@ from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.rounds.update_claims import fault_of, measure, note_accepted, reject
 from atoll.server.sessions.session import Fail, Session, Stage, Tell
 from atoll.server.sessions.session import OpenSum as OpenWith
-
-MemberAnswered = SharesCame | SurvivorsSigned | SharesRevealed
 
 
 class _Sum:
@@ -117,6 +116,8 @@ class _Sum:
 
 class SecureRound(Round):
     """Round whose updates are secure sums. `ranges`: exponents of the float tensors' ranges, in canonical order."""
+
+    is_secure = True
 
     def __init__(
         self,

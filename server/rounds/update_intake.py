@@ -43,7 +43,6 @@ from atoll.server.rounds.open_round import Effects, OpenRound
 from atoll.server.rounds.record import ClientRecord, RoundRecord
 from atoll.server.rounds.retries import seconds_of_rest
 from atoll.server.rounds.run_rules import RunRules
-from atoll.server.rounds.secure_round import SecureRound
 from atoll.server.rounds.update_claims import WORK_MIN, fault_of, learn, measure, note_accepted, reject
 from atoll.tensors.updates.weight import WEIGHT_MIN
 
@@ -101,7 +100,7 @@ class Intake:
         ):
             return True
         round_ = self._open(update.round_id)
-        if isinstance(round_, SecureRound) and not round_.is_open_for(update):
+        if isinstance(round_, Round) and round_.is_secure and not round_.is_open_for(update):
             return True
         return policy.is_asynchronous and self._fault_for_a_buffer(update) is not None
 
@@ -120,9 +119,7 @@ class Intake:
         if self.rules.policy.is_asynchronous:
             return self._into_a_buffer(update, record, client, now)
         round_ = self._open(update.round_id)
-        if isinstance(round_, SecureRound):
-            return round_.update_received(update, now)
-        if isinstance(round_, Round) and round_.is_open_for(update):
+        if isinstance(round_, Round) and (round_.is_secure or round_.is_open_for(update)):
             return round_.update_received(update, now)
         return self._late(update, record, client, now)
 

@@ -16,9 +16,8 @@ from atoll.server.rounds.events import (
     SumOpened,
     TellMember,
 )
-from atoll.server.rounds.record import ClientRecord, MemberRecord, RoundRecord, SumRecord
+from atoll.server.rounds.record import FAILED, OPENED, ClientRecord, MemberRecord, RoundRecord, SumRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.sessions.session import Stage
 
 STEPS = (
     ("keys_at", "keys"),
@@ -79,7 +78,7 @@ def _ended(machine: RunMachine, effects: tuple[Effect, ...]) -> Iterator[str]:
     for round_id in sorted(rounds):
         record = machine.record_of(round_id)
         for each in record.sums if record is not None else ():
-            if each.stage == Stage.FAILED:
+            if each.stage == FAILED:
                 yield f"round {round_id}: session {each.session} has no sum: {each.detail}"
 
 
@@ -100,9 +99,9 @@ def _sum(each: SumRecord) -> str:
     needed = f"{each.threshold} of {count_of(each.num_members, 'member')} open it" if each.num_members else ""
     if each.is_dropped:
         return f"its sum was opened and counts in no version{attempt}: {each.detail}"
-    if each.stage == Stage.FAILED:
+    if each.stage == FAILED:
         return f"it has no sum: {each.detail}"
-    if each.stage == Stage.OPENED:
+    if each.stage == OPENED:
         wrong = f"; wrong shares were revealed by {', '.join(each.wrong)}" if each.wrong else ""
         return f"its sum was opened{attempt} ({needed}){wrong}"
     before = f" ({each.detail})" if each.detail else ""

@@ -102,7 +102,7 @@ def test_a_file_that_does_not_fit_is_refused_before_anything_runs(tmp_path):
     (tmp_path / "folder.safetensors").mkdir()
     for name, fault in (
         ("part", "part.safetensors lacks 0.bias, 2.weight, 2.bias"),
-        ("no", "no.safetensors is no safetensors file"),
+        ("no", "no.safetensors is not a safetensors file"),
         ("other", "no tensor of"),
         ("missing", "there is no file"),
         ("folder", "is a directory: name a file"),

@@ -362,10 +362,10 @@ def test_methods_are_read_from_a_setting(text: str, config: OuterConfig | None) 
         ("diloco:-1", "needs its number of steps"),
         ("local_sgd:0", "outer.steps: must be at least 1, got 0"),
         ("local_sgd:4,lr=1", "local_sgd has no setting 'lr'"),
-        ("diloco:4,lr=big", "outer.lr: 'big' is no lr"),
+        ("diloco:4,lr=big", "outer.lr: 'big' is not a lr"),
         ("diloco:4,lr=nan", "outer.lr: must be positive and finite, got nan"),
         ("diloco:4,momentum=1,wire=fp8", "outer.momentum: .*got 1.0; outer.wire: .*got 'fp8'"),
-        ("delayed:4,correction=no", "outer.correction: 'no' is no correction"),
+        ("delayed:4,correction=no", "outer.correction: 'no' is not a correction"),
     ],
 )
 def test_what_is_wrong_in_a_setting_is_named(text: str, named: str) -> None:

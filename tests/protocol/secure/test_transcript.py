@@ -3,7 +3,8 @@
 import hashlib
 import hmac
 
-from atoll.protocol.secure.transcript import box_key, commitment, digest, framed, mask_key, self_key, session_id
+from atoll.protocol.secure.keys import box_key, mask_key, self_key
+from atoll.protocol.secure.transcript import commitment, digest, framed, session_id
 
 
 def test_parts_cannot_be_moved_between_their_neighbours():

@@ -14,6 +14,7 @@ class Captured(SmallFederation):
     def _open(self, reveals):
         self.reveals = reveals
         if len(reveals) < len(self.session.survivors) and self.queue:
+            self.is_opening = False
             self._carry_out(self.session.refused())
             return
         super()._open(reveals)

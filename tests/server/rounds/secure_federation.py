@@ -54,6 +54,7 @@ class SecureRun:
         self.accepted: dict[str, np.ndarray] = {}  # masked updates that are durable at the coordinator
         self.opened, self.committed, self.pads = [], [], {}
         self.reasons = []
+        self.refused = []  # reasons for which masked updates were refused
 
     # ------------------------------------------------------------ the coordinator
 
@@ -79,6 +80,8 @@ class SecureRun:
                 self.queue.append(lambda: self.aggregate(effect))
             case ev.OpenNextRound():
                 self.queue.append(lambda: self.post(ev.RoundDue()))
+            case ev.Reject(reason=reason):
+                self.refused.append(reason)
             case ev.Commit(round_id):
                 self.committed.append(round_id)
                 self.forget_reveals()

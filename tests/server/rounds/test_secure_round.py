@@ -5,7 +5,7 @@ import random
 import pytest
 
 from atoll.protocol.secure.messages import Gone
-from atoll.protocol.vocabulary import AbandonReason, CloseReason, Fate, RoundId, RunState
+from atoll.protocol.vocabulary import AbandonReason, CloseReason, Fate, RejectReason, RoundId, RunState
 from tests.server.rounds.secure_federation import SecureRun, fates, is_reported
 
 
@@ -70,3 +70,12 @@ def test_a_client_that_was_restarted_before_its_keys_came_is_not_waited_for():
         "session_lost: it was restarted",
     )
     assert run.opened == [(1, 0, tuple(others))]
+
+
+def test_a_masked_update_that_comes_after_the_survivors_were_told_is_refused():
+    refused = []
+    for seed in range(40):
+        run = SecureRun(5, random.Random(seed), faults=0.05, rounds=2)
+        run.run()
+        refused += run.refused
+    assert {*refused} == {RejectReason.NOT_IN_SESSION}

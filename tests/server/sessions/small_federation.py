@@ -9,8 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from atoll.client.secure.member import KeepPromise, Mask, Member, MemberRules, Send
 from atoll.client.secure.promises import PeerChains, Promises
 from atoll.protocol.identity.statement import NotTrusted
-from atoll.protocol.secure.messages import Gone, MemberKeys, Roster
-from atoll.protocol.secure.site_key import SiteIdentity
+from atoll.protocol.secure.messages import Gone, MemberKeys, Roster, SiteIdentity
 from atoll.protocol.secure.terms import Terms
 from atoll.server.opening.streams import NotOpened, open_sum
 from atoll.server.sessions.session import Fail, OpenSum, Session, Tell

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from atoll.client.secure.member import Mask, Member, MemberRules, Send, Stage
 from atoll.client.secure.promises import PeerChains, Promises
-from atoll.protocol.secure.boxes import BOX_BYTES
 from atoll.protocol.secure.messages import (
+    BOX_BYTES,
     Boxes,
     Chain,
     Gone,
