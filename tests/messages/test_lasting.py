@@ -47,7 +47,7 @@ def test_a_lost_reply_stops_the_start_and_fails_the_run_once_that_is_accepted(tm
         assert it.wait_for_end() == 2
         assert f"{gone} is missing: it is a reply that the program has read: the run fails" in it.log("coordinator")
         started(it, stay=True, extra=("--accept-losses",))
-        it.wait_for(lambda: state_of(it)[0] == "failed")
+        it.wait_for(lambda: state_of(it)[0] == "failed" and it.log("coordinator").count("atoll coordinator on ") == 2)
         assert state_of(it)[1].endswith(f"{gone.name} is missing: it cannot be repeated")
         it.kill("coordinator")
         started(it, stay=True)  # it is told no more, and stops no other run
