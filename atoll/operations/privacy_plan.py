@@ -61,7 +61,7 @@ class PrivacyPlan:
         epsilon_max: the budget that was given; None: none was.
         fits: the most uses or steps within the budget; None: there is no budget, or noise is correlated.
         left: those that are left after the ones that are spent; None as `fits`.
-        by_uses: epsilon after so many uses or steps.
+        by_uses: numbers of uses, each with its epsilon.
         noise: of the mean; None: the cohort's size or the number of values is not given.
         bands: of correlated noise; None: it is independent.
     """

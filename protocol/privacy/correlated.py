@@ -7,8 +7,8 @@ Toeplitz matrix C whose first column is c = 1 / d as a power series. A client ta
     sens^2 = || sum_{i<k} c shifted by i separation ||^2
 
 (Kalinin and Lampert 2024, theorem 2). For any other c its non-increasing majorant of |c| is taken, an upper bound. Both
-are computed over all rounds: c goes on where d ends. Noise of z sens per element of the sum, for clipped norm 1, is a
-Gaussian mechanism of the multiplier z, used once.
+are computed over all rounds: c does not end where d ends. Noise of z sens for each element of the sum, for clipped norm
+1, is a Gaussian mechanism of the multiplier z, used once.
 
 BISR, the banded inverse square root (Kalinin, McKenna, Upadhyay, Lampert 2025, arXiv 2505.12128), has d = the first p
 coefficients of (1 - x)^(1/2) = 1 - x/2 - x^2/8 - x^3/16 - ...

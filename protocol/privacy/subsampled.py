@@ -15,7 +15,7 @@ that includes each record independently has this guarantee (Chua et al. 2024).
 
 import math
 
-ORDERS = (*range(2, 64), 80, 100, 128, 200, 256, 512, 1024)
+ORDERS: tuple[int, ...] = (*range(2, 64), 80, 100, 128, 200, 256, 512, 1024)
 NOISE_MAX = 1e6
 """Largest noise multiplier that a search returns."""
 _PRECISION = 1e-6
@@ -38,11 +38,12 @@ def rdp_of(q: float, z: float, order: int) -> float:
         for k in range(order + 1)
     ]
     most = max(terms)
-    return (most + math.log(math.fsum(math.exp(term - most) for term in terms))) / (order - 1)
+    total = math.fsum(math.exp(term - most) for term in terms)
+    return (most + math.log(total)) / (order - 1)
 
 
 def epsilon_bound(q: float, z: float, steps: int, delta: float) -> float:
-    """Return an upper bound of epsilon at this delta after so many steps; arguments as of `rdp_of`."""
+    """Return an upper bound of epsilon at this delta after a number of steps; arguments as of `rdp_of`."""
     found = (steps * rdp_of(q, z, a) + math.log1p(-1.0 / a) - (math.log(delta) + math.log(a)) / (a - 1) for a in ORDERS)
     return max(0.0, min(found))
 
