@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, cast
 from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import (
     TERMINAL,
-    TROUBLES,
     AbandonReason,
     Digest,
     FailureReason,
@@ -406,13 +405,7 @@ class RunMachine(Evaluations):
 
     def _session_left(self, event: SessionLeft, now: float) -> Effects:
         round_ = self._secure(event.round_id)
-        if round_ is None or not round_.is_news_of(event):
-            return ()
-        membership = self.ledger.membership
-        membership.noted(event.client_id, event.reason, event.detail, now)
-        if event.reason in TROUBLES:
-            self._let_rest(event.client_id, None, now)
-        return round_.session_left(event, now)
+        return round_.session_left(event, now) if round_ is not None and round_.is_news_of(event) else ()
 
     def _sum_opened(self, event: SumOpened, now: float) -> Effects:
         round_ = self._secure(event.round_id)

@@ -183,6 +183,19 @@ def test_a_threshold_that_colluders_could_use_twice_is_refused():
     )
 
 
+def test_a_member_names_all_that_it_refuses_and_nobody_where_the_roster_is_to_blame():
+    honest = Honest()
+    del honest.sites[0].pinned["site-01"], honest.sites[0].pinned["site-03"]
+    gone = honest.ask(honest.roster)
+    assert gone == Gone("the key of site-01 is not pinned (site-03 refused, too)", ("site-01", "site-03"))
+    assert honest.sent(0, honest.members[0].start()) == gone
+    again = Honest()
+    boxes = again.shared()[0].boxes
+    assert again.ask(Boxes({**boxes, 1: boxes[2], 4: b""})).refused == ("site-01", "site-04")
+    unsorted = Honest()
+    assert unsorted.ask(replace(unsorted.roster, members=unsorted.roster.members[::-1])).refused == ()
+
+
 def test_a_peer_whose_state_was_put_back_is_refused():
     honest = Honest()
     keys = honest.keys[1]
