@@ -353,8 +353,8 @@ class TestPromises:
             for promise in honest.sites[0].written:
                 site.keep(promise)
         assert self.fault(site, terms_of(round=3)) == (
-            "this site has signed 2 sums from version 0's model, over all runs; base_repeats_max = 2: start the run from "
-            "another seed or model.start, or raise it in this site's policy"
+            "this site has signed 2 sums from version 0's model, over all runs; base_repeats_max = 2: start the run "
+            "from another seed or model.start, or raise it in this site's policy"
         )
         assert self.fault(site, terms_of(round=3, model="cd" * 32)) == ""
 
