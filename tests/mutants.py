@@ -31,6 +31,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.mutant import Mutant
+from tests.mutants_of_sums import OF_SUMS
+
 ROOT = Path(__file__).parents[1]
 GENERATED = ROOT / "tests" / "generated_mutants.json"
 REPORT = ROOT / "docs" / "mutants.md"
@@ -52,18 +55,6 @@ PURE_TESTS = (
     "tests/client/session/test_session.py",
     "tests/client/session/test_rollback_rules.py",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One bug: `old` occurs exactly once in `file` and becomes `new`."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    what: str  # the mistake, in words
-    tests: tuple[str, ...] = ()  # those that must catch it, of a file that no history runs; empty: histories, then PURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -986,6 +977,7 @@ PLANTED = (
         "    return order[-most:], order[:-most]",
         "a client's newest partial upload is deleted instead of its oldest",
     ),
+    *OF_SUMS,
 )
 
 
