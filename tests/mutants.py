@@ -1059,7 +1059,7 @@ def _failed_test(tree: Path, tests: Iterable[str]) -> tuple[str, str]:
     result = run_in(tree, pytest, timeout=300)
     if result.returncode == 0:
         return "", ""
-    failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))]
     return failed[0].split(" - ")[0].partition(" ")[2] if failed else "pytest", result.stdout
 
 

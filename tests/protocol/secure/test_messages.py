@@ -52,7 +52,7 @@ def test_a_name_that_no_certificate_can_have_is_refused_and_printable(name):
 def test_a_chain_of_more_sessions_than_a_peer_can_write_down_is_refused(count):
     [_, send] = sites_of(3)[0].member(terms_of()).start()
     keys = replace(send.message, chain=replace(send.message.chain, count=count))
-    with pytest.raises(wire.BadForm, match="chain_count: .*; allowed: at most 9007199254740992"):
+    with pytest.raises(wire.BadForm, match=r"chain_count: .*; allowed: at most 9007199254740992"):
         wire.answer_of(wire.answer_message(wire.SessionName("digits-1", 1, 1, 0), keys))
 
 
