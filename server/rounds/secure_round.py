@@ -39,11 +39,20 @@ from atoll.server.rounds.events import (
     Aggregated,
     Contribution,
     Invite,
+    Release,
+    Update,
+)
+from atoll.server.rounds.membership import Membership
+from atoll.server.rounds.open_round import Effects
+from atoll.server.rounds.record import ClientRecord, MemberRecord, SumRecord
+from atoll.server.rounds.run_rules import RunRules
+from atoll.server.rounds.secure_rules import SecureRules
+from atoll.server.rounds.session_events import (
     KeysCame,
     MemberAnswered,
     OpeningFailed,
     OpenSum,
-    Release,
+    SessionEvent,
     SessionLeft,
     SessionSum,
     SharesCame,
@@ -52,13 +61,7 @@ from atoll.server.rounds.events import (
     SumPlace,
     SurvivorsSigned,
     TellMember,
-    Update,
 )
-from atoll.server.rounds.membership import Membership
-from atoll.server.rounds.open_round import Effects
-from atoll.server.rounds.record import ClientRecord, MemberRecord, SumRecord
-from atoll.server.rounds.run_rules import RunRules
-from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.rounds.update_claims import fault_of, measure, note_accepted, reject
 from atoll.server.sessions.session import Fail, Session, Stage, Tell
 from atoll.server.sessions.session import OpenSum as OpenWith
@@ -216,7 +219,7 @@ class SecureRound(Round):
             return [client_id for client_id, _ in self.record.with_fate(Fate.JOINED)]
         return [*self._reported]
 
-    def keys_came(self, event: KeysCame, now: float) -> Effects:
+    def _keys_came(self, event: KeysCame, now: float) -> Effects:
         """Count the keys of a client: its update is encoded, and it takes part."""
         client_id, row = event.client_id, self.record.clients.get(event.client_id)
         if row is None or (of := self._named(event)) is None or of.session is not None or client_id in of.keys:
@@ -233,6 +236,20 @@ class SecureRound(Round):
         if self.phase is Phase.COLLECTING:
             return self._settle(now)
         return (*self._begin(of, now), *self._conclude(now)) if not of.asked else ()
+
+    def session_event(self, event: SessionEvent, now: float) -> Effects:
+        """Apply an event of a session; one of another attempt, or of a session that is over, changes nothing."""
+        match event:
+            case KeysCame():
+                return self._keys_came(event, now)
+            case SessionLeft():
+                return self._session_left(event, now)
+            case SumOpened():
+                return self._sum_opened(event, now)
+            case OpeningFailed():
+                return self._opening_failed(event, now)
+            case _:
+                return self._member_answered(event, now)
 
     def is_news_of(self, event: KeysCame | MemberAnswered | SessionLeft) -> bool:
         """Return whether an event of a client's session can change the round: it is made an event only then."""
@@ -291,7 +308,7 @@ class SecureRound(Round):
             return super().client_gave_up(client_id, fate, reason, detail, now)
         return self._leaves(client_id, row, fate, reason, detail, now)
 
-    def session_left(self, event: SessionLeft, now: float) -> Effects:
+    def _session_left(self, event: SessionLeft, now: float) -> Effects:
         """Continue without a client that has left its session, or whose message was refused."""
         row = self.record.clients.get(event.client_id)
         if row is None or self._named(event) is None:
@@ -367,7 +384,7 @@ class SecureRound(Round):
 
     # ------------------------------------------------------------ sessions
 
-    def answered(self, event: MemberAnswered, now: float) -> Effects:
+    def _member_answered(self, event: MemberAnswered, now: float) -> Effects:
         """Take a member's answer to the session's question."""
         of, row = self._named(event), self.record.clients.get(event.client_id)
         if of is None or of.session is None or row is None or (position := of.position_of(event.client_id)) is None:
@@ -390,7 +407,7 @@ class SecureRound(Round):
                 self._set_fate(event.client_id, Fate.FAILED, now, FailureReason.SESSION_REFUSED, row.sum.left)
         return (*effects, *self._conclude(now))
 
-    def sum_opened(self, event: SumOpened, now: float) -> Effects:
+    def _sum_opened(self, event: SumOpened, now: float) -> Effects:
         """Record that a session's sum is open."""
         of = self._awaiting_opening(event)
         if of is None or of.session is None:
@@ -402,7 +419,7 @@ class SecureRound(Round):
         of.record.stage, of.by = Stage.OPENED, math.inf
         return self._conclude(now)
 
-    def opening_failed(self, event: OpeningFailed, now: float) -> Effects:
+    def _opening_failed(self, event: OpeningFailed, now: float) -> Effects:
         """Wait for another reveal, or end the session: too few of its reveals are right."""
         of = self._awaiting_opening(event)
         if of is None or (session := of.session) is None:
