@@ -1,6 +1,6 @@
 """Events and effects of a round with secure sums, between it and the members of its sessions. Pure values.
 
-They are events and effects of a run like all others (`events.py`); only `secure_round.py` acts on these events.
+They are events and effects of a run like all others (`events.py`).
 """
 
 from collections.abc import Mapping
