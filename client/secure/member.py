@@ -7,8 +7,9 @@
     Opening   -> Reveal, and all secrets are dropped
 
 A failed check ends the session at this site with a reason, never with a warning. A repeated question gets the same
-bytes; another question of the same kind, or one out of turn, ends the session. The secrets exist in memory only and
-come from the operating system: a member that was killed says that it is gone, and its masked update may still count.
+bytes, and boxes after the reveal nothing; another question of the same kind, or one out of turn, ends the session. The
+secrets exist in memory only and come from the operating system: a member that was killed says that it is gone, and its
+masked update may still count.
 """
 
 import secrets
@@ -334,6 +335,7 @@ class Member:
             held[place].seed if place in self._survivors else held[place].key for place in sorted(self._masking)
         )
         self._secrets = None
+        self._answers[Boxes] = self._answers[Boxes][0], ()  # the survivors are known: nothing is masked again
         return [Send(Reveal(shares))]
 
     def _check_set(

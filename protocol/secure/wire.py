@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from atoll.ground.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.identity.names import NAME_ALLOWED, is_name
 from atoll.protocol.secure.messages import (
     BOX_BYTES,
     Agreement,
@@ -32,7 +33,8 @@ DIGEST_BYTES = KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 CERTIFICATE_BYTES_MAX = 16 * 1024
 CERTIFICATION_BYTES_MAX = 128
-NAME_MAX = 200
+COUNT_MAX = 2**53
+"""Largest number of sessions of a site: every peer writes it into its database."""
 DETAIL_MAX = 2000
 
 _ANSWERS = ("secure_keys", "secure_shares", "secure_agree", "secure_reveal", "secure_gone")
@@ -195,8 +197,10 @@ def _keys(keys: MemberKeys) -> pb.MemberKeys:
 
 
 def _read_keys(keys: pb.MemberKeys) -> MemberKeys:
-    if not 0 < len(keys.name) <= NAME_MAX:
-        raise BadForm(f"name: {count_of(len(keys.name), 'character')}; allowed: 1 to {NAME_MAX}")
+    if not is_name(keys.name):
+        raise BadForm(f"name: {keys.name[:80]!a}; allowed: {NAME_ALLOWED}")
+    if keys.chain_count > COUNT_MAX:
+        raise BadForm(f"chain_count: {keys.chain_count}; allowed: at most {COUNT_MAX}")
     for field in ("certificate", "certification"):
         most = CERTIFICATE_BYTES_MAX if field == "certificate" else CERTIFICATION_BYTES_MAX
         if (size := len(getattr(keys, field))) > most:
@@ -214,8 +218,8 @@ def _read_keys(keys: pb.MemberKeys) -> MemberKeys:
 
 
 def _read_refused(names: Collection[str]) -> tuple[str, ...]:
-    if len(names) > MEMBERS_MAX or not all(0 < len(name) <= NAME_MAX for name in names):
-        raise BadForm(f"refused: {count_of(len(names), 'name')}; allowed: {MEMBERS_MAX} of 1 to {NAME_MAX} characters")
+    if len(names) > MEMBERS_MAX or not all(map(is_name, names)):
+        raise BadForm(f"refused: {count_of(len(names), 'name')}; allowed: at most {MEMBERS_MAX}, each {NAME_ALLOWED}")
     return tuple(names)
 
 

@@ -21,6 +21,10 @@ from atoll.server.opening.streams import NotOpened, open_sum
 from atoll.server.rounds.events import (
     Event,
     Invite,
+)
+from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.secure_round import SecureRound
+from atoll.server.rounds.session_events import (
     KeysCame,
     MemberAnswered,
     OpeningFailed,
@@ -33,8 +37,6 @@ from atoll.server.rounds.events import (
     SurvivorsSigned,
     TellMember,
 )
-from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.secure_round import SecureRound
 
 OfSession = KeysCame | MemberAnswered | SessionLeft
 _ANSWERED: dict[type[Answer], type[MemberAnswered]] = {

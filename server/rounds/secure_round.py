@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from atoll.ground.printable import count_of
 from atoll.protocol.secure import wire
-from atoll.protocol.secure.messages import Answer, Gone, MemberKeys, Position, Reveal, Roster
+from atoll.protocol.secure.messages import Answer, Gone, MemberKeys, Reveal, Roster
 from atoll.protocol.secure.session_size import MEMBERS_MIN, threshold_of
 from atoll.protocol.vocabulary import (
     TROUBLES,
@@ -40,94 +40,35 @@ from atoll.server.rounds.events import (
     Aggregated,
     Contribution,
     Invite,
+    Release,
+    Update,
+)
+from atoll.server.rounds.membership import Membership
+from atoll.server.rounds.one_sum import OneSum
+from atoll.server.rounds.open_round import Effects
+from atoll.server.rounds.record import ClientRecord, MemberRecord, RefusalRecord
+from atoll.server.rounds.retries import let_rest
+from atoll.server.rounds.run_rules import RunRules
+from atoll.server.rounds.secure_rules import SecureRules
+from atoll.server.rounds.session_events import (
     KeysCame,
     MemberAnswered,
     OpeningFailed,
     OpenSum,
-    Release,
+    SessionEvent,
     SessionLeft,
-    SessionSum,
     SharesCame,
     SharesRevealed,
     SumOpened,
     SumPlace,
     SurvivorsSigned,
     TellMember,
-    Update,
 )
-from atoll.server.rounds.membership import Membership
-from atoll.server.rounds.open_round import Effects
-from atoll.server.rounds.record import ClientRecord, MemberRecord, RefusalRecord, SumRecord
-from atoll.server.rounds.retries import let_rest
-from atoll.server.rounds.run_rules import RunRules
-from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.rounds.update_claims import fault_of, measure, note_accepted, reject
-from atoll.server.sessions.refusals import left_out
 from atoll.server.sessions.session import Fail, Session, Stage, Tell
 from atoll.server.sessions.session import OpenSum as OpenWith
 
 _REFUSED = FailureReason.SESSION_REFUSED
-
-
-class _Sum:
-    """One of the round's sums: the keys of its newest attempt, and from the roster on its session."""
-
-    def __init__(self, number: int) -> None:
-        self.record = SumRecord(number)
-        self.keys: dict[ClientId, MemberKeys] = {}
-        self.asked: set[ClientId] = set()  # members whose keys are awaited, from the second attempt on
-        self.aside: set[ClientId] = set()  # in no session now, for refusals; another attempt may be with them
-        self.session: Session | None = None
-        self.by = math.inf  # the time at which the stage ends
-        self.opening: OpenWith | None = None  # issued, and not yet answered
-        self.is_over = self.is_opened = False
-
-    @property
-    def attempt(self) -> int:
-        return self.record.attempt
-
-    @property
-    def names(self) -> list[ClientId]:
-        """The members by position."""
-        return sorted(self.keys)
-
-    def position_of(self, client_id: ClientId) -> Position | None:
-        """Return a client's position in the roster; None: it is no member, or there is no roster."""
-        if self.session is None or client_id not in self.keys:
-            return None
-        return self.names.index(client_id)
-
-    @property
-    def survivors(self) -> list[ClientId]:
-        """The members whose updates are in the sum, sorted."""
-        if self.session is None:
-            return []
-        names = self.names
-        return [names[position] for position in sorted(self.session.survivors)]
-
-    @property
-    def may_refuse(self) -> bool:
-        """Whether a member that refuses others may be in another attempt: no survivors have been told."""
-        return self.session is not None and self.session.stage in (Stage.SHARING, Stage.MASKING)
-
-    def without(self, members: Collection[ClientId]) -> frozenset[ClientId]:
-        """Return which of these members another attempt leaves out: no two of the others refuse each other."""
-        refusals = ((each.by, name) for each in self.record.refusals for name in each.of)
-        return frozenset(ClientId(name) for name in left_out(refusals, members))
-
-    def summed(self) -> SessionSum:
-        """Return what opens the sum."""
-        session = self.session
-        assert session is not None
-        return SessionSum(
-            self.record.session,
-            self.attempt,
-            session.id,
-            session.roster,
-            session.masking,
-            session.survivors,
-            dict(session.reveals),
-        )
 
 
 class SecureRound(Round):
@@ -148,7 +89,7 @@ class SecureRound(Round):
         assert rules.secure is not None
         self._secure: SecureRules = rules.secure
         self._seed, self._ranges = rules.seed, ranges
-        self._sums: list[_Sum] = []
+        self._sums: list[OneSum] = []
         self._sessions: dict[ClientId, int] = {}
         self._lost_sums: set[int] = set()
         self.record.ranges = [*ranges]
@@ -193,7 +134,7 @@ class SecureRound(Round):
             row.disconnected_at = row.disconnected_at or now
 
     @property
-    def _running(self) -> Iterator[_Sum]:
+    def _running(self) -> Iterator[OneSum]:
         return (each for each in self._sums if not each.is_over)
 
     # ------------------------------------------------------------ collecting
@@ -205,7 +146,7 @@ class SecureRound(Round):
         order = sorted(clients)
         random.Random(f"sessions {self._seed} {self.record.round_id}").shuffle(order)
         number = max(1, len(self._secure.sizes(len(order))))
-        self._sums = [_Sum(session) for session in range(number)]
+        self._sums = [OneSum(session) for session in range(number)]
         self.record.sums = [each.record for each in self._sums]
         self._sessions = {client_id: place % number for place, client_id in enumerate(order)}
         return super().cohort_drawn(clients, now)
@@ -222,7 +163,7 @@ class SecureRound(Round):
         of = self._sum_of(client_id)
         return SumPlace(of.record.session, of.attempt, self._ranges)
 
-    def _sum_of(self, client_id: ClientId) -> _Sum:
+    def _sum_of(self, client_id: ClientId) -> OneSum:
         return self._sums[self._sessions[client_id]]
 
     @property
@@ -232,7 +173,7 @@ class SecureRound(Round):
             return [client_id for client_id, _ in self.record.with_fate(Fate.JOINED)]
         return [*self._reported]
 
-    def keys_came(self, event: KeysCame, now: float) -> Effects:
+    def _keys_came(self, event: KeysCame, now: float) -> Effects:
         """Count the keys of a client: its update is encoded, and it takes part."""
         client_id, row = event.client_id, self.record.clients.get(event.client_id)
         if row is None or (of := self._named(event)) is None or of.session is not None or client_id in of.keys:
@@ -246,13 +187,27 @@ class SecureRound(Round):
         if (fault := _repeated(keys, of.keys.values())) is not None:
             row.sum = MemberRecord(event.session, event.attempt)
             left = SessionLeft(client_id, event.round_id, event.session, event.attempt, _REFUSED, fault)
-            return self.session_left(left, now)
+            return self._session_left(left, now)
         of.keys[client_id] = keys
         of.asked.discard(client_id)
         row.sum = MemberRecord(event.session, event.attempt, now)
         if self.phase is Phase.COLLECTING:
             return self._settle(now)
         return (*self._begin(of, now), *self._conclude(now)) if not of.asked else ()
+
+    def session_event(self, event: SessionEvent, now: float) -> Effects:
+        """Apply an event of a session; one of another attempt, or of a session that is over, changes nothing."""
+        match event:
+            case KeysCame():
+                return self._keys_came(event, now)
+            case SessionLeft():
+                return self._session_left(event, now)
+            case SumOpened():
+                return self._sum_opened(event, now)
+            case OpeningFailed():
+                return self._opening_failed(event, now)
+            case _:
+                return self._member_answered(event, now)
 
     def is_news_of(self, event: KeysCame | MemberAnswered | SessionLeft) -> bool:
         """Return whether an event of a client's session can change the round: it is made an event only then."""
@@ -267,7 +222,7 @@ class SecureRound(Round):
             return is_awaited or (row.fate in (Fate.JOINED, Fate.REPORTED) and not row.sum.left)
         return of.session is not None and not of.session.is_over and event.client_id in of.keys
 
-    def _named(self, event: KeysCame | MemberAnswered | SessionLeft) -> _Sum | None:
+    def _named(self, event: KeysCame | MemberAnswered | SessionLeft) -> OneSum | None:
         """Return the sum that an event belongs to; None: the client is in another one, or this one is over."""
         if self._sessions.get(event.client_id) != event.session or self._sums[event.session].attempt != event.attempt:
             return None
@@ -311,7 +266,7 @@ class SecureRound(Round):
             return super().client_gave_up(client_id, fate, reason, detail, now)
         return self._leaves(client_id, row, fate, reason, detail, now)
 
-    def session_left(self, event: SessionLeft, now: float) -> Effects:
+    def _session_left(self, event: SessionLeft, now: float) -> Effects:
         """Continue without a client that has left its session, or whose message was refused."""
         row, of = self.record.clients.get(event.client_id), self._named(event)
         if row is None or of is None:
@@ -398,7 +353,7 @@ class SecureRound(Round):
 
     # ------------------------------------------------------------ sessions
 
-    def answered(self, event: MemberAnswered, now: float) -> Effects:
+    def _member_answered(self, event: MemberAnswered, now: float) -> Effects:
         """Take a member's answer to the session's question."""
         of, row = self._named(event), self.record.clients.get(event.client_id)
         if of is None or of.session is None or row is None or (position := of.position_of(event.client_id)) is None:
@@ -421,7 +376,7 @@ class SecureRound(Round):
                 self._set_fate(event.client_id, Fate.FAILED, now, FailureReason.SESSION_REFUSED, row.sum.left)
         return (*effects, *self._conclude(now))
 
-    def sum_opened(self, event: SumOpened, now: float) -> Effects:
+    def _sum_opened(self, event: SumOpened, now: float) -> Effects:
         """Record that a session's sum is open."""
         of = self._awaiting_opening(event)
         if of is None or of.session is None:
@@ -433,7 +388,7 @@ class SecureRound(Round):
         of.record.stage, of.by = Stage.OPENED, math.inf
         return self._conclude(now)
 
-    def opening_failed(self, event: OpeningFailed, now: float) -> Effects:
+    def _opening_failed(self, event: OpeningFailed, now: float) -> Effects:
         """Wait for another reveal, or end the session: too few of its reveals are right."""
         of = self._awaiting_opening(event)
         if of is None or (session := of.session) is None:
@@ -442,13 +397,13 @@ class SecureRound(Round):
         of.by = now + self._secure.stage_timeout
         return (*self._advance(of, now, session.refused), *self._conclude(now))
 
-    def _awaiting_opening(self, event: SumOpened | OpeningFailed) -> _Sum | None:
+    def _awaiting_opening(self, event: SumOpened | OpeningFailed) -> OneSum | None:
         of = self._sums[event.session] if event.session < len(self._sums) else None
         if of is None or of.is_over or of.attempt != event.attempt or of.opening is None:
             return None
         return of
 
-    def _begin(self, of: _Sum, now: float) -> Effects:
+    def _begin(self, of: OneSum, now: float) -> Effects:
         """Send the roster of a sum, or end it: too few clients have sent keys."""
         names = of.names
         threshold = threshold_of(self._secure.threshold, len(names))
@@ -464,7 +419,7 @@ class SecureRound(Round):
         of.record.stage, of.by = of.session.stage, now + self._secure.stage_timeout
         return self._carried_out(of, of.session.start(), now)
 
-    def _advance(self, of: _Sum, now: float, step: Callable[[], Iterable[Tell | OpenWith | Fail]]) -> Effects:
+    def _advance(self, of: OneSum, now: float, step: Callable[[], Iterable[Tell | OpenWith | Fail]]) -> Effects:
         """Carry out a step of a session; a new stage has a new deadline."""
         session = of.session
         assert session is not None
@@ -478,7 +433,7 @@ class SecureRound(Round):
         is_last = of.session is session and not of.may_refuse
         return (*found, *self._send_home(of, of.aside, now)) if is_last and not of.is_over else found
 
-    def _carried_out(self, of: _Sum, effects: Iterable[Tell | OpenWith | Fail], now: float) -> Effects:
+    def _carried_out(self, of: OneSum, effects: Iterable[Tell | OpenWith | Fail], now: float) -> Effects:
         found: Effects = ()
         for effect in effects:
             match effect:
@@ -491,11 +446,11 @@ class SecureRound(Round):
                     found += self._fails(of, reason, may_repeat=may_repeat, now=now)
         return found
 
-    def _told(self, of: _Sum, tell: Tell) -> TellMember:
+    def _told(self, of: OneSum, tell: Tell) -> TellMember:
         name, number = of.names[tell.position], of.record.session
         return TellMember(name, self.record.round_id, number, of.attempt, len(of.keys), tell.question)
 
-    def _fails(self, of: _Sum, reason: str, *, may_repeat: bool, now: float) -> Effects:
+    def _fails(self, of: OneSum, reason: str, *, may_repeat: bool, now: float) -> Effects:
         """End an attempt without a sum: make another one with the members that are left, or end the session."""
         left = [c for c in of.names if self.record.clients[c].fate in (Fate.JOINED, Fate.REPORTED)]
         left = [c for c in left if (row := self.record.clients[c].sum) is not None and not row.left]
@@ -522,7 +477,7 @@ class SecureRound(Round):
             self._put_aside(of, client_id)
         return tuple(self._invitation(client_id, of.by) for client_id in left)
 
-    def _put_aside(self, of: _Sum, client_id: ClientId) -> None:
+    def _put_aside(self, of: OneSum, client_id: ClientId) -> None:
         """Record why a client is not in this attempt."""
         row = self.record.clients[client_id].sum
         refusals = [each for each in of.record.refusals if client_id in each.of]
@@ -531,7 +486,7 @@ class SecureRound(Round):
             why = f"refused by {', '.join(by)}: {refusals[0].detail}" if by else "it refuses other members"
             row.left = f"{_REFUSED}: {why}"
 
-    def _send_home(self, of: _Sum, clients: Collection[ClientId], now: float) -> Effects:
+    def _send_home(self, of: OneSum, clients: Collection[ClientId], now: float) -> Effects:
         """Continue without clients that were left out for refusals: no further attempt is with them."""
         gone = sorted(clients)
         of.aside -= {*gone}

@@ -11,14 +11,10 @@ from atoll.server.rounds.events import (
     Effect,
     Event,
     Invite,
-    KeysCame,
-    OpeningFailed,
-    SessionLeft,
-    SumOpened,
-    TellMember,
 )
 from atoll.server.rounds.record import FAILED, OPENED, ClientRecord, MemberRecord, RoundRecord, SumRecord
 from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.session_events import KeysCame, OpeningFailed, SessionLeft, SumOpened, TellMember
 
 STEPS = (
     ("keys_at", "keys"),

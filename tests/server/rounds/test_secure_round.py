@@ -6,7 +6,7 @@ import pytest
 
 from atoll.protocol.secure.messages import Gone
 from atoll.protocol.vocabulary import AbandonReason, CloseReason, Fate, RejectReason, RoundId, RunState
-from atoll.server.rounds.events import TellMember
+from atoll.server.rounds.session_events import TellMember
 from atoll.server.views.sentences import sentences
 from tests.server.rounds.secure_federation import SecureRun, fates, is_reported
 
