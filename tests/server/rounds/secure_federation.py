@@ -13,6 +13,7 @@ from atoll.protocol.vocabulary import FailureReason, Fate, LossReason, RoundId, 
 from atoll.server.journal.codec import decode_event, encode_event
 from atoll.server.opening.streams import NotOpened, open_sum
 from atoll.server.rounds import events as ev
+from atoll.server.rounds import session_events as of_sessions
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
@@ -20,7 +21,11 @@ from atoll.server.rounds.secure_rules import SecureRules
 from atoll.tensors.secure.keystream import add_stream
 from tests.server.sessions.small_federation import SIZE, sites_of, terms_of
 
-KIND = {SealedShares: ev.SharesCame, Agreement: ev.SurvivorsSigned, Reveal: ev.SharesRevealed}
+KIND = {
+    SealedShares: of_sessions.SharesCame,
+    Agreement: of_sessions.SurvivorsSigned,
+    Reveal: of_sessions.SharesRevealed,
+}
 
 
 @dataclass
@@ -72,9 +77,9 @@ class SecureRun:
             case ev.DrawCohort(round_id, count, candidates):
                 chosen = tuple(c.client_id for c in candidates[:count])
                 self.queue.append(lambda: self.post(ev.CohortDrawn(round_id, chosen)))
-            case ev.Invite() | ev.TellMember() | ev.Release():
+            case ev.Invite() | of_sessions.TellMember() | ev.Release():
                 self.send(effect)
-            case ev.OpenSum(round_id, summed):
+            case of_sessions.OpenSum(round_id, summed):
                 self.queue.append(lambda: self.open(round_id, summed))
             case ev.Aggregate():
                 self.queue.append(lambda: self.aggregate(effect))
@@ -109,9 +114,9 @@ class SecureRun:
         try:
             _, wrong = self.streams_of(summed)
         except NotOpened as error:
-            self.post(ev.OpeningFailed(round_id, summed.session, summed.attempt, str(error)))
+            self.post(of_sessions.OpeningFailed(round_id, summed.session, summed.attempt, str(error)))
             return
-        self.post(ev.SumOpened(round_id, summed.session, summed.attempt, tuple(wrong)))
+        self.post(of_sessions.SumOpened(round_id, summed.session, summed.attempt, tuple(wrong)))
 
     def aggregate(self, effect):
         """Open each sum, and check that it is exact."""
@@ -168,7 +173,7 @@ class SecureRun:
         match effect:
             case ev.Invite(sum=place):
                 self.invited(name, number, effect.base_version, place)
-            case ev.TellMember(session=session, attempt=attempt, members=members, question=question):
+            case of_sessions.TellMember(session=session, attempt=attempt, members=members, question=question):
                 work = self.work.get((name, number))
                 member = work.members.get((session, attempt)) if work is not None else None
                 if member is None:
@@ -220,7 +225,7 @@ class SecureRun:
             return
         of = wire.SessionName("digits-1", number, attempt, session)
         content = wire.encoded(wire.answer_message(of, message)).hex()
-        kind = ev.KeysCame if isinstance(message, MemberKeys) else KIND[type(message)]
+        kind = of_sessions.KeysCame if isinstance(message, MemberKeys) else KIND[type(message)]
         self.queue.append(lambda: self.heard(name, kind(name, RoundId(number), session, attempt, content)))
 
     def heard(self, name, event):
@@ -232,8 +237,9 @@ class SecureRun:
     def gone(self, name, number, session, attempt, gone):
         reason, _, detail = gone.reason.partition(": ")
         known = FailureReason(reason) if reason in set(FailureReason) else FailureReason.SESSION_REFUSED
+        detail = detail if reason == known else gone.reason
         self.reasons.append(gone.reason)
-        event = ev.SessionLeft(name, RoundId(number), session, attempt, known, detail)
+        event = of_sessions.SessionLeft(name, RoundId(number), session, attempt, known, detail, gone.refused)
         self.queue.append(lambda: self.heard(name, event))
 
     def upload(self, name, number):
