@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from atoll.task.errors import TaskBroken
 from atoll.training.data.trees import map_tensors, tensors
 from atoll.training.trials.contract import one_loss
 
@@ -36,7 +37,7 @@ _COPIES = 3
 """Tensors of the size of an example's gradient that exist at once: it, what the backward pass adds up, and its part."""
 
 
-class NotRows(ValueError):
+class NotRows(TaskBroken):
     """A batch that does not consist of rows: a tensor's first dimension is no number of examples."""
 
 
