@@ -1,6 +1,6 @@
 """The account of a private training's steps in its folder, which no crash and no lost checkpoint refunds.
 
-privacy.json    {"steps": charged in all, "at": the step of the newest charge}
+privacy.json    {"steps": charged in all, "at": the step up to which, "most": the largest of these}
 
 A step is charged before anything that follows from it leaves the process: a checkpoint, an evaluation, a model. What
 was computed after the last charge is lost with the process, and is computed again with other noise. Steps that are
@@ -33,8 +33,9 @@ class Account:
 
     def __init__(self, folder: Path, described: dict[str, Any]) -> None:
         self._path, self._described = folder / FILE, described
-        self.steps, self._at = 0, 0
+        self.steps = 0
         """Steps that are charged, each time that they were done."""
+        self._at = self._most = 0
         self._is_new = not self._path.exists()
         if not self._is_new:
             self._read()
@@ -42,18 +43,22 @@ class Account:
     def _read(self) -> None:
         try:
             found = json.loads(self._path.read_text("utf-8"))
-            self.steps, self._at, described = found["steps"], found["at"], found["mechanism"]
+            self.steps, self._at, self._most = found["steps"], found["at"], found["most"]
+            described = found["mechanism"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise AccountBroken(
-                f"{self._path} cannot be read ({error}), so the steps that were done are unknown: put it back, or begin "
-                "in another folder (--out)"
+                f"{self._path} cannot be read ({error}), so the steps that were done are unknown: put it back, or "
+                "begin in another folder (--out)"
             ) from error
-        if not all(type(number) is int and number >= 0 for number in (self.steps, self._at)) or self.steps < self._at:
-            raise AccountBroken(f"{self._path} has impossible numbers of steps: put it back, or begin in another folder")
+        numbers = (self._at, self._most, self.steps)
+        if not all(type(number) is int and number >= 0 for number in numbers) or sorted(numbers) != [*numbers]:
+            raise AccountBroken(
+                f"{self._path} has impossible numbers of steps: put it back, or begin in another folder"
+            )
         if described != self._described:
             raise AccountBroken(
-                f"{self._path} has {self.steps} steps of another mechanism ({described}): a training has one; begin in "
-                "another folder (--out)"
+                f"{self._path} has {self.steps} steps of another mechanism ({described}): begin in another folder "
+                "(--out)"
             )
 
     def begin(self, step: int) -> None:
@@ -67,9 +72,9 @@ class Account:
                 f"{self._path} is missing beside a checkpoint of step {step}, so the steps that were done are unknown: "
                 "put it back, or begin in another folder (--out)"
             )
-        if step > self._at:
+        if step > self._most:
             raise AccountBroken(
-                f"{self._path} ends at step {self._at}, and the checkpoint is of step {step}: put the file back, or "
+                f"{self._path} ends at step {self._most}, and the checkpoint is of step {step}: put the file back, or "
                 "begin in another folder (--out)"
             )
         self._at = step
@@ -78,9 +83,11 @@ class Account:
     def charge(self, step: int) -> None:
         """Charge the steps up to this one, durably."""
         if step > self._at:
-            self.steps, self._at = self.steps + step - self._at, step
+            self.steps, self._at, self._most = self.steps + step - self._at, step, max(step, self._most)
             self._write()
 
     def _write(self) -> None:
-        text = json.dumps({"steps": self.steps, "at": self._at, "mechanism": self._described}, indent=2)
+        text = json.dumps(
+            {"steps": self.steps, "at": self._at, "most": self._most, "mechanism": self._described}, indent=2
+        )
         write_atomically(self._path, f"{text}\n".encode())

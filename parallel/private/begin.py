@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from atoll.ground.noise.key import BYTES, key_of
-from atoll.parallel.engine.step import Engine
+from atoll.parallel.engine.step import Engine, Executor
 from atoll.parallel.private.account import Account
 from atoll.parallel.private.loader import PoissonLoader
 from atoll.parallel.private.passes import PrivatePasses
@@ -40,8 +40,8 @@ class Private:
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(BYTES), repr=False)
     account: Account = field(init=False)
     passes: PrivatePasses | None = None
-    steps_max: int | None = None
-    """The last step that the budget allows this training; None: no budget, or not begun."""
+    steps_max: int = 0
+    """The last step that the budget allows this training."""
 
     def __post_init__(self) -> None:
         self.account = Account(self.folder, self.terms.described)
@@ -60,10 +60,10 @@ class Private:
         gradients = self._tried(engine, task, data, seed)
         expected = self.terms.sample_rate * len(data)
         at_once = task.local.batch_size or ROWS_AT_ONCE
-        of_noise = {"key": key_of(self.secret, "noise"), "std": self.terms.std}
+        key, std = key_of(self.secret, "noise"), self.terms.std
 
-        def passes(evaluations: Any) -> PrivatePasses:
-            self.passes = PrivatePasses(evaluations, gradients, **of_noise, expected=expected, at_once=at_once)
+        def passes(evaluations: Executor) -> PrivatePasses:
+            self.passes = PrivatePasses(evaluations, gradients, key=key, std=std, expected=expected, at_once=at_once)
             return self.passes
 
         engine.replace_passes(passes)
@@ -73,9 +73,7 @@ class Private:
         model.train()
         count = min(len(data), FEW)
         inputs, targets = to_device(drawing(data, seed)(0, torch.arange(count) * len(data) // count), engine.device)
-        trial = Trial(
-            model=model, loss=task.loss, units=units_of(task), inputs=inputs, targets=targets, rows=count
-        )
+        trial = Trial(model=model, loss=task.loss, units=units_of(task), inputs=inputs, targets=targets, rows=count)
         gradients, faults = choose(trial, self.terms.clip_norm)
         if fault := delta_fault(self.terms.delta, len(data)):
             faults.append(fault)
@@ -88,12 +86,12 @@ class Private:
         self.account.begin(step)
         assert self.passes is not None
         self.passes.step = step
-        if self.terms.steps_max is not None:
-            self.steps_max = step + max(0, self.terms.steps_max - self.account.steps)
+        wanted = self.account.steps + max(0, self.terms.steps - step)
+        self.steps_max = step + max(0, self.terms.allowed(wanted) - self.account.steps)
 
     def last_step(self, planned: int) -> int:
         """Return the last step of the training: the planned one, or the last within the budget."""
-        return planned if self.steps_max is None else min(planned, self.steps_max)
+        return min(planned, self.steps_max)
 
     @property
     def guarantee(self) -> dict[str, Any]:

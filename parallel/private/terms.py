@@ -19,10 +19,10 @@ class Terms:
     clip_norm: float
     """Largest norm of an example's gradient."""
     delta: float
-    steps_max: int | None
-    """Most steps within the budget; None: there is no budget."""
     steps: int
-    """Steps of the whole training, as they were planned."""
+    """Steps of the whole training, as they were planned; the budget allows them."""
+    allowed: Callable[[int], int]
+    """Steps that are wanted in all, each counted as often as it is done -> the most of them within the budget."""
     guarantee: Callable[[int], dict[str, Any]]
     """Steps -> the guarantee in plain values, with its `sentence`."""
 
@@ -52,12 +52,12 @@ def plan_faults(plan: Plan) -> Iterator[str]:
     """Yield a sentence for each part of a plan without private steps."""
     on = 'with privacy.unit = "example"'
     if plan.mesh.pp > 1:
-        yield f"--mesh: got {plan.mesh}; a pipeline knows no norm of a whole gradient before its last stage; {on}: pp=1"
+        yield f"--mesh: got {plan.mesh}: a pipeline knows no norm of a whole gradient before its last stage, {on} pp=1"
     if plan.mesh.size > plan.mesh.pp or plan.is_sharded:
-        yield f"--mesh: got {plan.mesh}, zero={plan.zero_stage}; allowed {on}: one process"
+        yield f"--mesh: got {plan.mesh}, zero={plan.zero_stage}: allowed {on} is one process"
     for name, needed in (("precision", "fp32"), ("recompute", "none"), ("compile", False), ("accumulate", 1)):
         if (found := getattr(plan, name)) != needed:
-            yield f"plan.{name}: got {found!r}; allowed {on}: {needed!r}"
+            yield f"plan.{name}: got {found!r}: allowed {on} is {needed!r}"
 
 
 def delta_fault(delta: float, num_examples: int) -> str | None:
@@ -66,6 +66,6 @@ def delta_fault(delta: float, num_examples: int) -> str | None:
         return None
     every = count_of(num_examples, "training example")
     return (
-        f"privacy.delta: got {delta:g} with {every}; one over their number or more would allow to publish one of them "
-        f"as it is: allowed is less, such as {0.1 / num_examples:.1g}"
+        f"privacy.delta: got {delta:g} with {every}: one over their number or more would allow to publish one of them "
+        f"as it is, allowed is less, such as {0.1 / num_examples:.1g}"
     )

@@ -109,7 +109,7 @@ def _faults_of_private(config: TrainConfig) -> Iterator[str]:
         *(("noise_every", None), ("workers", 0)),
     ):
         if (found := getattr(config, name)) != needed:
-            yield f"train.{name}: got {found!r}; allowed {on}: {'none' if needed is None else repr(needed)}"
+            yield f"train.{name}: got {found!r}: allowed {on} is {'none' if needed is None else repr(needed)}"
 
 
 def base_of(job: Job, model: nn.Module) -> Matched | None:

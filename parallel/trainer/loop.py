@@ -107,8 +107,8 @@ class Training:
         """Train to the last step, a request to stop, or the end of patience.
 
         Returns:
-            The reason of the end: finished, early, budget (of privacy) or interrupted. In each case the last checkpoint is
-            complete.
+            The reason of the end: finished, early, budget (of privacy) or interrupted. In each case the last
+            checkpoint is complete.
 
         Raises:
             NotFinite: the loss is no longer finite; the checkpoints are of earlier steps.

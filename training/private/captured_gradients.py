@@ -204,9 +204,8 @@ def _of_any(
     values = {name: p.detach() for name, p in own.items()}
 
     def of_row(row: torch.Tensor, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
-        _, backward = vjp(lambda values: functional_call(module, values, (row.unsqueeze(0),)), values)
-        (found,) = backward(gradient.unsqueeze(0))
-        return dict(found)
+        backward: Any = vjp(lambda values: functional_call(module, values, (row.unsqueeze(0),)), values)[1]
+        return dict(backward(gradient.unsqueeze(0))[0])
 
     try:
         found: dict[str, torch.Tensor] = vmap(of_row, randomness="error")(a, g)

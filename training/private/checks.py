@@ -1,8 +1,8 @@
 """Refusal of models and losses whose rows have no gradients of their own, by the layer's name, before the first step.
 
 A row's gradient means something only if the row's loss depends on no other row. What mixes rows often runs without an
-error: `h - h.mean(0)` of one row is zero, so that a private training would train on zeros. So outputs, loss and gradients
-of a few rows are computed alone and together, once, and compared. Nothing of the trial stays.
+error: `h - h.mean(0)` of one row is zero, so that a private training would train on zeros. So outputs, loss and
+gradients of a few rows are computed alone and together, once, and compared. Nothing of the trial stays.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,13 +41,13 @@ def model_faults(model: nn.Module) -> Iterator[str]:
         if isinstance(module, _BatchNorm) and module.training:
             yield (
                 f"{name or kind}: {kind} in training mode normalizes each row by the others, so no row has a gradient "
-                "of its own; use GroupNorm or LayerNorm, or keep it in eval mode"
+                "of its own: use GroupNorm or LayerNorm, or keep it in eval mode"
             )
         elif isinstance(module, _InstanceNorm) and module.training and module.track_running_stats:
-            yield f"{name or kind}: {kind} keeps means of the rows that it sees; use track_running_stats=False"
+            yield f"{name or kind}: {kind} keeps means of the rows that it sees: use track_running_stats=False"
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
-            yield f"{name}: a hook changes its gradient, which the gradients of single rows do not pass; remove the hook"
+            yield f"{name}: a hook changes its gradient, which gradients of single rows do not pass: remove the hook"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def _buffer_faults(trial: Trial) -> Iterator[str]:
     for name, buffer in trial.model.named_buffers():
         if name not in before or buffer.shape != before[name].shape or not torch.equal(buffer, before[name]):
             yield (
-                f"{name}: a forward pass changes this buffer, which then tells of the rows without noise; compute it "
+                f"{name}: a forward pass changes this buffer, which then tells of the rows without noise: compute it "
                 "before the training, or leave it out"
             )
 
@@ -171,7 +171,7 @@ def _output_faults(trial: Trial) -> Iterator[str]:
         where = _first_difference(together, alone, row) or type(trial.model).__name__
         yield (
             f"{where}: the outputs of a row alone differ from its outputs in a batch, so rows look at each other and "
-            "none has a gradient of its own (of one row h - h.mean(0) is 0); let each row depend on itself alone"
+            "none has a gradient of its own (of one row h - h.mean(0) is 0): let each row depend on itself alone"
         )
         return
 
@@ -246,7 +246,7 @@ def _way(trial: Trial) -> tuple[type[CapturedGradients] | type[ExampleGradients]
                     f"{position() or 'the loss'}: it reads values of tensors (.item(), if, float), which may be other "
                     "rows': compute with tensors (torch.where)"
                 )
-            fault = fault or f"{said}; the gradients of single rows cannot be computed"
+            fault = fault or f"{said}: the gradients of single rows cannot be computed"
             continue
         if all(_are_close(found[name], torch.as_tensor(wanted[name]), bound) for name in found):
             ways.append(kind)

@@ -54,21 +54,21 @@ def _faults(config: PrivacyConfig) -> list[str]:
     names = ("sample_rate", "clip_norm", "noise_multiplier", "epsilon", "delta")
     given = {name: value for name in names if (value := getattr(config, name)) is not None}
     if config.unit == "client":
-        return ['privacy.unit: got "client", which is for a federation (run.toml); allowed here: example, none']
+        return ['privacy.unit: got "client", which is for a federation (run.toml): allowed here are example, none']
     if config.unit not in (EXAMPLE, NONE):
-        return [f"privacy.unit: got {config.unit!r}; allowed: example, none"]
+        return [f"privacy.unit: got {config.unit!r}: allowed are example, none"]
     if not config.is_on:
         without = 'without privacy.unit = "example" it has no effect: set that, or leave this out'
-        return [f"privacy.{name}: got {value!r}; {without}" for name, value in given.items()]
+        return [f"privacy.{name}: got {value!r}: {without}" for name, value in given.items()]
     faults = []
     for name in ("sample_rate", "clip_norm", "delta"):
         if name not in given:
-            faults.append(f'privacy.{name}: missing; privacy.unit = "example" needs it')
+            faults.append(f'privacy.{name}: missing: privacy.unit = "example" needs it')
     if "noise_multiplier" not in given and "epsilon" not in given:
-        faults.append("privacy.epsilon, privacy.noise_multiplier: both are missing; one gives the other")
+        faults.append("privacy.epsilon, privacy.noise_multiplier: both are missing: one gives the other")
     for name, value in given.items():
         most = 1.0 if name == "sample_rate" else math.nextafter(1.0, 0.0) if name == "delta" else 1e9
         if not 0.0 < value <= most:
             allowed = "below 1" if name == "delta" else f"at most {most:g}"
-            faults.append(f"privacy.{name}: got {value!r}; allowed: above 0, {allowed}")
+            faults.append(f"privacy.{name}: got {value!r}: allowed is above 0, {allowed}")
     return faults

@@ -3,8 +3,8 @@ r"""The sum of clipped example gradients: each example's whole gradient has at m
     sum_i g_i min(1, C / ||g_i||)          g_i: gradient of the loss of row i alone, over all trained parameters
 
 A row's loss is `loss(model(row), targets of the row)`, called on a batch of one: a mean over tokens is the mean over
-the tokens of this row. The gradients of many rows are computed at once by `torch.func` (`vmap` of `grad`), of so many
-that they fit a bound of memory. A weight that a model has under two names is one parameter, and its uses are added
+the tokens of this row. The gradients of many rows are computed at once by `torch.func` (`vmap` of `grad`), in parts of
+the batch that fit a bound of memory. A weight that a model has under two names is one parameter, its uses are added
 before the norm. A row whose gradient is not finite adds zero.
 
 Source: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, algorithm 1.
@@ -133,4 +133,5 @@ def columns_of(batch: Any, rows: int) -> tuple[torch.Tensor, ...]:
 
 def _norms(gradients: torch.Tensor) -> torch.Tensor:
     flat = gradients.flatten(1) if gradients.dim() > 1 else gradients.unsqueeze(1)
-    return torch.linalg.vector_norm(flat, dim=1)
+    norms: torch.Tensor = torch.linalg.vector_norm(flat, dim=1)
+    return norms

@@ -8,8 +8,8 @@ of which would add noise of its own. The sum is in float64, and so is the noise,
 are rounded to the grid, 2^20 times wider, before anything sees the values: their last bits tell nothing of the summands
 (Mironov, CCS 2012). The grid follows from z C, never from data.
 
-By Box and Muller (1958), sqrt(-2 ln u) cos(2 pi v), where u has 106 bits: the tail beyond 8.6 standard deviations, which
-53 bits cut, has its full length.
+By Box and Muller (1958), sqrt(-2 ln u) cos(2 pi v), where u has 106 bits: the tail beyond 8.6 standard deviations,
+which 53 bits cut, has its full length.
 """
 
 import math

@@ -129,7 +129,8 @@ class Whole:
 
     def weighted(self, factors: torch.Tensor) -> torch.Tensor:
         """See `Use`."""
-        return torch.tensordot(factors.to(self.gradients.dtype), self.gradients, dims=1)
+        found: torch.Tensor = torch.tensordot(factors.to(self.gradients.dtype), self.gradients, dims=1)
+        return found
 
     def of_rows(self, rows: slice) -> torch.Tensor:
         """See `Use`."""
@@ -154,7 +155,8 @@ def squares_of(uses: Sequence[Outer | Lookup | Whole]) -> torch.Tensor:
 
 
 def _squares(flat: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(flat, dim=1).double().square()
+    norms: torch.Tensor = torch.linalg.vector_norm(flat, dim=1)
+    return norms.double().square()
 
 
 def _parts(count: int, bytes_of_row: int) -> Iterator[slice]:

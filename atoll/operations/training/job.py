@@ -94,6 +94,8 @@ def job_of(request: TrainRequest, task: Task | ArrayTask | None = None) -> Job:
             return job
         except JobRefused as error:
             faults += str(error).split("; ")
+        except CommandError as error:
+            faults += error.faults
         except Exception as error:  # any: the user's code builds the model
             if (line := failure_of_the_task(error)) is None:
                 raise
