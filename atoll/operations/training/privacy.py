@@ -1,6 +1,7 @@
 """The terms of a private centralized training: the noise for its budget, or the budget of its noise."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,7 @@ from atoll.parallel.trainer.config import TrainConfig
 from atoll.protocol.privacy import gaussian, loss_distribution, subsampled
 from atoll.protocol.privacy.guarantee import EXACT, PLD, RDP, Guarantee
 from atoll.task.local import Local
-from atoll.training.private.config import EXAMPLE, PrivacyConfig
+from atoll.training.private.config import PrivacyConfig
 
 OTHERS = (
     " This training alone: others on the same examples, also in another folder, add to it. Test data and the duration "
@@ -41,7 +42,7 @@ def terms_of(privacy: PrivacyConfig, config: TrainConfig, local: Local) -> Terms
         assert budget is not None
         z = _least_noise(budget, q, delta, steps, epsilon_at)
     elif budget is not None and epsilon_at(z, steps) > budget:
-        fits = _most(lambda number: epsilon_at(z, number) <= budget, steps)
+        fits = _most(lambda number: subsampled.epsilon_bound(q, z, number, delta) <= budget, steps)
         raise CommandError(
             f"privacy.epsilon: {budget:g} at delta {delta:g} is spent after {fits} of {steps} steps with "
             f"privacy.noise_multiplier {z:g}; allowed: more noise (leave it out, and the least is found), at most "
@@ -66,18 +67,9 @@ def terms_of(privacy: PrivacyConfig, config: TrainConfig, local: Local) -> Terms
             noise_by="site",
             sampling_rate=q,
         )
-        return {
-            "epsilon": found.epsilon,
-            "epsilon_max": budget,
-            "delta": delta,
-            "unit": EXAMPLE,
-            "steps": number,
-            "sample_rate": q,
-            "noise_multiplier": z,
-            "clip_norm": clip_norm,
-            "accountant": accountant,
-            "sentence": found.sentence + OTHERS,
-        }
+        left_out = ("uses", "mechanism", "separation", "noise_by")
+        plain = {name: value for name, value in asdict(found).items() if name not in left_out}
+        return {**plain, "epsilon_max": budget, "steps": number, "sentence": found.sentence + OTHERS}
 
     return Terms(
         sample_rate=q,

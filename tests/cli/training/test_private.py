@@ -9,7 +9,7 @@ from tests.cli.invoking import refused, said, shown
 
 TASKS = Path(__file__).parents[2] / "parallel" / "trainer" / "tasks.py"
 TASK = f"{TASKS}:task"
-SOUND = {"unit": "example", "sample_rate": "0.1", "clip_norm": "1", "delta": "1e-4", "epsilon": "8"}
+SOUND = {"unit": "example", "sample_rate": "0.1", "clip_norm": "1", "delta": "1e-4", "noise_multiplier": "1"}
 
 
 def options(**changed: str) -> list[str]:
@@ -31,10 +31,10 @@ def options(**changed: str) -> list[str]:
         ),
         ([*options(), "--nproc", "2", "--mesh", "pp=2"], ["a pipeline knows no norm of a whole gradient"]),
         (
-            [*options(noise_multiplier="0.3"), "--epochs", "50"],
-            ["privacy.epsilon: 8 at delta 0.0001 is spent after", "of 500 steps with privacy.noise_multiplier 0.3"],
+            [*options(noise_multiplier="0.5", epsilon="8"), "--steps", "300"],
+            ["privacy.epsilon: 8 at delta 0.0001 is spent after", "of 300 steps with privacy.noise_multiplier 0.5"],
         ),
-        ([*options(epsilon="1e-9")], ["privacy.epsilon: no noise multiplier up to 1e+06"]),
+        ([*options(epsilon="1e-9", noise_multiplier="none")], ["privacy.epsilon: no noise multiplier up to 1e+06"]),
         ([*options(), "--set", "privacy.radius=1"], ["privacy.radius: unknown key"]),
         ([*options(delta="0.5")], ["privacy.delta: got 0.5 with 52 training examples"]),
     ],
@@ -47,7 +47,8 @@ def test_faults_are_reported_at_once(tmp_path: Path, arguments: list[str], fault
 
 def test_the_guarantee_is_printed_whole_and_is_in_the_result(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    text = said("train", TASK, "--steps", "6", "--out", str(out), *options())
+    budget = options(epsilon="8", noise_multiplier="none")
+    text = said("train", TASK, "--steps", "6", "--out", str(out), *budget)
     for words in (
         "at delta 0.0001 for one example: adjacent are runs in one of which",
         "6 steps, in each of which every example takes part with probability 0.1",
@@ -59,6 +60,8 @@ def test_the_guarantee_is_printed_whole_and_is_in_the_result(tmp_path: Path) -> 
     assert found["steps"] == 6
     assert 7.5 < found["epsilon"] <= 8.0 == found["epsilon_max"]
     assert found["sentence"] in text
-    assert shown("train", TASK, "--steps", "6", "--out", str(out), *options())["privacy"] == found
-    (other,) = refused("train", TASK, "--steps", "6", "--out", str(out), *options(clip_norm="2"))
+    assert shown("train", TASK, "--steps", "6", "--out", str(out), *budget)["privacy"] == found
+    (other,) = refused(
+        "train", TASK, "--steps", "6", "--out", str(out), *options(clip_norm="2", noise_multiplier="1.5")
+    )
     assert "6 steps of another mechanism" in other
