@@ -103,7 +103,7 @@ def _faults_of_private(config: TrainConfig) -> Iterator[str]:
     on = 'with privacy.unit = "example"'
     if config.batch_size is not None:
         sample = "each example takes part in a step with privacy.sample_rate, and no batch has a fixed size"
-        yield f"train.batch_size: got {config.batch_size}; {sample}: leave it out"
+        yield f"train.batch_size: got {config.batch_size}: {sample}, so leave it out"
     for name, needed in (
         *(("sampling", "global"), ("last", "uneven"), ("lr_rule", "none"), ("base_batch", None)),
         *(("noise_every", None), ("workers", 0)),

@@ -5,11 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from atoll.protocol.privacy import loss_distribution
 from tests.cli.invoking import refused, said, shown
 
 TASKS = Path(__file__).parents[2] / "parallel" / "trainer" / "tasks.py"
 TASK = f"{TASKS}:task"
 SOUND = {"unit": "example", "sample_rate": "0.1", "clip_norm": "1", "delta": "1e-4", "noise_multiplier": "1"}
+
+
+@pytest.fixture(autouse=True)
+def _built_in_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Account by the built-in bound, which takes no seconds."""
+    monkeypatch.setattr(loss_distribution, "is_installed", lambda: False)
 
 
 def options(**changed: str) -> list[str]:
@@ -27,7 +34,7 @@ def options(**changed: str) -> list[str]:
         (options(unit="client"), ['privacy.unit: got "client", which is for a federation']),
         (
             [*options(), "--nproc", "2", "--set", "train.batch_size=8", "--set", "plan.precision=bf16"],
-            ["--mesh: got pp=1 x dp_replicate=2", "train.batch_size: got 8", "plan.precision: got 'bf16'"],
+            ["--mesh: got dp_replicate=2", "train.batch_size: got 8", "plan.precision: got 'bf16'"],
         ),
         ([*options(), "--nproc", "2", "--mesh", "pp=2"], ["a pipeline knows no norm of a whole gradient"]),
         (
@@ -58,7 +65,7 @@ def test_the_guarantee_is_printed_whole_and_is_in_the_result(tmp_path: Path) -> 
         assert words in text
     found = json.loads((out / "result.json").read_text())["privacy"]
     assert found["steps"] == 6
-    assert 7.5 < found["epsilon"] <= 8.0 == found["epsilon_max"]
+    assert 7.99 < found["epsilon"] <= 8.0 == found["epsilon_max"]
     assert found["sentence"] in text
     assert shown("train", TASK, "--steps", "6", "--out", str(out), *budget)["privacy"] == found
     (other,) = refused(
