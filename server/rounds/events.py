@@ -17,6 +17,7 @@ from atoll.protocol.vocabulary import (
     Digest,
     FailureReason,
     LossReason,
+    Purpose,
     RejectReason,
     ReleaseReason,
     RoundId,
@@ -170,8 +171,9 @@ class UpdateRefused:
 class KeysCame:
     """The arrival of a client's keys for its session, which the driver has checked: its update is encoded.
 
-    In these four events `content` is the message's canonical wire form, as hexadecimal digits; empty: it was deleted
-    after its round.
+    In these five events `content` is the message's canonical wire form, as hexadecimal digits; empty: it was deleted
+    after its round. The sum is of the updates of a round, or of the evaluation of the version with that number, by
+    `purpose`.
     """
 
     client_id: ClientId
@@ -179,6 +181,7 @@ class KeysCame:
     session: int
     attempt: int
     content: str
+    purpose: Purpose = "update"
 
 
 @value
@@ -190,6 +193,19 @@ class SharesCame:
     session: int
     attempt: int
     content: str
+    purpose: Purpose = "update"
+
+
+@value
+class MaskedCame:
+    """The arrival of what a member adds to the sum of an evaluation, masked."""
+
+    client_id: ClientId
+    round_id: RoundId
+    session: int
+    attempt: int
+    content: str
+    purpose: Purpose = "evaluation"
 
 
 @value
@@ -201,6 +217,7 @@ class SurvivorsSigned:
     session: int
     attempt: int
     content: str
+    purpose: Purpose = "update"
 
 
 @value
@@ -212,6 +229,7 @@ class SharesRevealed:
     session: int
     attempt: int
     content: str
+    purpose: Purpose = "update"
 
 
 MemberAnswered = SharesCame | SurvivorsSigned | SharesRevealed
@@ -227,16 +245,26 @@ class SessionLeft:
     attempt: int
     reason: FailureReason
     detail: str = ""
+    purpose: Purpose = "update"
 
 
 @value
 class SumOpened:
-    """The answer to OpenSum: the reveals open the sum; `wrong` are the members that have revealed a wrong share."""
+    """The answer to OpenSum: the reveals open the sum.
+
+    Attributes:
+        wrong: the members that have revealed a wrong share.
+        statistics: of an evaluation, the sums of its metrics over the survivors.
+        fault: of an evaluation, why the opened words are no sum of the survivors; empty: they are.
+    """
 
     round_id: RoundId
     session: int
     attempt: int
     wrong: tuple[ClientId, ...] = ()
+    purpose: Purpose = "update"
+    statistics: Sums = field(default_factory=dict)
+    fault: str = ""
 
 
 @value
@@ -247,6 +275,7 @@ class OpeningFailed:
     session: int
     attempt: int
     detail: str = ""
+    purpose: Purpose = "update"
 
 
 @value
@@ -375,6 +404,7 @@ Event = (
     | UpdateRefused
     | KeysCame
     | SharesCame
+    | MaskedCame
     | SurvivorsSigned
     | SharesRevealed
     | SessionLeft
@@ -460,6 +490,7 @@ class TellMember:
     attempt: int
     members: int
     question: Question
+    purpose: Purpose = "update"
 
 
 @value
@@ -492,10 +523,16 @@ class SessionSum:
 
 @value
 class OpenSum:
-    """Open the sum of a session, and check what its members have revealed."""
+    """Open the sum of a session, and check what its members have revealed.
+
+    Attributes:
+        words: of an evaluation, the masked words of each survivor.
+    """
 
     round_id: RoundId
     sum: SessionSum
+    purpose: Purpose = "update"
+    words: tuple[bytes, ...] = ()
 
 
 @value
@@ -593,6 +630,7 @@ class AskEvaluation:
     deadline: float
     counted_round: RoundId = RoundId(0)  # as in Invite
     asked_at: float = 0.0  # the instant at which the evaluation began
+    sum: SumPlace | None = None  # the secure sum that the metrics are for; None: the answer is plain
 
 
 @value
@@ -605,6 +643,8 @@ class CloseEvaluation:
     refused: Mapping[ClientId, str] = field(default_factory=dict)
     terms: Mapping[ClientId, Disclosure] = field(default_factory=dict)  # terms of the answers; absent: ANY_SUM
     max_share: float = 1.0  # largest share of one client in each metric
+    summed: tuple[ClientId, ...] = ()  # the clients in secure sums, whose answers are not known one by one
+    sums: Sums | None = None  # over them; None: nothing was summed, or the evaluation is plain
 
 
 @value

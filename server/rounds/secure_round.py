@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from atoll.ground.printable import count_of
 from atoll.protocol.secure import wire
-from atoll.protocol.secure.messages import Answer, Gone, MemberKeys, Reveal, Roster
+from atoll.protocol.secure.messages import Answer, Gone, MaskedWords, MemberKeys, Reveal, Roster
 from atoll.protocol.secure.session_size import MEMBERS_MIN, threshold_of
 from atoll.protocol.vocabulary import (
     AbandonReason,
@@ -541,5 +541,5 @@ class SecureRound(Round):
 def _content(event: KeysCame | MemberAnswered) -> MemberKeys | Answer:
     """Return the message of an event, whose form was checked before the event."""
     message = wire.answer_from(bytes.fromhex(event.content))
-    assert not isinstance(message, Gone)
+    assert not isinstance(message, Gone | MaskedWords)
     return message

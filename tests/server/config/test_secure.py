@@ -238,22 +238,24 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         'cohort.sampler: got "oort", and with [secure] it needs the loss of each client: allowed is '
         '"uniform", "stratified", or a custom one',
     ),
-    "evaluations by clients": (
-        ["evaluation.clients_every=2"],
-        "evaluation.clients_every: got 2, and with [secure] it would show the metrics of single sites: allowed is 0, "
-        "with evaluation.server_every on the server's test data",
+    "evaluations by two clients": (
+        ["evaluation.clients_every=2", "evaluation.clients_max=2"],
+        "evaluation.clients_max: got 2, and with [secure] the clients' metrics are added in sessions of at least 3: "
+        "allowed is 0, for all clients, or at least 3",
     ),
     "metrics of sites": (
         ["evaluation.keep_sites=7"],
         "evaluation.keep_sites: got 7, and with [secure] there are no metrics of single sites: allowed is 0",
     ),
     "the best version by clients": (
-        ["model.best=loss", "model.source=clients"],
-        'model.source: got "clients", and with [secure] loss would be that of single sites: allowed is "server"',
+        ["model.best=auroc", "model.source=clients", "evaluation.clients_every=1", "secure.metrics.accuracy=2"],
+        'model.best: got "auroc", and with [secure] the clients add only the metrics that the terms name: allowed is a '
+        'metric of secure.metrics (accuracy, loss), or source = "server"',
     ),
     "an early stop by clients": (
-        ["stop.metric=auroc", "stop.source=clients", "stop.patience=3"],
-        'stop.source: got "clients", and with [secure] auroc would be that of single sites: allowed is "server"',
+        ["stop.metric=auroc", "stop.source=clients", "stop.patience=3", "evaluation.clients_every=1"],
+        'stop.metric: got "auroc", and with [secure] the clients add only the metrics that the terms name: allowed is '
+        'a metric of secure.metrics (loss), or source = "server"',
     ),
     "a run of messages": (
         ["program.main=m:main"],
