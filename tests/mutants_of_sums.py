@@ -36,7 +36,7 @@ OF_SUMS = (
     ),
     _unchecked(
         "an ended member joins again",
-        "        if self.stage is Stage.ENDED:\n            return [Send(Gone(self._why))]\n        if self._keys",
+        "        if self.stage is Stage.ENDED:\n            return [Send(self._gone)]\n        if self._keys",
         "a member that has left repeats its keys",
         new="        if self._keys",
     ),
@@ -61,9 +61,9 @@ OF_SUMS = (
     ),
     _unchecked(
         "secrets stay after the end",
-        "        self.stage, self._secrets, self._why = Stage.ENDED, None, reason\n",
+        "        self.stage, self._secrets, self._gone = Stage.ENDED, None, Gone(reason, refused)\n",
         "a member that has left keeps its secrets",
-        new="        self.stage, self._why = Stage.ENDED, reason\n",
+        new="        self.stage, self._gone = Stage.ENDED, Gone(reason, refused)\n",
     ),
     _unchecked(
         "secrets stay after the reveal",
@@ -116,7 +116,7 @@ OF_SUMS = (
     _unchecked("keys unique", "len(keys) == len(members)", "two members have one key: one pad is used twice"),
     _unchecked("mask keys unique", '("mask_key", "box_key"):', "two members have one pad", new='("box_key",):'),
     _unchecked("box keys unique", '("mask_key", "box_key"):', "two members have one box key", new='("mask_key",):'),
-    _unchecked("terms of all", "member.terms == self.terms.digest", "a member adds the update of another model"),
+    _unchecked("terms of all", "member.terms == self._digest", "a member adds the update of another model"),
     _unchecked(
         "signatures of keys",
         "is_signed(member.site.key, member.statement(), member.signature)",

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.secure import wire
 from atoll.protocol.secure.messages import Gone, MemberKeys, bitmap, positions_of
 from tests.server.sessions.small_federation import sites_of, terms_of
@@ -67,4 +68,11 @@ def test_a_chain_of_more_sessions_than_a_peer_can_write_down_is_refused(count):
 )
 def test_the_coordinator_reads_the_whole_reason_for_which_a_member_leaves(said, read):
     of = wire.SessionName("digits-1", 1, 1, 0)
-    assert wire.answer_of(wire.answer_message(of, Gone(said))) == Gone(read)
+    assert wire.answer_of(wire.answer_message(of, Gone(said, ("west",)))) == Gone(read, ("west",))
+
+
+@pytest.mark.parametrize("names", [["a"] * 65, [""], ["a" * 201]])
+def test_more_or_longer_names_of_refused_members_than_a_session_has_are_refused(names):
+    message = pb.ClientMessage(secure_gone=pb.SecureGone(reason="session_refused", refused=names))
+    with pytest.raises(wire.BadForm, match="refused: "):
+        wire.answer_of(message)

@@ -189,6 +189,19 @@ def test_a_threshold_that_colluders_could_use_twice_is_refused():
     )
 
 
+def test_a_member_names_all_that_it_refuses_and_nobody_where_the_roster_is_to_blame():
+    honest = Honest()
+    del honest.sites[0].pinned["site-01"], honest.sites[0].pinned["site-03"]
+    gone = honest.ask(honest.roster)
+    assert gone == Gone("the key of site-01 is not pinned (site-03 refused, too)", ("site-01", "site-03"))
+    assert honest.sent(0, honest.members[0].start()) == gone
+    again = Honest()
+    boxes = again.shared()[0].boxes
+    assert again.ask(Boxes({**boxes, 1: boxes[2], 4: b""})).refused == ("site-01", "site-04")
+    unsorted = Honest()
+    assert unsorted.ask(replace(unsorted.roster, members=unsorted.roster.members[::-1])).refused == ()
+
+
 def test_a_threshold_above_the_number_of_members_is_refused():
     honest = Honest(4, terms_of(threshold="5"))
     assert honest.reason(honest.roster).startswith("threshold 5 of 4 members")
@@ -385,8 +398,8 @@ class TestPromises:
             for promise in honest.sites[0].written:
                 site.keep(promise)
         assert self.fault(site, terms_of(round=3)) == (
-            "this site has signed 2 sums from version 0, in this run or in others that began from the same model; "
-            "base_repeats_max = 2: a run from another seed or start, or a higher value in the site's policy"
+            "this site has signed 2 sums from version 0's model, over all runs; base_repeats_max = 2: start the run "
+            "from another seed or model.start, or raise it in this site's policy"
         )
         assert self.fault(site, terms_of(round=3, model="cd" * 32)) == ""
 
