@@ -19,13 +19,15 @@ from atoll.server.folding.metric_sums import num_bytes_of, opened_metrics
 from atoll.server.folding.reducer import Reducer
 from atoll.server.hosting.secure_terms import SumBase, terms_of, terms_of_evaluation
 from atoll.server.opening.streams import NotOpened, open_sum
-from atoll.server.rounds.events import (
-    AskEvaluation,
-    Event,
-    Invite,
+from atoll.server.rounds.events import AskEvaluation, Event, Invite
+from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.secure_evaluation import SecureEvaluation
+from atoll.server.rounds.secure_round import SecureRound
+from atoll.server.rounds.session_events import (
     KeysCame,
     MaskedCame,
     MemberAnswered,
+    OfMember,
     OpeningFailed,
     OpenSum,
     SessionLeft,
@@ -36,13 +38,9 @@ from atoll.server.rounds.events import (
     SurvivorsSigned,
     TellMember,
 )
-from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.secure_evaluation import SecureEvaluation
-from atoll.server.rounds.secure_round import SecureRound
 from atoll.tensors.secure.exact import WrongSum
 from atoll.tensors.secure.masked_layout import Metrics
 
-OfSession = KeysCame | MaskedCame | MemberAnswered | SessionLeft
 _ANSWERED: dict[type[Answer], type[MemberAnswered]] = {
     SealedShares: SharesCame,
     Agreement: SurvivorsSigned,
@@ -144,14 +142,15 @@ class SecureSums:
 
     def _event(
         self, client_id: ClientId, of: SessionName, message: pb.ClientMessage, sums: SecureRound | SecureEvaluation
-    ) -> OfSession | None:
+    ) -> OfMember | None:
         purpose: Purpose = "evaluation" if isinstance(sums, SecureEvaluation) else "update"
         at = (client_id, of.round, of.session, of.attempt)
         try:
             answer = wire.answer_of(message)
             if isinstance(answer, Gone):
                 reason, _, detail = answer.reason.partition(": ")
-                return SessionLeft(*at, FailureReason(reason), printable(detail), purpose)
+                refused = tuple(ClientId(name) for name in answer.refused)
+                return SessionLeft(*at, FailureReason(reason), printable(detail), refused, purpose)
             content = wire.encoded(message).hex()
             if isinstance(answer, MemberKeys):
                 event = KeysCame(*at, content, purpose)
@@ -162,7 +161,7 @@ class SecureSums:
                 return self._masked(at, content, answer) if isinstance(sums, SecureEvaluation) else None
             return _ANSWERED[type(answer)](*at, content, purpose)
         except (BadForm, NotTrusted) as fault:
-            return SessionLeft(*at, FailureReason.SESSION_REFUSED, str(fault), purpose)
+            return SessionLeft(*at, FailureReason.SESSION_REFUSED, str(fault), purpose=purpose)
 
     def _masked(self, at: tuple[ClientId, RoundId, int, int], content: str, answer: MaskedWords) -> MaskedCame:
         """Return the event of masked words.

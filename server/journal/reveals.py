@@ -9,7 +9,7 @@ from atoll.protocol.vocabulary import RunId
 from atoll.server.journal import checksums
 from atoll.server.journal.codec import decode_event, encode_event
 from atoll.server.journal.schema import JOURNAL
-from atoll.server.rounds.events import MaskedCame, SharesRevealed
+from atoll.server.rounds.session_events import MaskedCame, SharesRevealed
 
 KINDS = (SharesRevealed.__name__, MaskedCame.__name__)
 """The events whose content is deleted: shares, and the masked words of an evaluation that they have opened."""

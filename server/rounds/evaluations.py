@@ -18,19 +18,14 @@ from atoll.server.rounds.events import (
     ComputeMetrics,
     Effect,
     EvaluateModel,
-    KeysCame,
-    MaskedCame,
-    MemberAnswered,
     MetricsComputed,
     ModelEvaluated,
-    OpeningFailed,
     PauseRequested,
-    SessionLeft,
-    SumOpened,
     Sums,
 )
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.run_rules import MeasuredVersion, RunRules, Source, WatchedMetric, value_in
+from atoll.server.rounds.session_events import OpeningFailed, SessionEvent, SessionLeft, SumOpened
 from atoll.server.rounds.update_claims import most_claimed, why_most
 from atoll.server.rounds.update_intake import Intake
 
@@ -155,22 +150,20 @@ class Evaluations(Intake, ABC):
         sums = self.sums_of_evaluation
         return self._close_evaluation() if sums is None else self._with_sums(sums.time_passed(now))
 
-    def _member_of_evaluation(self, event: KeysCame | MaskedCame | MemberAnswered | SessionLeft, now: float) -> Effects:
-        """Take a message for a secure sum of the open evaluation."""
-        if (sums := self.sums_of_evaluation) is None or not sums.is_news_of(event):
+    def _event_of_evaluation(self, event: SessionEvent, now: float) -> Effects:
+        """Take an event of the secure sums of the open evaluation; one of another version changes nothing."""
+        if (sums := self.sums_of_evaluation) is None:
+            return ()
+        if isinstance(event, SumOpened):
+            sums.sum_opened(event)
+            return self._with_sums(())
+        if isinstance(event, OpeningFailed):
+            return self._with_sums(sums.opening_failed(event, now))
+        if not sums.is_news_of(event):
             return ()
         if isinstance(event, SessionLeft):
             self.ledger.membership.noted(event.client_id, event.reason, event.detail, now)
         return self._with_sums(sums.came(event, now))
-
-    def _sum_of_evaluation(self, event: SumOpened | OpeningFailed, now: float) -> Effects:
-        """Take the outcome of the opening of a secure sum of the open evaluation."""
-        if (sums := self.sums_of_evaluation) is None:
-            return ()
-        if isinstance(event, OpeningFailed):
-            return self._with_sums(sums.opening_failed(event, now))
-        sums.sum_opened(event)
-        return self._with_sums(())
 
     def _with_sums(self, effects: Effects) -> Effects:
         return (*effects, *self._close_evaluation_when_complete())

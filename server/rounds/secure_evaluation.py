@@ -16,32 +16,30 @@ from atoll.ground.printable import count_of
 from atoll.protocol.secure import wire
 from atoll.protocol.secure.messages import Answer, MaskedWords, MemberKeys, Reveal, Roster
 from atoll.protocol.secure.session_size import MEMBERS_MIN, TWO_THIRDS, threshold_of
-from atoll.protocol.vocabulary import ClientId, RoundId
+from atoll.protocol.vocabulary import ClientId, FailureReason, RoundId
 from atoll.server.rounds.client_evaluation import SILENT, ClientEvaluation
-from atoll.server.rounds.events import (
-    AskEvaluation,
-    CloseEvaluation,
-    Effect,
+from atoll.server.rounds.events import AskEvaluation, CloseEvaluation, Effect, Sums
+from atoll.server.rounds.one_sum import OneSum
+from atoll.server.rounds.open_round import Effects
+from atoll.server.rounds.record import RefusalRecord
+from atoll.server.rounds.secure_rules import SecureRules
+from atoll.server.rounds.session_events import (
     KeysCame,
     MaskedCame,
     MemberAnswered,
+    OfMember,
     OpeningFailed,
     OpenSum,
     SessionLeft,
     SumOpened,
     SumPlace,
-    Sums,
     TellMember,
 )
-from atoll.server.rounds.one_sum import OneSum
-from atoll.server.rounds.open_round import Effects
-from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.sessions.session import Fail, Session, Stage, Tell
 from atoll.server.sessions.session import OpenSum as OpenWith
 from atoll.task.metrics import merge
 
 Step = Callable[[], Iterable[Tell | OpenWith | Fail]]
-OfMember = KeysCame | MaskedCame | MemberAnswered | SessionLeft
 
 
 class SecureEvaluation:
@@ -69,6 +67,7 @@ class SecureEvaluation:
         self._sessions = {client_id: place % number for place, client_id in enumerate(order)}
         self._words: dict[ClientId, bytes] = {}  # of the newest attempt of its sum
         self._found: dict[int, Sums] = {}  # of each opened sum
+        self._why: dict[ClientId, str] = {}  # of those that have refused others
         for client_id, session in self._sessions.items():
             self._sums[session].asked.add(client_id)
         for each in self._sums:
@@ -103,6 +102,8 @@ class SecureEvaluation:
     def is_news_of(self, event: OfMember) -> bool:
         """Return whether a member's message can change the evaluation: it is made an event only then."""
         if (of := self._named(event)) is None or event.client_id in self.evaluation.failures:
+            return False
+        if of.session is not None and event.client_id in of.aside:
             return False
         match event:
             case KeysCame(client_id):
@@ -146,6 +147,11 @@ class SecureEvaluation:
         if session is None or client_id in self.evaluation.failures or (of := self._sums[session]).is_over:
             return ()
         self.evaluation.failures[client_id] = why
+        of.aside.discard(client_id)
+        return self._without(of, client_id, why, now)
+
+    def _without(self, of: OneSum, client_id: ClientId, why: str, now: float) -> Effects:
+        """Continue an attempt without a client."""
         if of.session is not None:
             position, its = of.position_of(client_id), of.session
             return () if position is None else self._advance(of, now, lambda: its.left(position, why))
@@ -161,9 +167,11 @@ class SecureEvaluation:
             return ()
         of, client_id = self._sums[event.session], event.client_id
         if isinstance(event, SessionLeft):
-            return self.gave_up(client_id, f"{event.reason}: {event.detail}" if event.detail else event.reason, now)
+            return self._left(of, event, now)
         if isinstance(event, KeysCame):
-            of.keys[client_id] = _content(event)
+            if (fault := of.repeated(keys := _content(event))) is not None:
+                return self.gave_up(client_id, f"{FailureReason.SESSION_REFUSED}: {fault}", now)
+            of.keys[client_id] = keys
             of.asked.discard(client_id)
             return () if of.asked else self._begin(of, now)
         session, position = of.session, of.position_of(client_id)
@@ -177,6 +185,17 @@ class SecureEvaluation:
         if position in session.gone:
             self.evaluation.failures.setdefault(client_id, session.gone[position])
         return effects
+
+    def _left(self, of: OneSum, event: SessionLeft, now: float) -> Effects:
+        """Continue without a client that has left; one that refuses others may join another attempt without them."""
+        client_id, why = event.client_id, f"{event.reason}: {event.detail}" if event.detail else str(event.reason)
+        refused = [name for name in event.refused if name in of.keys and name != client_id]
+        if not (refused and of.may_refuse):
+            return self.gave_up(client_id, why, now)
+        of.record.refusals.append(RefusalRecord(client_id, refused, event.detail))
+        of.aside.add(client_id)
+        self._why[client_id] = why
+        return self._without(of, client_id, why, now)
 
     def sum_opened(self, event: SumOpened) -> None:
         """Record the metrics of a sum, or why it has none."""
@@ -273,17 +292,26 @@ class SecureEvaluation:
     def _fails(self, of: OneSum, reason: str, *, may_repeat: bool, now: float) -> Effects:
         """End an attempt without a sum: make another one with the members that are left, or end the session."""
         failures = self.evaluation.failures
-        left = [client_id for client_id in of.names if client_id not in failures]
+        left = {client_id for client_id in of.names if client_id not in failures}
+        of.record.left_out = sorted(of.without(left))
+        left -= {*of.record.left_out}
         of.record.detail = f"attempt {of.attempt}: {reason}"
         if not (may_repeat and len(left) >= MEMBERS_MIN and of.attempt < self._rules.attempts):
             of.is_over, of.record.stage = True, Stage.FAILED
             return ()
         for client_id in of.names:
             self._words.pop(client_id, None)
+        for client_id in of.record.left_out:
+            failures[client_id] = self._why.get(client_id) or f"it was left out: {self._refusal_of(of, client_id)}"
+        of.aside.clear()
         of.record.attempt += 1
         of.session, of.opening, of.keys, of.asked = None, None, {}, {*left}
         of.by = now + self._rules.stage_timeout
-        return tuple(self.asked(client_id) for client_id in left)
+        return tuple(self.asked(client_id) for client_id in sorted(left))
+
+    def _refusal_of(self, of: OneSum, client_id: ClientId) -> str:
+        refusal = next(each for each in of.record.refusals if client_id in each.of)
+        return f"{refusal.by} refuses it: {refusal.detail}"
 
     # ------------------------------------------------------------ the end
 
@@ -299,7 +327,7 @@ class SecureEvaluation:
                 failures.pop(client_id, None)  # it has left after its words were in
             elif client_id not in failures:
                 of = self._sums[self._sessions[client_id]]
-                failures[client_id] = (
+                failures[client_id] = self._why.get(client_id) or (
                     f"its secure sum has no result: {of.record.detail}" if not of.is_opened else SILENT
                 )
         sums = merge(self._found.values()) if summed else None

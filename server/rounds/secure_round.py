@@ -12,7 +12,7 @@ that ends without a sum costs its members this round, and the others nothing.
 
 import math
 import random
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from atoll.ground.printable import count_of
@@ -20,6 +20,7 @@ from atoll.protocol.secure import wire
 from atoll.protocol.secure.messages import Answer, Gone, MaskedWords, MemberKeys, Reveal, Roster
 from atoll.protocol.secure.session_size import MEMBERS_MIN, threshold_of
 from atoll.protocol.vocabulary import (
+    TROUBLES,
     AbandonReason,
     ClientId,
     CloseReason,
@@ -39,11 +40,23 @@ from atoll.server.rounds.events import (
     Aggregated,
     Contribution,
     Invite,
+    Release,
+    Update,
+)
+from atoll.server.rounds.membership import Membership
+from atoll.server.rounds.one_sum import OneSum
+from atoll.server.rounds.open_round import Effects
+from atoll.server.rounds.record import ClientRecord, MemberRecord, RefusalRecord
+from atoll.server.rounds.retries import let_rest
+from atoll.server.rounds.run_rules import RunRules
+from atoll.server.rounds.secure_rules import SecureRules
+from atoll.server.rounds.session_events import (
     KeysCame,
+    MaskedCame,
     MemberAnswered,
     OpeningFailed,
     OpenSum,
-    Release,
+    SessionEvent,
     SessionLeft,
     SharesCame,
     SharesRevealed,
@@ -51,17 +64,12 @@ from atoll.server.rounds.events import (
     SumPlace,
     SurvivorsSigned,
     TellMember,
-    Update,
 )
-from atoll.server.rounds.membership import Membership
-from atoll.server.rounds.one_sum import OneSum
-from atoll.server.rounds.open_round import Effects
-from atoll.server.rounds.record import ClientRecord, MemberRecord
-from atoll.server.rounds.run_rules import RunRules
-from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.rounds.update_claims import fault_of, measure, note_accepted, reject
 from atoll.server.sessions.session import Fail, Session, Stage, Tell
 from atoll.server.sessions.session import OpenSum as OpenWith
+
+_REFUSED = FailureReason.SESSION_REFUSED
 
 
 class SecureRound(Round):
@@ -166,7 +174,7 @@ class SecureRound(Round):
             return [client_id for client_id, _ in self.record.with_fate(Fate.JOINED)]
         return [*self._reported]
 
-    def keys_came(self, event: KeysCame, now: float) -> Effects:
+    def _keys_came(self, event: KeysCame, now: float) -> Effects:
         """Count the keys of a client: its update is encoded, and it takes part."""
         client_id, row = event.client_id, self.record.clients.get(event.client_id)
         if row is None or (of := self._named(event)) is None or of.session is not None or client_id in of.keys:
@@ -177,12 +185,32 @@ class SecureRound(Round):
             return ()
         keys = _content(event)
         assert isinstance(keys, MemberKeys)
+        if (fault := of.repeated(keys)) is not None:
+            row.sum = MemberRecord(event.session, event.attempt)
+            left = SessionLeft(client_id, event.round_id, event.session, event.attempt, _REFUSED, fault)
+            return self._session_left(left, now)
         of.keys[client_id] = keys
         of.asked.discard(client_id)
         row.sum = MemberRecord(event.session, event.attempt, now)
         if self.phase is Phase.COLLECTING:
             return self._settle(now)
         return (*self._begin(of, now), *self._conclude(now)) if not of.asked else ()
+
+    def session_event(self, event: SessionEvent, now: float) -> Effects:
+        """Apply an event of a session; one of another attempt, or of a session that is over, changes nothing."""
+        match event:
+            case KeysCame():
+                return self._keys_came(event, now)
+            case SessionLeft():
+                return self._session_left(event, now)
+            case SumOpened():
+                return self._sum_opened(event, now)
+            case OpeningFailed():
+                return self._opening_failed(event, now)
+            case MaskedCame():  # an update is uploaded
+                return ()
+            case _:
+                return self._member_answered(event, now)
 
     def is_news_of(self, event: KeysCame | MemberAnswered | SessionLeft) -> bool:
         """Return whether an event of a client's session can change the round: it is made an event only then."""
@@ -241,11 +269,17 @@ class SecureRound(Round):
             return super().client_gave_up(client_id, fate, reason, detail, now)
         return self._leaves(client_id, row, fate, reason, detail, now)
 
-    def session_left(self, event: SessionLeft, now: float) -> Effects:
+    def _session_left(self, event: SessionLeft, now: float) -> Effects:
         """Continue without a client that has left its session, or whose message was refused."""
-        row = self.record.clients.get(event.client_id)
-        if row is None or self._named(event) is None:
+        row, of = self.record.clients.get(event.client_id), self._named(event)
+        if row is None or of is None:
             return ()
+        if refused := [name for name in event.refused if name in of.keys and name != event.client_id]:
+            of.record.refusals.append(RefusalRecord(event.client_id, refused, event.detail))
+            if row.fate is Fate.JOINED and of.may_refuse:
+                of.aside.add(event.client_id)
+        if event.client_id not in of.aside:
+            self._note_trouble(event.client_id, event.reason, event.detail, now)
         if row.fate is Fate.WAITING:  # it was restarted after its promise, and before its keys came
             if self.phase is Phase.COLLECTING and row.sum is not None:
                 row.sum.left = f"{event.reason}: {event.detail}" if event.detail else event.reason
@@ -260,7 +294,10 @@ class SecureRound(Round):
         of = self._sum_of(client_id)
         if row.sum is not None:
             row.sum.left = f"{reason}: {detail}" if detail else reason
-        if row.fate is Fate.JOINED:
+        is_aside = client_id in of.aside and reason == _REFUSED
+        if not is_aside:
+            of.aside.discard(client_id)
+        if row.fate is Fate.JOINED and not is_aside:
             self._set_fate(client_id, fate, now, reason, detail)
         if of.session is None:
             of.keys.pop(client_id, None)
@@ -287,6 +324,8 @@ class SecureRound(Round):
         """Return whether this masked update can still be in its session's sum."""
         of, row = self._sessions.get(update.client_id), self.record.clients.get(update.client_id)
         if self.phase is not Phase.SECURING or of is None or row is None or row.fate is not Fate.JOINED:
+            return False
+        if row.sum is None or row.sum.left:
             return False
         session, position = self._sums[of].session, self._sums[of].position_of(update.client_id)
         return session is not None and session.stage is Stage.MASKING and position in session.masking
@@ -317,7 +356,7 @@ class SecureRound(Round):
 
     # ------------------------------------------------------------ sessions
 
-    def answered(self, event: MemberAnswered, now: float) -> Effects:
+    def _member_answered(self, event: MemberAnswered, now: float) -> Effects:
         """Take a member's answer to the session's question."""
         of, row = self._named(event), self.record.clients.get(event.client_id)
         if of is None or of.session is None or row is None or (position := of.position_of(event.client_id)) is None:
@@ -340,7 +379,7 @@ class SecureRound(Round):
                 self._set_fate(event.client_id, Fate.FAILED, now, FailureReason.SESSION_REFUSED, row.sum.left)
         return (*effects, *self._conclude(now))
 
-    def sum_opened(self, event: SumOpened, now: float) -> Effects:
+    def _sum_opened(self, event: SumOpened, now: float) -> Effects:
         """Record that a session's sum is open."""
         of = self._awaiting_opening(event)
         if of is None or of.session is None:
@@ -352,7 +391,7 @@ class SecureRound(Round):
         of.record.stage, of.by = Stage.OPENED, math.inf
         return self._conclude(now)
 
-    def opening_failed(self, event: OpeningFailed, now: float) -> Effects:
+    def _opening_failed(self, event: OpeningFailed, now: float) -> Effects:
         """Wait for another reveal, or end the session: too few of its reveals are right."""
         of = self._awaiting_opening(event)
         if of is None or (session := of.session) is None:
@@ -393,7 +432,9 @@ class SecureRound(Round):
             of.record.stage, of.by = session.stage, now + self._secure.stage_timeout
             if session.stage is Stage.MASKING:  # an upload may take as long as that of a plain update
                 of.by = max(of.by, self.record.deadline or of.by)
-        return self._carried_out(of, effects, now)
+        found = self._carried_out(of, effects, now)
+        is_last = of.session is session and not of.may_refuse
+        return (*found, *self._send_home(of, of.aside, now)) if is_last and not of.is_over else found
 
     def _carried_out(self, of: OneSum, effects: Iterable[Tell | OpenWith | Fail], now: float) -> Effects:
         found: Effects = ()
@@ -416,6 +457,8 @@ class SecureRound(Round):
         """End an attempt without a sum: make another one with the members that are left, or end the session."""
         left = [c for c in of.names if self.record.clients[c].fate in (Fate.JOINED, Fate.REPORTED)]
         left = [c for c in left if (row := self.record.clients[c].sum) is not None and not row.left]
+        out = of.without({*left, *of.aside})
+        left = sorted({*left, *of.aside} - out)
         threshold = threshold_of(self._secure.threshold, len(left))
         is_enough = len(left) >= MEMBERS_MIN and threshold <= len(left)
         gone = [(c, row.left) for c in of.names if (row := self.record.clients[c].sum) is not None and row.left]
@@ -424,14 +467,46 @@ class SecureRound(Round):
         of.record.detail = f"attempt {of.attempt}: {reason}{first}{others}"
         if not (may_repeat and is_enough and of.attempt < self._secure.attempts):
             of.is_over, of.record.stage, of.by = True, Stage.FAILED, math.inf
-            return ()
+            of.record.left_out = sorted(out)
+            return self._send_home(of, out, now)
         of.record.attempt += 1
         of.record.stage, of.record.threshold, of.record.num_members = "keys", 0, 0
         of.session, of.opening, of.keys, of.asked = None, None, {}, {*left}
+        of.aside, of.record.left_out = {*out}, sorted(out)
         of.by = now + self._secure.stage_timeout
-        for client_id in left:
+        for client_id in (*left, *out):
             self._forget_masked(client_id, now)
+        for client_id in out:
+            self._put_aside(of, client_id)
         return tuple(self._invitation(client_id, of.by) for client_id in left)
+
+    def _put_aside(self, of: OneSum, client_id: ClientId) -> None:
+        """Record why a client is not in this attempt."""
+        row = self.record.clients[client_id].sum
+        refusals = [each for each in of.record.refusals if client_id in each.of]
+        by = sorted({each.by for each in refusals})
+        if row is not None and not row.left:
+            why = f"refused by {', '.join(by)}: {refusals[0].detail}" if by else "it refuses other members"
+            row.left = f"{_REFUSED}: {why}"
+
+    def _send_home(self, of: OneSum, clients: Collection[ClientId], now: float) -> Effects:
+        """Continue without clients that were left out for refusals: no further attempt is with them."""
+        gone = sorted(clients)
+        of.aside -= {*gone}
+        for client_id in gone:
+            row = self.record.clients[client_id]
+            self._put_aside(of, client_id)
+            detail = row.sum.left.partition(": ")[2] if row.sum is not None else ""
+            if row.fate is Fate.JOINED:  # not if its masked update is in, for nothing
+                self._set_fate(client_id, Fate.FAILED, now, _REFUSED, detail)
+            self._note_trouble(client_id, _REFUSED, detail, now)
+        return tuple(Release(client_id, self.record.round_id, ReleaseReason.ROUND_CLOSED) for client_id in gone)
+
+    def _note_trouble(self, client_id: ClientId, reason: FailureReason, detail: str, now: float) -> None:
+        """Note why a client is in no sum, and let it rest if it needs a repair."""
+        self.membership.noted(client_id, reason, detail, now)
+        if reason in TROUBLES:
+            let_rest(self.membership, self.policy, self._seed, client_id, now)
 
     def _forget_masked(self, client_id: ClientId, now: float) -> None:
         """Forget the masked update of an attempt that has failed: nothing can open it."""
@@ -440,7 +515,7 @@ class SecureRound(Round):
             row.digest, row.num_bytes, row.plain_bytes, row.upload_begun_at = None, 0, 0, None
             self._set_fate(client_id, Fate.JOINED, now)
         if row.sum is not None:
-            row.sum = MemberRecord(row.sum.session, row.sum.attempt + 1)
+            row.sum = MemberRecord(row.sum.session, self._sum_of(client_id).attempt)
 
     # ------------------------------------------------------------ the end
 

@@ -12,6 +12,7 @@ from atoll.server.folding.metric_sums import opened_metrics
 from atoll.server.journal.codec import decode_event, encode_event
 from atoll.server.opening.streams import NotOpened
 from atoll.server.rounds import events as ev
+from atoll.server.rounds import session_events as of_sessions
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.tensors.masked.metrics import encode_metrics, mask_metrics
 from tests.server.rounds.secure_federation import KIND, SecureRun
@@ -53,7 +54,7 @@ class EvaluatedRun(SecureRun):
         match effect:
             case ev.AskEvaluation():
                 self.send(effect)
-            case ev.OpenSum(purpose="evaluation"):
+            case of_sessions.OpenSum(purpose="evaluation"):
                 self.queue.append(lambda: self.open_metrics(effect))
             case ev.CloseEvaluation():
                 self.check(effect)
@@ -67,10 +68,10 @@ class EvaluatedRun(SecureRun):
         try:
             streams, wrong = self.streams_of(summed)
         except NotOpened as error:
-            self.post(ev.OpeningFailed(*at, str(error), "evaluation"))
+            self.post(of_sessions.OpeningFailed(*at, str(error), "evaluation"))
             return
         sums = opened_metrics(effect.words, [(stream.key, stream.sign) for stream in streams], METRICS)
-        self.post(ev.SumOpened(*at, tuple(wrong), "evaluation", sums))
+        self.post(of_sessions.SumOpened(*at, tuple(wrong), "evaluation", sums))
 
     def check(self, closed):
         """Check that the sums are those of the members, and that nothing of a single one is there."""
@@ -158,12 +159,13 @@ class EvaluatedRun(SecureRun):
     def say_of_evaluation(self, name, version, session, attempt, message):
         at = (name, RoundId(version), session, attempt)
         if isinstance(message, Gone):
+            message = wire.answer_of(wire.answer_message(self.name_of(version, session, attempt), message))
             reason, _, detail = message.reason.partition(": ")
             self.reasons.append(message.reason)
             known = FailureReason(reason) if reason in set(FailureReason) else FailureReason.SESSION_REFUSED
-            event = ev.SessionLeft(*at, known, detail, "evaluation")
+            event = of_sessions.SessionLeft(*at, known, detail, message.refused, "evaluation")
         else:
-            kinds = {MemberKeys: ev.KeysCame, MaskedWords: ev.MaskedCame, **KIND}
+            kinds = {MemberKeys: of_sessions.KeysCame, MaskedWords: of_sessions.MaskedCame, **KIND}
             sent = wire.answer_message(self.name_of(version, session, attempt), message)
             event = kinds[type(message)](*at, wire.encoded(sent).hex(), "evaluation")
         self.queue.append(lambda: self.heard_of_evaluation(name, event))
@@ -174,7 +176,7 @@ class EvaluatedRun(SecureRun):
         sums = self.machine.sums_of_evaluation
         if name in self.connected and sums is not None and sums.is_news_of(event):
             self.told.append(type(event).__name__)
-            self.attempts |= {event.attempt} if isinstance(event, ev.KeysCame) else set()
+            self.attempts |= {event.attempt} if isinstance(event, of_sessions.KeysCame) else set()
             self.post(event)
 
     def fail(self, name):

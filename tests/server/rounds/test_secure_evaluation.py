@@ -7,6 +7,7 @@ import pytest
 
 from atoll.protocol.vocabulary import LossReason, RunState, Version
 from atoll.server.rounds import events as ev
+from atoll.server.rounds import session_events as of_sessions
 from atoll.server.rounds.client_evaluation import shown_sum
 from atoll.server.rounds.evaluations import NOT_IN_SUM
 from atoll.server.rounds.run_rules import WatchedMetric
@@ -158,6 +159,20 @@ def test_an_agent_that_joins_no_sessions_is_not_asked():
     assert old not in run.closed[0].failures
 
 
+def test_a_site_that_is_not_trusted_is_left_out_and_the_others_make_another_attempt():
+    run = EvaluatedRun(5, random.Random(12), rounds=1)
+    evaluating(run)
+    stranger, *others = run.sites
+    for name in others:
+        del run.sites[name].pinned[stranger]
+    drained(run)
+    [closed] = run.closed
+    assert closed.summed == tuple(others)
+    assert "it was left out" in closed.failures[stranger]
+    assert "the key of site-00 is not pinned" in closed.failures[stranger]
+    assert run.attempts == {1, 2}
+
+
 def replace_policy(policy, **changes):
     return policy.model_copy(update=changes)
 
@@ -189,7 +204,9 @@ def test_a_sum_that_is_none_of_its_members_is_dropped_with_the_reason():
     def opened(effect):
         summed = effect.sum
         at = (effect.round_id, summed.session, summed.attempt)
-        run.queue.append(lambda: run.post(ev.SumOpened(*at, (), "evaluation", fault="its canaries are 7 instead of 3")))
+        run.queue.append(
+            lambda: run.post(of_sessions.SumOpened(*at, (), "evaluation", fault="its canaries are 7 instead of 3"))
+        )
 
     run.open_metrics = opened
     assert run.run()
