@@ -95,9 +95,9 @@ def test_only_deadlines_and_the_number_of_sessions_change_at_a_resume() -> None:
     new = changed(config, ["secure.stage_timeout=90.0", "secure.attempts=4", "secure.sessions=2"], version=1)
     assert new.secure is not None
     assert (new.secure.stage_timeout, new.secure.attempts, new.secure.sessions) == (90.0, 4, 2)
-    fixed = ["bits=64", "clip_norm=2.0", "examples_max=7", "threshold=5", "session_max=9"]
+    fixed = ["bits=64", "clip_norm=2.0", "examples_max=7", "threshold=5", "session_max=9", "metrics.accuracy=2"]
     for override in fixed:
-        key = f"secure.{override.partition('=')[0]}"
+        key = f"secure.{override.partition('=')[0].partition('.')[0]}"
         with pytest.raises(ConfigError, match=f"--set: {key}: fixed for the life of a run"):
             changed(config, [f"secure.{override}"], version=1)
     plain = load_text(RunFile, 'task = "m:t"\n[round]\ncohort_size = 9', name="run.toml").run
