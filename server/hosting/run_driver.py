@@ -47,17 +47,16 @@ from atoll.server.rounds.events import (
     MetricsComputed,
     ModelEvaluated,
     OpenNextRound,
-    OpenSum,
     Release,
     ResumeRequested,
     RoundDue,
     SamplerFailed,
-    TellMember,
     Update,
     UpdateReceived,
 )
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.relevance import is_failure_news, is_first_upload
+from atoll.server.rounds.session_events import OpenSum, TellMember
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, draw
 from atoll.server.views.narration import Narrator

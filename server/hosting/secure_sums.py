@@ -20,6 +20,10 @@ from atoll.server.opening.streams import NotOpened, open_sum
 from atoll.server.rounds.events import (
     Event,
     Invite,
+)
+from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.secure_round import SecureRound
+from atoll.server.rounds.session_events import (
     KeysCame,
     MemberAnswered,
     OpeningFailed,
@@ -32,8 +36,6 @@ from atoll.server.rounds.events import (
     SurvivorsSigned,
     TellMember,
 )
-from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.secure_round import SecureRound
 
 OfSession = KeysCame | MemberAnswered | SessionLeft
 _ANSWERED: dict[type[Answer], type[MemberAnswered]] = {
@@ -110,7 +112,8 @@ class SecureSums:
             answer = wire.answer_of(message)
             if isinstance(answer, Gone):
                 reason, _, detail = answer.reason.partition(": ")
-                event: OfSession = SessionLeft(*at, FailureReason(reason), printable(detail))
+                refused = tuple(ClientId(name) for name in answer.refused)
+                event: OfSession = SessionLeft(*at, FailureReason(reason), printable(detail), refused)
             elif isinstance(answer, MemberKeys):
                 event = KeysCame(*at, wire.encoded(message).hex())
                 if round_.is_news_of(event):

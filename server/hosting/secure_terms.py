@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from atoll.protocol.secure.terms import Terms, ranges_digest
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
-from atoll.server.rounds.events import SumPlace
 from atoll.server.rounds.secure_rules import SecureRules
+from atoll.server.rounds.session_events import SumPlace
 from atoll.tensors.layout import Layout
 from atoll.tensors.secure.masked_layout import layout_digest
 from atoll.tensors.secure.vector import fault_of

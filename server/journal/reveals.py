@@ -9,7 +9,7 @@ from atoll.protocol.vocabulary import RunId
 from atoll.server.journal import checksums
 from atoll.server.journal.codec import decode_event, encode_event
 from atoll.server.journal.schema import JOURNAL
-from atoll.server.rounds.events import SharesRevealed
+from atoll.server.rounds.session_events import SharesRevealed
 
 
 def forget_reveals(connection: Connection, run_id: RunId, seq: int) -> None:

@@ -9,7 +9,6 @@ from dataclasses import field
 from typing import NamedTuple
 
 from atoll.protocol.disclosure import ANY_SUM, Disclosure
-from atoll.protocol.secure.messages import Position, Question, Roster
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import (
     AbandonReason,
@@ -26,6 +25,7 @@ from atoll.protocol.vocabulary import (
 from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.server.rounds.policy import Mode
 from atoll.server.rounds.run_rules import RunRules, Source
+from atoll.server.rounds.session_events import SessionEffect, SessionEvent, SessionSum, SumPlace
 
 Sums = Mapping[str, tuple[float, ...]]  # sufficient statistics by metric, merged by addition
 
@@ -167,89 +167,6 @@ class UpdateRefused:
 
 
 @value
-class KeysCame:
-    """The arrival of a client's keys for its session, which the driver has checked: its update is encoded.
-
-    In these four events `content` is the message's canonical wire form, as hexadecimal digits; empty: it was deleted
-    after its round.
-    """
-
-    client_id: ClientId
-    round_id: RoundId
-    session: int
-    attempt: int
-    content: str
-
-
-@value
-class SharesCame:
-    """The arrival of a member's sealed shares."""
-
-    client_id: ClientId
-    round_id: RoundId
-    session: int
-    attempt: int
-    content: str
-
-
-@value
-class SurvivorsSigned:
-    """The arrival of a member's signature of the survivors."""
-
-    client_id: ClientId
-    round_id: RoundId
-    session: int
-    attempt: int
-    content: str
-
-
-@value
-class SharesRevealed:
-    """The arrival of a member's shares that open the sum."""
-
-    client_id: ClientId
-    round_id: RoundId
-    session: int
-    attempt: int
-    content: str
-
-
-MemberAnswered = SharesCame | SurvivorsSigned | SharesRevealed
-
-
-@value
-class SessionLeft:
-    """The end of a session for a client: it has left, or its message was refused."""
-
-    client_id: ClientId
-    round_id: RoundId
-    session: int
-    attempt: int
-    reason: FailureReason
-    detail: str = ""
-
-
-@value
-class SumOpened:
-    """The answer to OpenSum: the reveals open the sum; `wrong` are the members that have revealed a wrong share."""
-
-    round_id: RoundId
-    session: int
-    attempt: int
-    wrong: tuple[ClientId, ...] = ()
-
-
-@value
-class OpeningFailed:
-    """The answer to OpenSum: too few of the reveals are right."""
-
-    round_id: RoundId
-    session: int
-    attempt: int
-    detail: str = ""
-
-
-@value
 class Aggregated:
     """The end of a round's aggregation: the next version is on disk.
 
@@ -373,13 +290,7 @@ Event = (
     | UploadBegun
     | UpdateReceived
     | UpdateRefused
-    | KeysCame
-    | SharesCame
-    | SurvivorsSigned
-    | SharesRevealed
-    | SessionLeft
-    | SumOpened
-    | OpeningFailed
+    | SessionEvent
     | Aggregated
     | AggregationFailed
     | ModelEvaluated
@@ -432,70 +343,7 @@ class Invite:
     deadline: float
     counted_round: RoundId = RoundId(0)  # the newest round whose model has an update of the client; 0: none
     asked_at: float = 0.0  # the instant of the first such invitation
-    sum: "SumPlace | None" = None  # the secure sum that the update is for; None: the update is plain
-
-
-@value
-class SumPlace:
-    """Place of a client's update in a round with secure sums.
-
-    Attributes:
-        session: number of the sum.
-        attempt: at it.
-        ranges: exponents of the float tensors' ranges; empty: all 0.
-    """
-
-    session: int
-    attempt: int
-    ranges: tuple[int, ...] = ()
-
-
-@value
-class TellMember:
-    """Send a question to a member of a session. Repeated when it reconnects."""
-
-    client_id: ClientId
-    round_id: RoundId
-    session: int
-    attempt: int
-    members: int
-    question: Question
-
-
-@value
-class SessionSum:
-    """What opens the sum of a session.
-
-    Attributes:
-        session: number of the sum.
-        attempt: at it.
-        id: of the session.
-        roster: keys of its members, sorted by name.
-        masking: the members that have masked.
-        survivors: those of them whose updates are in the sum.
-        reveals: of at least `roster.threshold` members.
-    """
-
-    session: int
-    attempt: int
-    id: bytes
-    roster: Roster
-    masking: frozenset[Position]
-    survivors: frozenset[Position]
-    reveals: Mapping[Position, tuple[int, ...]]
-
-    @property
-    def members(self) -> tuple[ClientId, ...]:
-        """The clients whose updates are in the sum, sorted."""
-        return tuple(ClientId(self.roster.members[position].name) for position in sorted(self.survivors))
-
-
-@value
-class OpenSum:
-    """Open the sum of a session, and check what its members have revealed."""
-
-    round_id: RoundId
-    sum: SessionSum
+    sum: SumPlace | None = None  # the secure sum that the update is for; None: the update is plain
 
 
 @value
@@ -646,8 +494,7 @@ class EndRun:
 Effect = (
     DrawCohort
     | Invite
-    | TellMember
-    | OpenSum
+    | SessionEffect
     | Release
     | Accept
     | Reject

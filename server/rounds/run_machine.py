@@ -17,12 +17,11 @@ abandoned, which does not count as a failure.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import (
     TERMINAL,
-    TROUBLES,
     AbandonReason,
     Digest,
     FailureReason,
@@ -56,11 +55,8 @@ from atoll.server.rounds.events import (
     EvaluateModel,
     Event,
     FilesLost,
-    KeysCame,
-    MemberAnswered,
     MetricsComputed,
     ModelEvaluated,
-    OpeningFailed,
     OpenNextRound,
     PauseRequested,
     PauseRun,
@@ -69,12 +65,7 @@ from atoll.server.rounds.events import (
     RoundDue,
     RunStarted,
     SamplerFailed,
-    SessionLeft,
-    SharesCame,
-    SharesRevealed,
     StopRequested,
-    SumOpened,
-    SurvivorsSigned,
     TimePassed,
     UpdateReceived,
     UpdateRefused,
@@ -85,6 +76,7 @@ from atoll.server.rounds.oort_utility import utility_of
 from atoll.server.rounds.open_round import NEWS_S, Effects, OpenRound
 from atoll.server.rounds.record import RoundRecord, cause_of_misfits
 from atoll.server.rounds.retries import COSTS_NO_RETRY, seconds_to_retry
+from atoll.server.rounds.session_events import SessionEvent, SessionLeft
 
 if TYPE_CHECKING:
     from atoll.server.rounds.secure_round import SecureRound
@@ -391,36 +383,15 @@ class RunMachine(Evaluations):
         round_ = self._open(event.round_id)
         return round_.aggregated(event, now) if round_ else ()
 
-    def _secure(self, round_id: RoundId) -> "SecureRound | None":
-        """Return the open round if it has secure sums."""
-        round_ = self._open(round_id)
-        return cast("SecureRound", round_) if round_ is not None and round_.is_secure else None
-
-    def _keys_came(self, event: KeysCame, now: float) -> Effects:
-        round_ = self._secure(event.round_id)
-        return round_.keys_came(event, now) if round_ is not None else ()
-
-    def _member_answered(self, event: MemberAnswered, now: float) -> Effects:
-        round_ = self._secure(event.round_id)
-        return round_.answered(event, now) if round_ is not None else ()
-
-    def _session_left(self, event: SessionLeft, now: float) -> Effects:
-        round_ = self._secure(event.round_id)
-        if round_ is None or not round_.is_news_of(event):
+    def _session_event(self, event: SessionEvent, now: float) -> Effects:
+        """Pass an event of secure sums to their round."""
+        round_ = self._open(event.round_id)
+        if round_ is None or not round_.is_secure:
             return ()
-        membership = self.ledger.membership
-        membership.noted(event.client_id, event.reason, event.detail, now)
-        if event.reason in TROUBLES:
-            self._let_rest(event.client_id, None, now)
-        return round_.session_left(event, now)
-
-    def _sum_opened(self, event: SumOpened, now: float) -> Effects:
-        round_ = self._secure(event.round_id)
-        return round_.sum_opened(event, now) if round_ is not None else ()
-
-    def _opening_failed(self, event: OpeningFailed, now: float) -> Effects:
-        round_ = self._secure(event.round_id)
-        return round_.opening_failed(event, now) if round_ is not None else ()
+        secure = cast("SecureRound", round_)
+        if isinstance(event, SessionLeft) and not secure.is_news_of(event):
+            return ()
+        return secure.session_event(event, now)
 
     def _aggregation_failed(self, event: AggregationFailed, now: float) -> Effects:
         round_ = self._open(event.round_id)
@@ -606,13 +577,7 @@ HANDLERS: Mapping[type[Event], Callable[[RunMachine, Any, float], Effects]] = {
     RoundDue: RunMachine._round_due,
     CohortDrawn: RunMachine._cohort_drawn,
     SamplerFailed: RunMachine._sampler_failed,
-    KeysCame: RunMachine._keys_came,
-    SharesCame: RunMachine._member_answered,
-    SurvivorsSigned: RunMachine._member_answered,
-    SharesRevealed: RunMachine._member_answered,
-    SessionLeft: RunMachine._session_left,
-    SumOpened: RunMachine._sum_opened,
-    OpeningFailed: RunMachine._opening_failed,
+    **dict.fromkeys(get_args(SessionEvent), RunMachine._session_event),
     Aggregated: RunMachine._aggregated,
     AggregationFailed: RunMachine._aggregation_failed,
     ModelEvaluated: RunMachine._model_evaluated,

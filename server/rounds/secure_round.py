@@ -12,14 +12,15 @@ that ends without a sum costs its members this round, and the others nothing.
 
 import math
 import random
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from atoll.ground.printable import count_of
 from atoll.protocol.secure import wire
-from atoll.protocol.secure.messages import Answer, Gone, MemberKeys, Position, Reveal, Roster
+from atoll.protocol.secure.messages import Answer, Gone, MemberKeys, Reveal, Roster
 from atoll.protocol.secure.session_size import MEMBERS_MIN, threshold_of
 from atoll.protocol.vocabulary import (
+    TROUBLES,
     AbandonReason,
     ClientId,
     CloseReason,
@@ -39,79 +40,35 @@ from atoll.server.rounds.events import (
     Aggregated,
     Contribution,
     Invite,
+    Release,
+    Update,
+)
+from atoll.server.rounds.membership import Membership
+from atoll.server.rounds.one_sum import OneSum
+from atoll.server.rounds.open_round import Effects
+from atoll.server.rounds.record import ClientRecord, MemberRecord, RefusalRecord
+from atoll.server.rounds.retries import let_rest
+from atoll.server.rounds.run_rules import RunRules
+from atoll.server.rounds.secure_rules import SecureRules
+from atoll.server.rounds.session_events import (
     KeysCame,
     MemberAnswered,
     OpeningFailed,
     OpenSum,
-    Release,
+    SessionEvent,
     SessionLeft,
-    SessionSum,
     SharesCame,
     SharesRevealed,
     SumOpened,
     SumPlace,
     SurvivorsSigned,
     TellMember,
-    Update,
 )
-from atoll.server.rounds.membership import Membership
-from atoll.server.rounds.open_round import Effects
-from atoll.server.rounds.record import ClientRecord, MemberRecord, SumRecord
-from atoll.server.rounds.run_rules import RunRules
-from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.rounds.update_claims import fault_of, measure, note_accepted, reject
 from atoll.server.sessions.session import Fail, Session, Stage, Tell
 from atoll.server.sessions.session import OpenSum as OpenWith
 
-
-class _Sum:
-    """One of the round's sums: the keys of its newest attempt, and from the roster on its session."""
-
-    def __init__(self, number: int) -> None:
-        self.record = SumRecord(number)
-        self.keys: dict[ClientId, MemberKeys] = {}
-        self.asked: set[ClientId] = set()  # members whose keys are awaited, from the second attempt on
-        self.session: Session | None = None
-        self.by = math.inf  # the time at which the stage ends
-        self.opening: OpenWith | None = None  # issued, and not yet answered
-        self.is_over = self.is_opened = False
-
-    @property
-    def attempt(self) -> int:
-        return self.record.attempt
-
-    @property
-    def names(self) -> list[ClientId]:
-        """The members by position."""
-        return sorted(self.keys)
-
-    def position_of(self, client_id: ClientId) -> Position | None:
-        """Return a client's position in the roster; None: it is no member, or there is no roster."""
-        if self.session is None or client_id not in self.keys:
-            return None
-        return self.names.index(client_id)
-
-    @property
-    def survivors(self) -> list[ClientId]:
-        """The members whose updates are in the sum, sorted."""
-        if self.session is None:
-            return []
-        names = self.names
-        return [names[position] for position in sorted(self.session.survivors)]
-
-    def summed(self) -> SessionSum:
-        """Return what opens the sum."""
-        session = self.session
-        assert session is not None
-        return SessionSum(
-            self.record.session,
-            self.attempt,
-            session.id,
-            session.roster,
-            session.masking,
-            session.survivors,
-            dict(session.reveals),
-        )
+_REFUSED = FailureReason.SESSION_REFUSED
 
 
 class SecureRound(Round):
@@ -132,7 +89,7 @@ class SecureRound(Round):
         assert rules.secure is not None
         self._secure: SecureRules = rules.secure
         self._seed, self._ranges = rules.seed, ranges
-        self._sums: list[_Sum] = []
+        self._sums: list[OneSum] = []
         self._sessions: dict[ClientId, int] = {}
         self._lost_sums: set[int] = set()
         self.record.ranges = [*ranges]
@@ -177,7 +134,7 @@ class SecureRound(Round):
             row.disconnected_at = row.disconnected_at or now
 
     @property
-    def _running(self) -> Iterator[_Sum]:
+    def _running(self) -> Iterator[OneSum]:
         return (each for each in self._sums if not each.is_over)
 
     # ------------------------------------------------------------ collecting
@@ -189,7 +146,7 @@ class SecureRound(Round):
         order = sorted(clients)
         random.Random(f"sessions {self._seed} {self.record.round_id}").shuffle(order)
         number = max(1, len(self._secure.sizes(len(order))))
-        self._sums = [_Sum(session) for session in range(number)]
+        self._sums = [OneSum(session) for session in range(number)]
         self.record.sums = [each.record for each in self._sums]
         self._sessions = {client_id: place % number for place, client_id in enumerate(order)}
         return super().cohort_drawn(clients, now)
@@ -206,7 +163,7 @@ class SecureRound(Round):
         of = self._sum_of(client_id)
         return SumPlace(of.record.session, of.attempt, self._ranges)
 
-    def _sum_of(self, client_id: ClientId) -> _Sum:
+    def _sum_of(self, client_id: ClientId) -> OneSum:
         return self._sums[self._sessions[client_id]]
 
     @property
@@ -216,7 +173,7 @@ class SecureRound(Round):
             return [client_id for client_id, _ in self.record.with_fate(Fate.JOINED)]
         return [*self._reported]
 
-    def keys_came(self, event: KeysCame, now: float) -> Effects:
+    def _keys_came(self, event: KeysCame, now: float) -> Effects:
         """Count the keys of a client: its update is encoded, and it takes part."""
         client_id, row = event.client_id, self.record.clients.get(event.client_id)
         if row is None or (of := self._named(event)) is None or of.session is not None or client_id in of.keys:
@@ -227,12 +184,30 @@ class SecureRound(Round):
             return ()
         keys = _content(event)
         assert isinstance(keys, MemberKeys)
+        if (fault := _repeated(keys, of.keys.values())) is not None:
+            row.sum = MemberRecord(event.session, event.attempt)
+            left = SessionLeft(client_id, event.round_id, event.session, event.attempt, _REFUSED, fault)
+            return self._session_left(left, now)
         of.keys[client_id] = keys
         of.asked.discard(client_id)
         row.sum = MemberRecord(event.session, event.attempt, now)
         if self.phase is Phase.COLLECTING:
             return self._settle(now)
         return (*self._begin(of, now), *self._conclude(now)) if not of.asked else ()
+
+    def session_event(self, event: SessionEvent, now: float) -> Effects:
+        """Apply an event of a session; one of another attempt, or of a session that is over, changes nothing."""
+        match event:
+            case KeysCame():
+                return self._keys_came(event, now)
+            case SessionLeft():
+                return self._session_left(event, now)
+            case SumOpened():
+                return self._sum_opened(event, now)
+            case OpeningFailed():
+                return self._opening_failed(event, now)
+            case _:
+                return self._member_answered(event, now)
 
     def is_news_of(self, event: KeysCame | MemberAnswered | SessionLeft) -> bool:
         """Return whether an event of a client's session can change the round: it is made an event only then."""
@@ -247,7 +222,7 @@ class SecureRound(Round):
             return is_awaited or (row.fate in (Fate.JOINED, Fate.REPORTED) and not row.sum.left)
         return of.session is not None and not of.session.is_over and event.client_id in of.keys
 
-    def _named(self, event: KeysCame | MemberAnswered | SessionLeft) -> _Sum | None:
+    def _named(self, event: KeysCame | MemberAnswered | SessionLeft) -> OneSum | None:
         """Return the sum that an event belongs to; None: the client is in another one, or this one is over."""
         if self._sessions.get(event.client_id) != event.session or self._sums[event.session].attempt != event.attempt:
             return None
@@ -291,11 +266,17 @@ class SecureRound(Round):
             return super().client_gave_up(client_id, fate, reason, detail, now)
         return self._leaves(client_id, row, fate, reason, detail, now)
 
-    def session_left(self, event: SessionLeft, now: float) -> Effects:
+    def _session_left(self, event: SessionLeft, now: float) -> Effects:
         """Continue without a client that has left its session, or whose message was refused."""
-        row = self.record.clients.get(event.client_id)
-        if row is None or self._named(event) is None:
+        row, of = self.record.clients.get(event.client_id), self._named(event)
+        if row is None or of is None:
             return ()
+        if refused := [name for name in event.refused if name in of.keys and name != event.client_id]:
+            of.record.refusals.append(RefusalRecord(event.client_id, refused, event.detail))
+            if row.fate is Fate.JOINED and of.may_refuse:
+                of.aside.add(event.client_id)
+        if event.client_id not in of.aside:
+            self._note_trouble(event.client_id, event.reason, event.detail, now)
         if row.fate is Fate.WAITING:  # it was restarted after its promise, and before its keys came
             if self.phase is Phase.COLLECTING and row.sum is not None:
                 row.sum.left = f"{event.reason}: {event.detail}" if event.detail else event.reason
@@ -310,7 +291,10 @@ class SecureRound(Round):
         of = self._sum_of(client_id)
         if row.sum is not None:
             row.sum.left = f"{reason}: {detail}" if detail else reason
-        if row.fate is Fate.JOINED:
+        is_aside = client_id in of.aside and reason == _REFUSED
+        if not is_aside:
+            of.aside.discard(client_id)
+        if row.fate is Fate.JOINED and not is_aside:
             self._set_fate(client_id, fate, now, reason, detail)
         if of.session is None:
             of.keys.pop(client_id, None)
@@ -337,6 +321,8 @@ class SecureRound(Round):
         """Return whether this masked update can still be in its session's sum."""
         of, row = self._sessions.get(update.client_id), self.record.clients.get(update.client_id)
         if self.phase is not Phase.SECURING or of is None or row is None or row.fate is not Fate.JOINED:
+            return False
+        if row.sum is None or row.sum.left:
             return False
         session, position = self._sums[of].session, self._sums[of].position_of(update.client_id)
         return session is not None and session.stage is Stage.MASKING and position in session.masking
@@ -367,7 +353,7 @@ class SecureRound(Round):
 
     # ------------------------------------------------------------ sessions
 
-    def answered(self, event: MemberAnswered, now: float) -> Effects:
+    def _member_answered(self, event: MemberAnswered, now: float) -> Effects:
         """Take a member's answer to the session's question."""
         of, row = self._named(event), self.record.clients.get(event.client_id)
         if of is None or of.session is None or row is None or (position := of.position_of(event.client_id)) is None:
@@ -390,7 +376,7 @@ class SecureRound(Round):
                 self._set_fate(event.client_id, Fate.FAILED, now, FailureReason.SESSION_REFUSED, row.sum.left)
         return (*effects, *self._conclude(now))
 
-    def sum_opened(self, event: SumOpened, now: float) -> Effects:
+    def _sum_opened(self, event: SumOpened, now: float) -> Effects:
         """Record that a session's sum is open."""
         of = self._awaiting_opening(event)
         if of is None or of.session is None:
@@ -402,7 +388,7 @@ class SecureRound(Round):
         of.record.stage, of.by = Stage.OPENED, math.inf
         return self._conclude(now)
 
-    def opening_failed(self, event: OpeningFailed, now: float) -> Effects:
+    def _opening_failed(self, event: OpeningFailed, now: float) -> Effects:
         """Wait for another reveal, or end the session: too few of its reveals are right."""
         of = self._awaiting_opening(event)
         if of is None or (session := of.session) is None:
@@ -411,13 +397,13 @@ class SecureRound(Round):
         of.by = now + self._secure.stage_timeout
         return (*self._advance(of, now, session.refused), *self._conclude(now))
 
-    def _awaiting_opening(self, event: SumOpened | OpeningFailed) -> _Sum | None:
+    def _awaiting_opening(self, event: SumOpened | OpeningFailed) -> OneSum | None:
         of = self._sums[event.session] if event.session < len(self._sums) else None
         if of is None or of.is_over or of.attempt != event.attempt or of.opening is None:
             return None
         return of
 
-    def _begin(self, of: _Sum, now: float) -> Effects:
+    def _begin(self, of: OneSum, now: float) -> Effects:
         """Send the roster of a sum, or end it: too few clients have sent keys."""
         names = of.names
         threshold = threshold_of(self._secure.threshold, len(names))
@@ -433,7 +419,7 @@ class SecureRound(Round):
         of.record.stage, of.by = of.session.stage, now + self._secure.stage_timeout
         return self._carried_out(of, of.session.start(), now)
 
-    def _advance(self, of: _Sum, now: float, step: Callable[[], Iterable[Tell | OpenWith | Fail]]) -> Effects:
+    def _advance(self, of: OneSum, now: float, step: Callable[[], Iterable[Tell | OpenWith | Fail]]) -> Effects:
         """Carry out a step of a session; a new stage has a new deadline."""
         session = of.session
         assert session is not None
@@ -443,9 +429,11 @@ class SecureRound(Round):
             of.record.stage, of.by = session.stage, now + self._secure.stage_timeout
             if session.stage is Stage.MASKING:  # an upload may take as long as that of a plain update
                 of.by = max(of.by, self.record.deadline or of.by)
-        return self._carried_out(of, effects, now)
+        found = self._carried_out(of, effects, now)
+        is_last = of.session is session and not of.may_refuse
+        return (*found, *self._send_home(of, of.aside, now)) if is_last and not of.is_over else found
 
-    def _carried_out(self, of: _Sum, effects: Iterable[Tell | OpenWith | Fail], now: float) -> Effects:
+    def _carried_out(self, of: OneSum, effects: Iterable[Tell | OpenWith | Fail], now: float) -> Effects:
         found: Effects = ()
         for effect in effects:
             match effect:
@@ -458,14 +446,16 @@ class SecureRound(Round):
                     found += self._fails(of, reason, may_repeat=may_repeat, now=now)
         return found
 
-    def _told(self, of: _Sum, tell: Tell) -> TellMember:
+    def _told(self, of: OneSum, tell: Tell) -> TellMember:
         name, number = of.names[tell.position], of.record.session
         return TellMember(name, self.record.round_id, number, of.attempt, len(of.keys), tell.question)
 
-    def _fails(self, of: _Sum, reason: str, *, may_repeat: bool, now: float) -> Effects:
+    def _fails(self, of: OneSum, reason: str, *, may_repeat: bool, now: float) -> Effects:
         """End an attempt without a sum: make another one with the members that are left, or end the session."""
         left = [c for c in of.names if self.record.clients[c].fate in (Fate.JOINED, Fate.REPORTED)]
         left = [c for c in left if (row := self.record.clients[c].sum) is not None and not row.left]
+        out = of.without({*left, *of.aside})
+        left = sorted({*left, *of.aside} - out)
         threshold = threshold_of(self._secure.threshold, len(left))
         is_enough = len(left) >= MEMBERS_MIN and threshold <= len(left)
         gone = [(c, row.left) for c in of.names if (row := self.record.clients[c].sum) is not None and row.left]
@@ -474,14 +464,46 @@ class SecureRound(Round):
         of.record.detail = f"attempt {of.attempt}: {reason}{first}{others}"
         if not (may_repeat and is_enough and of.attempt < self._secure.attempts):
             of.is_over, of.record.stage, of.by = True, Stage.FAILED, math.inf
-            return ()
+            of.record.left_out = sorted(out)
+            return self._send_home(of, out, now)
         of.record.attempt += 1
         of.record.stage, of.record.threshold, of.record.num_members = "keys", 0, 0
         of.session, of.opening, of.keys, of.asked = None, None, {}, {*left}
+        of.aside, of.record.left_out = {*out}, sorted(out)
         of.by = now + self._secure.stage_timeout
-        for client_id in left:
+        for client_id in (*left, *out):
             self._forget_masked(client_id, now)
+        for client_id in out:
+            self._put_aside(of, client_id)
         return tuple(self._invitation(client_id, of.by) for client_id in left)
+
+    def _put_aside(self, of: OneSum, client_id: ClientId) -> None:
+        """Record why a client is not in this attempt."""
+        row = self.record.clients[client_id].sum
+        refusals = [each for each in of.record.refusals if client_id in each.of]
+        by = sorted({each.by for each in refusals})
+        if row is not None and not row.left:
+            why = f"refused by {', '.join(by)}: {refusals[0].detail}" if by else "it refuses other members"
+            row.left = f"{_REFUSED}: {why}"
+
+    def _send_home(self, of: OneSum, clients: Collection[ClientId], now: float) -> Effects:
+        """Continue without clients that were left out for refusals: no further attempt is with them."""
+        gone = sorted(clients)
+        of.aside -= {*gone}
+        for client_id in gone:
+            row = self.record.clients[client_id]
+            self._put_aside(of, client_id)
+            detail = row.sum.left.partition(": ")[2] if row.sum is not None else ""
+            if row.fate is Fate.JOINED:  # not if its masked update is in, for nothing
+                self._set_fate(client_id, Fate.FAILED, now, _REFUSED, detail)
+            self._note_trouble(client_id, _REFUSED, detail, now)
+        return tuple(Release(client_id, self.record.round_id, ReleaseReason.ROUND_CLOSED) for client_id in gone)
+
+    def _note_trouble(self, client_id: ClientId, reason: FailureReason, detail: str, now: float) -> None:
+        """Note why a client is in no sum, and let it rest if it needs a repair."""
+        self.membership.noted(client_id, reason, detail, now)
+        if reason in TROUBLES:
+            let_rest(self.membership, self.policy, self._seed, client_id, now)
 
     def _forget_masked(self, client_id: ClientId, now: float) -> None:
         """Forget the masked update of an attempt that has failed: nothing can open it."""
@@ -490,7 +512,7 @@ class SecureRound(Round):
             row.digest, row.num_bytes, row.plain_bytes, row.upload_begun_at = None, 0, 0, None
             self._set_fate(client_id, Fate.JOINED, now)
         if row.sum is not None:
-            row.sum = MemberRecord(row.sum.session, row.sum.attempt + 1)
+            row.sum = MemberRecord(row.sum.session, self._sum_of(client_id).attempt)
 
     # ------------------------------------------------------------ the end
 
@@ -586,6 +608,17 @@ class SecureRound(Round):
             effects += self._fails(each, why, may_repeat=may_repeat, now=now)
         self._lost_sums.clear()
         return (*effects, *self._conclude(now))
+
+
+def _repeated(keys: MemberKeys, others: Iterable[MemberKeys]) -> str | None:
+    """Return why keys cannot be in a roster with the others: each member would refuse it; None: they can."""
+    for other in others:
+        for name in ("mask_key", "box_key"):
+            if getattr(keys, name) == getattr(other, name):
+                return f"its {name.replace('_', ' ')} is that of {other.name}"
+        if keys.site.key == other.site.key:
+            return f"its site key is that of {other.name}: one site would count twice"
+    return None
 
 
 def _content(event: KeysCame | MemberAnswered) -> MemberKeys | Answer:

@@ -75,4 +75,5 @@ class UnmaskedMember(Member):
 
     def _on_opening(self, opening: Opening) -> list[Effect]:
         self._secrets = None
+        self._answers[Boxes] = self._answers[Boxes][0], ()
         return [Send(Reveal((0,) * len(self._masking)))]

@@ -36,6 +36,8 @@ PURE = {
     "protocol/notices/book.py": "atoll.protocol.notices.notice",
     "protocol/notices/notice.py": "",
     "protocol/identity/names.py": "re",
+    "protocol/privacy": "",
+    "protocol/privacy/loss_distribution.py": "dp_accounting importlib",  # the one user of an optional library
     "protocol/secure/session_size.py": "",
     "ground/printable.py": "difflib",
     "protocol/wire/mesh_use.py": "",
@@ -57,7 +59,8 @@ PURE = {
     "server/identity/rules.py": "",
     "server/names/conflicts.py": "atoll.ground.bounded_mapping",
     "server/rounds": "",
-    "server/rounds/events.py": "atoll.protocol.secure.messages",  # values
+    "server/rounds/session_events.py": "atoll.protocol.secure.messages",  # values
+    "server/rounds/one_sum.py": "atoll.protocol.secure.messages atoll.server.sessions.session",
     "server/rounds/secure_round.py": "atoll.protocol.secure atoll.server.sessions",  # its sessions
     "server/rounds/policy.py": "pydantic",
     "server/rounds/waiting.py": "datetime",  # writes the instants that it is handed

@@ -16,8 +16,9 @@ from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.folding.reducer import Reducer
 from atoll.server.journal.codec import StoredUpdateMeta, encode_meta
-from atoll.server.rounds.events import Aggregate, Contribution, SessionSum
+from atoll.server.rounds.events import Aggregate, Contribution
 from atoll.server.rounds.secure_rules import SecureRules
+from atoll.server.rounds.session_events import SessionSum
 from atoll.tensors import safetensors_file
 from atoll.tensors.layout import Piece, pieces_in_order
 from atoll.tensors.masked.encode import encode_update

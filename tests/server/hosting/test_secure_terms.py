@@ -17,7 +17,7 @@ from atoll.server.config.run import RunConfig
 from atoll.server.config.run_changes import with_frozen
 from atoll.server.hosting.messages import RunTerms
 from atoll.server.hosting.secure_terms import SumBase, terms_of
-from atoll.server.rounds.events import SumPlace
+from atoll.server.rounds.session_events import SumPlace
 from atoll.tensors.layout import Tensor
 
 NINE = ("round.cohort_size=9", "secure.clip_norm=2.5", "secure.examples_max=100")

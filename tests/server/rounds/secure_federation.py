@@ -13,14 +13,19 @@ from atoll.protocol.vocabulary import FailureReason, Fate, LossReason, RoundId, 
 from atoll.server.journal.codec import decode_event, encode_event
 from atoll.server.opening.streams import NotOpened, open_sum
 from atoll.server.rounds import events as ev
+from atoll.server.rounds import session_events as of_sessions
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.secure_rules import SecureRules
 from atoll.tensors.secure.keystream import add_stream
-from tests.server.sessions.small_federation import SIZE, sites_of, terms_of
+from tests.server.sessions.small_federation import SIZE, masked_in_parts, sites_of, terms_of
 
-KIND = {SealedShares: ev.SharesCame, Agreement: ev.SurvivorsSigned, Reveal: ev.SharesRevealed}
+KIND = {
+    SealedShares: of_sessions.SharesCame,
+    Agreement: of_sessions.SurvivorsSigned,
+    Reveal: of_sessions.SharesRevealed,
+}
 
 
 @dataclass
@@ -41,9 +46,10 @@ class SecureRun:
         count: sites.
         draw: decides the order of everything.
         faults: probability of a fault at each step.
+        meshes: share of the sites whose updates are masked in parts, each by a rank.
     """
 
-    def __init__(self, count, draw: random.Random, *, faults=0.0, rounds=2, quorum=1, **secure):
+    def __init__(self, count, draw: random.Random, *, faults=0.0, rounds=2, quorum=1, meshes=0.0, **secure):
         policy = StragglerPolicy(cohort_size=count, quorum=quorum, deadline=100.0, linger=5.0)
         self.rules = RunRules(policy, rounds, secure=SecureRules(**{"clip_norm": 1.0, **secure}))
         self.sites = {site.name: site for site in sites_of(count)}
@@ -53,6 +59,11 @@ class SecureRun:
         self.queue, self.connected, self.number = [], set(), 0
         self.accepted: dict[str, np.ndarray] = {}  # masked updates that are durable at the coordinator
         self.opened, self.committed, self.pads = [], [], {}
+        self.cuts = {
+            name: sorted(draw.sample(range(1, SIZE), draw.randint(1, 4))) if draw.random() < meshes else []
+            for name in self.sites
+        }
+        self.num_crashes = self.num_attempts = 0
         self.reasons = []
         self.refused = []  # reasons for which masked updates were refused
 
@@ -72,9 +83,9 @@ class SecureRun:
             case ev.DrawCohort(round_id, count, candidates):
                 chosen = tuple(c.client_id for c in candidates[:count])
                 self.queue.append(lambda: self.post(ev.CohortDrawn(round_id, chosen)))
-            case ev.Invite() | ev.TellMember() | ev.Release():
+            case ev.Invite() | of_sessions.TellMember() | ev.Release():
                 self.send(effect)
-            case ev.OpenSum(round_id, summed):
+            case of_sessions.OpenSum(round_id, summed):
                 self.queue.append(lambda: self.open(round_id, summed))
             case ev.Aggregate():
                 self.queue.append(lambda: self.aggregate(effect))
@@ -109,9 +120,9 @@ class SecureRun:
         try:
             _, wrong = self.streams_of(summed)
         except NotOpened as error:
-            self.post(ev.OpeningFailed(round_id, summed.session, summed.attempt, str(error)))
+            self.post(of_sessions.OpeningFailed(round_id, summed.session, summed.attempt, str(error)))
             return
-        self.post(ev.SumOpened(round_id, summed.session, summed.attempt, tuple(wrong)))
+        self.post(of_sessions.SumOpened(round_id, summed.session, summed.attempt, tuple(wrong)))
 
     def aggregate(self, effect):
         """Open each sum, and check that it is exact."""
@@ -133,6 +144,7 @@ class SecureRun:
 
     def crash(self):
         """Restart the coordinator: the journal is all that is left."""
+        self.num_crashes += 1
         machine = RunMachine(self.rules)
         for at, kind, body in self.journal:
             machine.receive(decode_event(kind, body, where=""), at)
@@ -168,7 +180,7 @@ class SecureRun:
         match effect:
             case ev.Invite(sum=place):
                 self.invited(name, number, effect.base_version, place)
-            case ev.TellMember(session=session, attempt=attempt, members=members, question=question):
+            case of_sessions.TellMember(session=session, attempt=attempt, members=members, question=question):
                 work = self.work.get((name, number))
                 member = work.members.get((session, attempt)) if work is not None else None
                 if member is None:
@@ -192,8 +204,12 @@ class SecureRun:
             return
         if (member := work.members.get(key)) is None:
             model = hashlib.sha256(f"model {base}".encode()).hexdigest()
-            terms = terms_of(round=number, attempt=place.attempt, session=place.session, base=base, model=model)
+            terms = terms_of(
+                **{"round": number, "attempt": place.attempt, "session": place.session, "base": base, "model": model},
+                threshold=self.rules.secure.threshold,
+            )
             member = work.members[key] = site.member(terms)
+            self.num_attempts += place.attempt > 1
         self.effects(name, number, *key, member.start())
 
     def effects(self, name, number, session, attempt, effects):
@@ -205,9 +221,8 @@ class SecureRun:
                 case Send(message):
                     self.say(name, number, session, attempt, message)
                 case Mask(streams):
-                    masked = work.encoded.copy()
+                    masked = masked_in_parts(work.encoded, streams, self.cuts[name])
                     for stream in streams:
-                        add_stream(masked, stream.key, stream.sign)
                         pad = (stream.key, name)
                         assert self.pads.setdefault(pad, (number, session, attempt)) == (number, session, attempt)
                     digest = hashlib.sha256(masked.tobytes()).hexdigest()
@@ -220,8 +235,10 @@ class SecureRun:
             return
         of = wire.SessionName("digits-1", number, attempt, session)
         content = wire.encoded(wire.answer_message(of, message)).hex()
-        kind = ev.KeysCame if isinstance(message, MemberKeys) else KIND[type(message)]
-        self.queue.append(lambda: self.heard(name, kind(name, RoundId(number), session, attempt, content)))
+        kind = of_sessions.KeysCame if isinstance(message, MemberKeys) else KIND[type(message)]
+        event = kind(name, RoundId(number), session, attempt, content)
+        for _ in range(1 + (self.draw.random() < self.faults)):
+            self.queue.append(lambda: self.heard(name, event))
 
     def heard(self, name, event):
         round_ = self.machine.round
@@ -232,8 +249,9 @@ class SecureRun:
     def gone(self, name, number, session, attempt, gone):
         reason, _, detail = gone.reason.partition(": ")
         known = FailureReason(reason) if reason in set(FailureReason) else FailureReason.SESSION_REFUSED
+        detail = detail if reason == known else gone.reason
         self.reasons.append(gone.reason)
-        event = ev.SessionLeft(name, RoundId(number), session, attempt, known, detail)
+        event = of_sessions.SessionLeft(name, RoundId(number), session, attempt, known, detail, gone.refused)
         self.queue.append(lambda: self.heard(name, event))
 
     def upload(self, name, number):

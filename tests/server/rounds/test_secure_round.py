@@ -4,9 +4,12 @@ import random
 
 import pytest
 
-from atoll.protocol.secure.messages import Gone
+from atoll.protocol.secure.messages import Gone, Survivors
 from atoll.protocol.vocabulary import AbandonReason, CloseReason, Fate, RejectReason, RoundId, RunState
+from atoll.server.rounds.session_events import TellMember
+from atoll.server.views.sentences import sentences
 from tests.server.rounds.secure_federation import SecureRun, fates, is_reported
+from tests.server.rounds.secure_schedules import BadSchedule, judged_all
 
 
 def test_two_rounds_open_the_sums_of_all_members():
@@ -41,14 +44,16 @@ def test_fewer_than_three_clients_open_nothing():
     assert Fate.JOINED not in fates(last).values()
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_a_schedule_of_faults_opens_exact_sums_or_ends(seed):
-    draw = random.Random(seed)
-    count, faults = draw.randint(3, 9), draw.choice([0.01, 0.03, 0.1])
-    sessions = draw.choice([1, 1, 2]) if count >= 6 else 1
-    run = SecureRun(count, draw, faults=faults, sessions=sessions, attempts=draw.randint(1, 3))
-    run.run()
-    assert all(len(members) >= 3 for _, _, members in run.opened)
+SEEDS = [range(first, first + 50) for first in range(0, 1000, 50)]
+
+
+@pytest.mark.parametrize("seeds", SEEDS, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+def test_a_schedule_of_faults_opens_exact_sums_or_ends(seeds):
+    """A thousand, over 3 to 12 sites; `make soak` has ten thousand."""
+    seen = judged_all(seeds)
+    assert seen["sums"] > seen["crash"] / 10
+    assert seen[RunState.FINISHED]
+    assert seen["mesh"]
 
 
 def test_a_client_that_was_restarted_before_its_keys_came_is_not_waited_for():
@@ -73,9 +78,127 @@ def test_a_client_that_was_restarted_before_its_keys_came_is_not_waited_for():
 
 
 def test_a_masked_update_that_comes_after_the_survivors_were_told_is_refused():
-    refused = []
-    for seed in range(40):
-        run = SecureRun(5, random.Random(seed), faults=0.05, rounds=2)
-        run.run()
-        refused += run.refused
-    assert {*refused} == {RejectReason.NOT_IN_SESSION}
+    run = SecureRun(5, random.Random(1), rounds=1)
+    (late, *others), upload = run.sites, run.upload
+    run.upload = lambda name, number: None if name == late else upload(name, number)
+    told = run.send
+
+    def send(effect):
+        told(effect)
+        if isinstance(effect, TellMember) and isinstance(effect.question, Survivors):
+            run.queue.append(lambda: upload(late, 1))
+
+    run.send = send
+    assert run.run()
+    assert {*run.refused} == {RejectReason.NOT_IN_SESSION}
+    assert run.opened == [(1, 0, tuple(others))]
+
+
+def test_the_seeds_have_every_fault_and_every_end():
+    seen = judged_all(range(60))
+    assert {RunState.FINISHED, RunState.FAILED, "crash", "session_lost", "attempts", "sums", "mesh"} <= seen.keys()
+
+
+def test_a_wrong_sum_is_found_with_the_seed_that_repeats_it(monkeypatch):
+    streams_of = SecureRun.streams_of
+    monkeypatch.setattr(SecureRun, "streams_of", lambda self, summed: (streams_of(self, summed)[0][1:], []))
+    with pytest.raises(BadSchedule, match=r"seed=\d+: AssertionError"):
+        judged_all(range(10))
+
+
+def unpinned(run, name, by):
+    """Let some sites not know the key of another one."""
+    for site in by:
+        del run.sites[site].pinned[name]
+
+
+@pytest.mark.parametrize("count", [4, 5, 7])
+def test_a_member_that_the_others_do_not_trust_loses_its_place_and_the_round_opens(count):
+    run = SecureRun(count, random.Random(count), rounds=1)
+    *others, stranger = run.sites
+    unpinned(run, stranger, others)
+    assert run.run()
+    assert run.opened == [(1, 0, tuple(others))]
+    record = run.machine.ledger.past[RoundId(1)]
+    assert {name for name, fate in fates(record).items() if fate is Fate.REPORTED} == {*others}
+    row, of = record.clients[stranger], record.sums[0]
+    assert (row.fate, row.reason) == (Fate.FAILED, "session_refused")
+    assert f"the key of {stranger} is not pinned" in row.detail
+    assert (of.attempt, of.left_out, {each.by for each in of.refusals}) == (2, [stranger], {*others})
+    said = next(line for line in sentences(record) if line.startswith(f"{stranger} was left out"))
+    assert f"`atoll site trust {stranger} FINGERPRINT` at {', '.join(others[:-1])} and {others[-1]}" in said
+    assert run.machine.ledger.membership.failures(stranger) == 1
+    assert {run.machine.ledger.membership.failures(name) for name in others} == {0}
+
+
+def test_one_member_that_refuses_another_costs_itself_its_place_where_the_others_are_enough():
+    run = SecureRun(5, random.Random(5), rounds=1)
+    first, *others = run.sites
+    unpinned(run, others[0], [first])
+    assert run.run()
+    assert run.opened == [(1, 0, tuple(others))]
+    record = run.machine.ledger.past[RoundId(1)]
+    assert (record.sums[0].attempt, record.sums[0].left_out) == (1, [])
+    assert record.clients[first].fate is Fate.FAILED
+    assert run.machine.ledger.membership.failures(first) == 1
+
+
+def test_a_liar_that_refuses_all_others_is_the_one_that_is_left_out():
+    run = SecureRun(5, random.Random(6), rounds=1)
+    liar, lost, *honest = run.sites
+    unpinned(run, lost, honest[:1])
+    for name in (lost, *honest):
+        unpinned(run, name, [liar])
+    assert run.run()
+    assert run.opened == [(1, 0, tuple(honest))]  # the refused one of two is left out, too
+    assert run.machine.ledger.past[RoundId(1)].sums[0].left_out == [liar, lost]
+
+
+def test_of_two_first_the_refused_one_is_left_out_then_the_one_that_refuses():  # dishonest move 53
+    run = SecureRun(5, random.Random(7), rounds=1)
+    liar, lost, *honest = run.sites
+    asked = run.at_site
+
+    def at_site(effect):
+        attempt = getattr(effect, "attempt", 0)
+        if isinstance(effect, TellMember) and (effect.client_id, attempt) == (lost, 1):
+            run.gone(lost, 1, 0, 1, Gone("session_lost: it was restarted"))
+        elif isinstance(effect, TellMember) and effect.client_id == liar:
+            named = {1: honest[0], 2: honest[1]}[attempt]
+            run.gone(liar, 1, 0, attempt, Gone("session_refused: a lie", (named,)))
+        else:
+            asked(effect)
+
+    run.at_site = at_site
+    assert run.run()
+    of = run.machine.ledger.past[RoundId(1)].sums[0]
+    assert [(each.by, each.of) for each in of.refusals] == [(liar, honest[:1]), (liar, honest[1:2])]
+    assert (of.attempt, of.left_out) == (3, [liar])
+    assert run.opened == [(1, 0, tuple(honest))]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whoever_refuses_whom_sums_are_exact_and_their_members_trust_each_other(seed):
+    draw = random.Random(seed)
+    count, faults = draw.randint(3, 9), draw.choice([0.0, 0.01, 0.05])
+    run = SecureRun(count, draw, faults=faults, attempts=draw.randint(1, 4))
+    names = [*run.sites]
+    lacking = {(draw.choice(names), draw.choice(names)) for _ in range(draw.randint(1, count))}
+    for by, of in lacking:
+        run.sites[by].pinned.pop(of, None)
+    run.run()
+    for _, _, members in run.opened:
+        assert not [pair for pair in lacking if {*pair} <= {*members} and pair[0] != pair[1]]
+
+
+def test_keys_that_no_roster_could_have_twice_cost_their_sender_its_place():
+    run = SecureRun(5, random.Random(8), rounds=1)
+    *others, copier = run.sites
+    run.sites[copier].key = run.sites[others[0]].key  # one site under two names
+    assert run.run()
+    (_, _, members), *_ = run.opened
+    assert len(members) == 4
+    row = run.machine.ledger.past[RoundId(1)]
+    left = [each.detail for each in row.clients.values() if each.fate is Fate.FAILED]
+    assert len(left) == 1
+    assert "one site would count twice" in left[0]
