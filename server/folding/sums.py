@@ -9,8 +9,9 @@ from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.files.versions import VersionFile
 from atoll.server.folding.plan import FoldPlan, Known, Planned, PlannedSession, PlannedSums
 from atoll.server.opening.streams import Taken, open_sum
-from atoll.server.rounds.events import Aggregate, SessionSum, Sums
+from atoll.server.rounds.events import Aggregate, Sums
 from atoll.server.rounds.secure_rules import SecureRules
+from atoll.server.rounds.session_events import SessionSum
 from atoll.tensors.layout import Layout, Piece
 from atoll.tensors.secure.masked_layout import floats_of, masked_layout
 from atoll.tensors.updates.reader import StoredUpdate

@@ -55,6 +55,7 @@ from atoll.simulations.federation.training_engine import check_evaluations, engi
 from atoll.simulations.federation.trainings import Trainings
 from atoll.simulations.federation.updates import Updates
 from atoll.simulations.federation.work import ClientWork
+from atoll.simulations.secure.cryptography import faults_of_names
 from atoll.simulations.secure.sums import SimulatedSums
 from atoll.task.array_task import ArrayTask
 from atoll.task.arrays import Arrays
@@ -210,7 +211,7 @@ class Federation:
             setting.config, folder, is_real=setting.simulation.secure == "real", may_forge=self._forges
         )
         layout = self.versions.version(Version(0)).manifest.layout
-        if faults := [*faults_of_layout(layout), *sums.cryptography.faults_of_names(setting.num_examples)]:
+        if faults := [*faults_of_layout(layout), *faults_of_names(setting.num_examples)]:
             raise ConfigError(faults)
         if saved is not None:
             sums.cryptography.restore(saved.signed, f"{setting.config.name}-1", str(ledger.model_digest))

@@ -5,7 +5,8 @@ from typing import Protocol
 from atoll.client.session import events as client
 from atoll.protocol.vocabulary import ClientId, Digest, Version
 from atoll.server.folding.sums import SumsFolded
-from atoll.server.rounds.events import Abandon, Aggregate, CloseEvaluation, Commit, TellMember, Update
+from atoll.server.rounds.events import Abandon, Aggregate, CloseEvaluation, Commit, Update
+from atoll.server.rounds.session_events import TellMember
 from atoll.simulations.devices.fleet import Device
 from atoll.simulations.federation.trainings import Training
 from atoll.simulations.secure.sums import SimulatedSums

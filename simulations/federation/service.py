@@ -33,18 +33,17 @@ from atoll.server.rounds.events import (
     MetricsComputed,
     ModelEvaluated,
     OpenNextRound,
-    OpenSum,
     PauseRun,
     Reject,
     Release,
     RoundDue,
     SamplerFailed,
     StopRequested,
-    TellMember,
     Update,
 )
 from atoll.server.rounds.relevance import is_asked, is_failure_news, is_first_upload
 from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.session_events import OpenSum, TellMember
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, SamplerError, draw
 from atoll.simulations.federation.coordinator import Coordinator

@@ -49,7 +49,8 @@ from atoll.protocol.secure.wire import SessionName
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX
 from atoll.server.config.run import RunConfig
-from atoll.server.rounds.events import TellMember, Update
+from atoll.server.rounds.events import Update
+from atoll.server.rounds.session_events import TellMember
 from atoll.simulations.devices.fleet import Device, Fleet
 from atoll.simulations.federation.coordinator import Coordinator
 from atoll.simulations.federation.host import Work

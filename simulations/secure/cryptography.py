@@ -25,7 +25,7 @@ from atoll.protocol.secure.transcript import session_id
 from atoll.protocol.vocabulary import ClientId, Digest
 from atoll.server.hosting.secure_sums import opening_of
 from atoll.server.opening.streams import Taken
-from atoll.server.rounds.events import OpeningFailed, OpenSum, SessionSum, SumOpened
+from atoll.server.rounds.session_events import OpeningFailed, OpenSum, SessionSum, SumOpened
 from atoll.simulations.secure.unmasked_member import UnmaskedMember
 
 POLICY = SecurePolicy()
@@ -91,10 +91,6 @@ class Cryptography(ABC):
     @abstractmethod
     def opening_of(self, effect: OpenSum) -> SumOpened | OpeningFailed:
         """Check what members have revealed, and return the outcome."""
-
-    def faults_of_names(self, names: Iterable[ClientId]) -> list[str]:
-        """List the fault of names that a certificate cannot have."""
-        return []
 
 
 class NoMasks(Cryptography):
@@ -168,10 +164,10 @@ class RealMasks(Cryptography):
         """Open a sum by what its members have revealed."""
         return opening_of(effect)
 
-    def faults_of_names(self, names: Iterable[ClientId]) -> list[str]:
-        """List the fault of names that a certificate cannot have."""
-        if not (wrong := [name for name in names if not is_name(name)]):
-            return []
-        some = ", ".join(f"{name!r:.80}" for name in wrong[:5])
-        out = f'{NAME_ALLOWED}, or simulation.secure = "fast"'
-        return [f'simulation.secure: got "real", and the names {some} are none of certificates: allowed are {out}']
+
+def faults_of_names(names: Iterable[ClientId]) -> list[str]:
+    """List the fault of clients with names that a message of a session refuses, as a certificate does."""
+    if not (wrong := [name for name in names if not is_name(name)]):
+        return []
+    some = ", ".join(f"{name!r:.80}" for name in wrong[:5])
+    return [f"secure: got the clients {some}, whose names a session refuses, as certificates do: {NAME_ALLOWED}"]

@@ -11,9 +11,9 @@ from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.files.versions import Versions
 from atoll.server.hosting.secure_sums import SecureSums
-from atoll.server.rounds.events import SumPlace
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.secure_round import SecureRound
+from atoll.server.rounds.session_events import SumPlace
 from atoll.simulations.secure.cryptography import Cryptography, NoMasks, RealMasks
 from atoll.simulations.secure.encoded_updates import EncodedUpdates
 from atoll.task.arrays import Arrays

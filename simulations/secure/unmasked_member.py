@@ -1,7 +1,7 @@
 """A member of a simulated session without masks: the checks of sizes, stages and promises, and no secret.
 
-Its messages have the form of a member's, and zeros in place of keys, boxes and shares, so that the coordinator's
-machine is the deployed one. Its signature of the survivors is real, as that machine checks it. It protects nothing.
+Its messages have the form of a member's, with digests or zeros in place of keys, boxes and shares, so that the
+coordinator's machine is the deployed one. Its signature of the survivors is real, as that machine checks it.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,9 @@ from atoll.protocol.secure.messages import (
     SiteIdentity,
 )
 from atoll.protocol.secure.terms import Terms
+from atoll.protocol.secure.transcript import digest
 
-_KEY, _BOX, _SIGNATURE = bytes(32), bytes(BOX_BYTES), bytes(64)
+_BOX, _SIGNATURE = bytes(BOX_BYTES), bytes(64)
 
 
 class UnmaskedMember(Member):
@@ -56,7 +57,8 @@ class UnmaskedMember(Member):
         self._id_of = session_id
 
     def _signed_keys(self, made: object, chain: Chain) -> MemberKeys:
-        keys = {"mask_key": _KEY, "box_key": _KEY, "commitment": _KEY}
+        # no two members of a roster may have one key
+        keys = {kind: digest(kind, self.name.encode()) for kind in ("mask_key", "box_key", "commitment")}
         return MemberKeys(self.name, self.terms.digest, chain=chain, site=self._site, signature=_SIGNATURE, **keys)
 
     def _on_roster(self, roster: Roster) -> list[Effect]:
