@@ -385,7 +385,7 @@ class Agent:
             return None
         if not (decision := self._gate.ask(request)).is_allowed:
             return self._forbidden(request, decision)
-        if isinstance(request, Invitation) and (fault := self._sums.fault(request)):
+        if isinstance(request, Invitation) and (fault := self._sums.objection(request)):
             return Forbidden(request, FailureReason.SESSION_REFUSED, fault)
         return None
 

@@ -434,14 +434,16 @@ class SecureReveal(_message.Message):
     def __init__(self, of: _Optional[_Union[SecureSession, _Mapping]] = ..., shares: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class SecureGone(_message.Message):
-    __slots__ = ("of", "reason", "detail")
+    __slots__ = ("of", "reason", "detail", "refused")
     OF_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     of: SecureSession
     reason: str
     detail: str
-    def __init__(self, of: _Optional[_Union[SecureSession, _Mapping]] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    refused: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, of: _Optional[_Union[SecureSession, _Mapping]] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., refused: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("run_id", "round_id", "reason", "submit")

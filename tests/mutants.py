@@ -31,6 +31,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.mutant import Mutant
+from tests.mutants_of_sums import OF_SUMS
+
 ROOT = Path(__file__).parents[1]
 GENERATED = ROOT / "tests" / "generated_mutants.json"
 REPORT = ROOT / "docs" / "mutants.md"
@@ -52,18 +55,6 @@ PURE_TESTS = (
     "tests/client/session/test_session.py",
     "tests/client/session/test_rollback_rules.py",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One bug: `old` occurs exactly once in `file` and becomes `new`."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    what: str  # the mistake, in words
-    tests: tuple[str, ...] = ()  # those that must catch it, of a file that no history runs; empty: histories, then PURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -986,6 +977,7 @@ PLANTED = (
         "    return order[-most:], order[:-most]",
         "a client's newest partial upload is deleted instead of its oldest",
     ),
+    *OF_SUMS,
 )
 
 
@@ -1067,7 +1059,7 @@ def _failed_test(tree: Path, tests: Iterable[str]) -> tuple[str, str]:
     result = run_in(tree, pytest, timeout=300)
     if result.returncode == 0:
         return "", ""
-    failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))]
     return failed[0].split(" - ")[0].partition(" ")[2] if failed else "pytest", result.stdout
 
 

@@ -7,13 +7,15 @@
     Opening   -> Reveal, and all secrets are dropped
 
 A failed check ends the session at this site with a reason, never with a warning. A repeated question gets the same
-bytes; another question of the same kind, or one out of turn, ends the session. The secrets exist in memory only and
-come from the operating system: a member that was killed says that it is gone, and its masked update may still count.
+bytes, and boxes after the reveal nothing; another question of the same kind, or one out of turn, ends the session. The
+secrets exist in memory only and come from the operating system: a member that was killed says that it is gone, and its
+masked update may still count.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum, auto
+from functools import partial
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -110,7 +112,11 @@ class Stage(IntEnum):
 
 
 class _Refused(Exception):
-    """A failed check: the reason for which this member leaves."""
+    """A failed check: the reason for which this member leaves, and the names of the members that it refuses."""
+
+    def __init__(self, reason: str, names: tuple[str, ...] = ()) -> None:
+        super().__init__(reason)
+        self.names = names
 
 
 class Member:
@@ -144,7 +150,7 @@ class Member:
         self._promises, self._peers = promises, peers
         self._members: tuple[MemberKeys, ...] = ()
         self._keys: MemberKeys | None = None
-        self._why = ""  # why this member has left
+        self._gone = Gone("")  # why this member has left
         self._answers: dict[type[Question], tuple[Question, tuple[Effect, ...]]] = {}
         self._secrets: _Secrets | None = None
 
@@ -158,7 +164,7 @@ class Member:
     def start(self) -> list[Effect]:
         """Join: return the promise, and the member's signed keys; a repeated start returns the same message alone."""
         if self.stage is Stage.ENDED:
-            return [Send(Gone(self._why))]
+            return [Send(self._gone)]
         if self._keys is not None:
             return [Send(self._keys)]
         if fault := self._promises.fault(self.terms):
@@ -186,7 +192,7 @@ class Member:
         try:
             effects = check(question)  # type: ignore[operator]
         except _Refused as refusal:
-            return self._leave(str(refusal))
+            return self._leave(str(refusal), refusal.names)
         self.stage = Stage(self.stage + 1)
         self._answers[type(question)] = question, tuple(effects)
         return list(effects)
@@ -206,8 +212,7 @@ class Member:
         for kind in ("mask_key", "box_key"):
             keys = {getattr(member, kind) for member in members}
             _check(len(keys) == len(members), f"two members of the roster have one {kind.replace('_', ' ')}")
-        for member in members:
-            self._check_member(member)
+        self._check_each((member, partial(self._check_member, member)) for member in members)
         for member in members:
             self._peers.remember(member.site.key, member.chain)
         self._members, self._threshold = members, roster.threshold
@@ -230,6 +235,19 @@ class Member:
             f"threshold {threshold} of {count_of(members, 'member')}; this site demands more than half of members and "
             f"{rules.colluders_max} colluders, and no more than there are",
         )
+
+    def _check_each(self, checks: Iterable[tuple[MemberKeys, Callable[[], None]]]) -> None:
+        """Check each member, and refuse all that fail by their names: an attempt without them may follow."""
+        faults: dict[str, str] = {}
+        for member, check in checks:
+            try:
+                check()
+            except _Refused as refusal:
+                faults[member.name] = str(refusal)
+        if faults:
+            first, *others = faults
+            more = f" ({', '.join(others)} refused, too)" if others else ""
+            raise _Refused(f"{faults[first]}{more}", tuple(faults))
 
     def _check_member(self, member: MemberKeys) -> None:
         _check(member.terms == self.terms.digest, f"{member.name} has other terms")
@@ -257,9 +275,9 @@ class Member:
         keys = split(made.mask.private_bytes_raw(), self._threshold, len(members))
         made.shares[place] = Shares(seeds[place], keys[place])
         boxes = {}
-        for other, member in enumerate(members):
-            if other == place:
-                continue
+
+        def share_with(other: Position) -> None:
+            member = members[other]
             masked, boxed = _exchanged(made.mask, member.mask_key), _exchanged(made.box, member.box_key)
             _check(masked is not None and boxed is not None, f"a key of {member.name} is none")
             assert masked is not None
@@ -268,6 +286,9 @@ class Member:
             made.boxes[other] = box_key(boxed, session, other, place)
             to_other = box_key(boxed, session, place, other)
             boxes[other] = seal(to_other, Shares(seeds[other], keys[other]), session, place, other)
+
+        others = (other for other in range(len(members)) if other != place)
+        self._check_each((members[other], partial(share_with, other)) for other in others)
         return boxes
 
     def _on_boxes(self, boxes: Boxes) -> list[Effect]:
@@ -275,11 +296,16 @@ class Member:
         _check(self._place not in boxes.boxes, "a box from this site itself")
         masking = frozenset({*boxes.boxes, self._place})
         self._check_set(masking, range(len(self._members)), "send shares")
-        for sender, box in boxes.boxes.items():
+
+        def unseal_of(sender: Position, box: bytes) -> None:
             try:
                 made.shares[sender] = unseal(made.boxes[sender], box, self._session, sender, self._place)
             except BadBox as fault:
                 raise _Refused(f"the box of {self._members[sender].name}: {fault}") from None
+
+        self._check_each(
+            (self._members[sender], partial(unseal_of, sender, box)) for sender, box in boxes.boxes.items()
+        )
         self._masking = masking
         pairs = [Stream(made.masks[other], 1 if other > self._place else -1) for other in sorted(boxes.boxes)]
         return [Mask((Stream(self_key(made.seed, self._session), 1), *pairs))]
@@ -309,6 +335,7 @@ class Member:
             held[place].seed if place in self._survivors else held[place].key for place in sorted(self._masking)
         )
         self._secrets = None
+        self._answers[Boxes] = self._answers[Boxes][0], ()  # the survivors are known: nothing is masked again
         return [Send(Reveal(shares))]
 
     def _check_set(
@@ -335,12 +362,12 @@ class Member:
         signature = self._key.sign(unsigned.statement())
         return MemberKeys(self.name, self.terms.digest, chain=chain, site=self._site, signature=signature, **fields)
 
-    def _leave(self, reason: str) -> list[Effect]:
+    def _leave(self, reason: str, refused: tuple[str, ...] = ()) -> list[Effect]:
         if self.stage is Stage.ENDED:
             return []
-        self.stage, self._secrets, self._why = Stage.ENDED, None, reason
+        self.stage, self._secrets, self._gone = Stage.ENDED, None, Gone(reason, refused)
         self._answers.clear()
-        return [Send(Gone(reason))]
+        return [Send(self._gone)]
 
 
 class _Secrets:

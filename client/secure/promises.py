@@ -114,9 +114,9 @@ class Promises:
         signed = self._bases.get((terms.model, terms.purpose), 0)
         if signed >= self.base_repeats_max:
             return (
-                f"this site has signed {count_of(signed, 'sum')} from version {terms.base}, in this run or in others "
-                f"that began from the same model; base_repeats_max = {self.base_repeats_max}: a run from another seed "
-                "or start, or a higher value in the site's policy"
+                f"this site has signed {count_of(signed, 'sum')} from version {terms.base}'s model, over all runs; "
+                f"base_repeats_max = {self.base_repeats_max}: start the run from another seed or model.start, or raise "
+                "it in this site's policy"
             )
         return ""
 

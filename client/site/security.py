@@ -201,7 +201,8 @@ class SiteSecurity:
             return
         if pinned is None:
             raise NotTrusted(
-                f"{name} is not pinned here; its site key is {shown(digits)}: ask its operator, then `atoll site trust`"
+                f"{name} is not pinned here; its site key is {shown(digits)}: ask its operator, then `atoll site trust "
+                f"{name} FINGERPRINT`"
             )
         if pinned != digits:
             raise NotTrusted(

@@ -82,14 +82,17 @@ class SecureSums:
         """Whether this agent can join sessions."""
         return self._security is not None and self._security.joins
 
-    def fault(self, invitation: Invitation) -> str:
-        """Return why this site does not train for the sum of an invitation; empty: it does, or has trained already."""
+    def objection(self, invitation: Invitation) -> str:
+        """Return why this site does not train for an invitation's sum, and log it; empty: it does, or has trained."""
         terms = invitation.secure
         if terms is None or invitation.key in self._encoded.entries():
             return ""
         if self._security is None:
             return "this agent has no certificate (--insecure), so it joins no secure sum: enrol it with a join code"
-        return fault_of_terms(invitation, terms) or self._security.fault(terms, invitation.run_id)
+        fault = fault_of_terms(invitation, terms) or self._security.fault(terms, invitation.run_id)
+        if fault:
+            self._note(terms, fault, LEFT)
+        return fault
 
     # ------------------------------------------------------------ in
 

@@ -138,9 +138,15 @@ class Reveal:
 
 @value
 class Gone:
-    """The end of a session for this member."""
+    """The end of a session for this member.
+
+    Attributes:
+        reason: for people.
+        refused: names of other members whose keys or boxes it refuses; without them it joins another attempt.
+    """
 
     reason: str
+    refused: tuple[str, ...] = ()
 
 
 Question = Roster | Boxes | Survivors | Opening

@@ -1,9 +1,10 @@
 """The messages of a session on the control stream: from their values and back, with the checks of their form."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from atoll.ground.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.identity.names import NAME_ALLOWED, is_name
 from atoll.protocol.secure.messages import (
     BOX_BYTES,
     Agreement,
@@ -32,7 +33,8 @@ DIGEST_BYTES = KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 CERTIFICATE_BYTES_MAX = 16 * 1024
 CERTIFICATION_BYTES_MAX = 128
-NAME_MAX = 200
+COUNT_MAX = 2**53
+"""Largest number of sessions of a site: every peer writes it into its database."""
 DETAIL_MAX = 2000
 
 _ANSWERS = ("secure_keys", "secure_shares", "secure_agree", "secure_reveal", "secure_gone")
@@ -85,11 +87,12 @@ def answer_message(of: SessionName, content: MemberKeys | Answer | Gone) -> pb.C
         case Reveal(shares):
             encoded = [share.to_bytes(SHARE_BYTES) for share in shares]
             return pb.ClientMessage(secure_reveal=pb.SecureReveal(of=name, shares=encoded))
-        case Gone(reason):
+        case Gone(reason, refused):
             code, _, detail = reason.partition(": ")
             if code not in _GONE:
                 code, detail = FailureReason.SESSION_REFUSED, reason
-            return pb.ClientMessage(secure_gone=pb.SecureGone(of=name, reason=code, detail=detail[:DETAIL_MAX]))
+            gone = pb.SecureGone(of=name, reason=code, detail=detail[:DETAIL_MAX], refused=refused)
+            return pb.ClientMessage(secure_gone=gone)
 
 
 def answer_of(message: pb.ClientMessage) -> MemberKeys | Answer | Gone:
@@ -109,8 +112,8 @@ def answer_of(message: pb.ClientMessage) -> MemberKeys | Answer | Gone:
             return Reveal(_read_shares(message.secure_reveal.shares))
         case "secure_gone":
             gone = message.secure_gone
-            known = gone.reason in _GONE
-            return Gone(f"{gone.reason if known else FailureReason.SESSION_REFUSED}: {gone.detail[:DETAIL_MAX]}")
+            reason = gone.reason if gone.reason in _GONE else FailureReason.SESSION_REFUSED
+            return Gone(f"{reason}: {gone.detail[:DETAIL_MAX]}", _read_refused(gone.refused))
     raise BadForm("it is no message of a session")
 
 
@@ -194,8 +197,10 @@ def _keys(keys: MemberKeys) -> pb.MemberKeys:
 
 
 def _read_keys(keys: pb.MemberKeys) -> MemberKeys:
-    if not 0 < len(keys.name) <= NAME_MAX:
-        raise BadForm(f"name: {count_of(len(keys.name), 'character')}; allowed: 1 to {NAME_MAX}")
+    if not is_name(keys.name):
+        raise BadForm(f"name: {keys.name[:80]!a}; allowed: {NAME_ALLOWED}")
+    if keys.chain_count > COUNT_MAX:
+        raise BadForm(f"chain_count: {keys.chain_count}; allowed: at most {COUNT_MAX}")
     for field in ("certificate", "certification"):
         most = CERTIFICATE_BYTES_MAX if field == "certificate" else CERTIFICATION_BYTES_MAX
         if (size := len(getattr(keys, field))) > most:
@@ -210,6 +215,12 @@ def _read_keys(keys: pb.MemberKeys) -> MemberKeys:
         site=SiteIdentity(_sized(keys.site_key, "site_key", KEY_BYTES), keys.certificate, keys.certification),
         signature=_sized(keys.signature, "signature", SIGNATURE_BYTES),
     )
+
+
+def _read_refused(names: Collection[str]) -> tuple[str, ...]:
+    if len(names) > MEMBERS_MAX or not all(map(is_name, names)):
+        raise BadForm(f"refused: {count_of(len(names), 'name')}; allowed: at most {MEMBERS_MAX}, each {NAME_ALLOWED}")
+    return tuple(names)
 
 
 def _boxes(boxes: Mapping[Position, bytes]) -> list[pb.SecureBox]:

@@ -112,7 +112,8 @@ class SecureSums:
             answer = wire.answer_of(message)
             if isinstance(answer, Gone):
                 reason, _, detail = answer.reason.partition(": ")
-                event: OfSession = SessionLeft(*at, FailureReason(reason), printable(detail))
+                refused = tuple(ClientId(name) for name in answer.refused)
+                event: OfSession = SessionLeft(*at, FailureReason(reason), printable(detail), refused)
             elif isinstance(answer, MemberKeys):
                 event = KeysCame(*at, wire.encoded(message).hex())
                 if round_.is_news_of(event):

@@ -1,12 +1,14 @@
 """One of the secure sums of a round or of an evaluation, at its newest attempt. Pure."""
 
 import math
+from collections.abc import Collection
 
 from atoll.protocol.secure.messages import MemberKeys, Position
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.rounds.record import SumRecord
 from atoll.server.rounds.session_events import SessionSum
-from atoll.server.sessions.session import OpenSum, Session
+from atoll.server.sessions.refusals import left_out
+from atoll.server.sessions.session import OpenSum, Session, Stage
 
 
 class OneSum:
@@ -16,6 +18,7 @@ class OneSum:
         self.record = SumRecord(number)
         self.keys: dict[ClientId, MemberKeys] = {}
         self.asked: set[ClientId] = set()  # members whose keys are awaited, from the second attempt on
+        self.aside: set[ClientId] = set()  # in no session now, for refusals; another attempt may be with them
         self.session: Session | None = None
         self.by = math.inf  # the time at which the stage ends
         self.opening: OpenSum | None = None  # issued, and not yet answered
@@ -44,6 +47,16 @@ class OneSum:
             return []
         names = self.names
         return [names[position] for position in sorted(self.session.survivors)]
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether a member that refuses others may be in another attempt: no survivors have been told."""
+        return self.session is not None and self.session.stage in (Stage.SHARING, Stage.MASKING)
+
+    def without(self, members: Collection[ClientId]) -> frozenset[ClientId]:
+        """Return which of these members another attempt leaves out: no two of the others refuse each other."""
+        refusals = ((each.by, name) for each in self.record.refusals for name in each.of)
+        return frozenset(ClientId(name) for name in left_out(refusals, members))
 
     def summed(self) -> SessionSum:
         """Return what opens the sum."""

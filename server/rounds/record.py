@@ -49,6 +49,15 @@ class MemberRecord:
 
 
 @dataclass(slots=True)
+class RefusalRecord:
+    """Refusal of other members by one that has left an attempt, with its reason."""
+
+    by: ClientId
+    of: list[ClientId]
+    detail: str
+
+
+@dataclass(slots=True)
 class SumRecord:
     """Secure sum of a round: its newest attempt, and its result."""
 
@@ -60,6 +69,8 @@ class SumRecord:
     detail: str = ""  # why there is no sum, or why it counts in no version; the end of an earlier attempt
     wrong: list[ClientId] = field(default_factory=list)  # members that have revealed a wrong share
     is_dropped: bool = False  # the sum was opened, and counts in no version
+    refusals: list[RefusalRecord] = field(default_factory=list)  # of all attempts
+    left_out: list[ClientId] = field(default_factory=list)  # for refusals, from the newest attempt
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import random
 
 from atoll.ground.backoff import delay
 from atoll.protocol.vocabulary import AbandonReason, ClientId, RoundId
+from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.policy import StragglerPolicy
 
 COSTS_NO_RETRY = (
@@ -32,6 +33,14 @@ def seconds_to_retry(policy: StragglerPolicy, *, failures: int, seed: int, round
     """
     rng = random.Random(f"retry {seed} {round_id}")
     return delay(failures - 1, policy.retry_wait, policy.retry_wait_max, rng)
+
+
+def let_rest(membership: Membership, policy: StragglerPolicy, seed: int, client_id: ClientId, now: float) -> float:
+    """Count a client's failure, and exclude it from invitations for a while; return its rest [s]."""
+    failures = membership.failures(client_id) + 1
+    rest = seconds_of_rest(policy, failures=failures, seed=seed, client_id=client_id)
+    membership.failed(client_id, now + rest if rest else 0.0)
+    return rest
 
 
 def seconds_of_rest(policy: StragglerPolicy, *, failures: int, seed: int, client_id: ClientId) -> float:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import (
     TERMINAL,
-    TROUBLES,
     AbandonReason,
     Digest,
     FailureReason,
@@ -385,17 +384,13 @@ class RunMachine(Evaluations):
         return round_.aggregated(event, now) if round_ else ()
 
     def _session_event(self, event: SessionEvent, now: float) -> Effects:
-        """Pass an event of secure sums to their round; what a client gave up for is recorded of the client, too."""
+        """Pass an event of secure sums to their round."""
         round_ = self._open(event.round_id)
         if round_ is None or not round_.is_secure:
             return ()
         secure = cast("SecureRound", round_)
-        if isinstance(event, SessionLeft):
-            if not secure.is_news_of(event):
-                return ()
-            self.ledger.membership.noted(event.client_id, event.reason, event.detail, now)
-            if event.reason in TROUBLES:
-                self._let_rest(event.client_id, None, now)
+        if isinstance(event, SessionLeft) and not secure.is_news_of(event):
+            return ()
         return secure.session_event(event, now)
 
     def _aggregation_failed(self, event: AggregationFailed, now: float) -> Effects:

@@ -12,7 +12,7 @@ that ends without a sum costs its members this round, and the others nothing.
 
 import math
 import random
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from atoll.ground.printable import count_of
@@ -20,6 +20,7 @@ from atoll.protocol.secure import wire
 from atoll.protocol.secure.messages import Answer, Gone, MemberKeys, Reveal, Roster
 from atoll.protocol.secure.session_size import MEMBERS_MIN, threshold_of
 from atoll.protocol.vocabulary import (
+    TROUBLES,
     AbandonReason,
     ClientId,
     CloseReason,
@@ -45,7 +46,8 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.one_sum import OneSum
 from atoll.server.rounds.open_round import Effects
-from atoll.server.rounds.record import ClientRecord, MemberRecord
+from atoll.server.rounds.record import ClientRecord, MemberRecord, RefusalRecord
+from atoll.server.rounds.retries import let_rest
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.rounds.session_events import (
@@ -65,6 +67,8 @@ from atoll.server.rounds.session_events import (
 from atoll.server.rounds.update_claims import fault_of, measure, note_accepted, reject
 from atoll.server.sessions.session import Fail, Session, Stage, Tell
 from atoll.server.sessions.session import OpenSum as OpenWith
+
+_REFUSED = FailureReason.SESSION_REFUSED
 
 
 class SecureRound(Round):
@@ -180,6 +184,10 @@ class SecureRound(Round):
             return ()
         keys = _content(event)
         assert isinstance(keys, MemberKeys)
+        if (fault := _repeated(keys, of.keys.values())) is not None:
+            row.sum = MemberRecord(event.session, event.attempt)
+            left = SessionLeft(client_id, event.round_id, event.session, event.attempt, _REFUSED, fault)
+            return self._session_left(left, now)
         of.keys[client_id] = keys
         of.asked.discard(client_id)
         row.sum = MemberRecord(event.session, event.attempt, now)
@@ -260,9 +268,15 @@ class SecureRound(Round):
 
     def _session_left(self, event: SessionLeft, now: float) -> Effects:
         """Continue without a client that has left its session, or whose message was refused."""
-        row = self.record.clients.get(event.client_id)
-        if row is None or self._named(event) is None:
+        row, of = self.record.clients.get(event.client_id), self._named(event)
+        if row is None or of is None:
             return ()
+        if refused := [name for name in event.refused if name in of.keys and name != event.client_id]:
+            of.record.refusals.append(RefusalRecord(event.client_id, refused, event.detail))
+            if row.fate is Fate.JOINED and of.may_refuse:
+                of.aside.add(event.client_id)
+        if event.client_id not in of.aside:
+            self._note_trouble(event.client_id, event.reason, event.detail, now)
         if row.fate is Fate.WAITING:  # it was restarted after its promise, and before its keys came
             if self.phase is Phase.COLLECTING and row.sum is not None:
                 row.sum.left = f"{event.reason}: {event.detail}" if event.detail else event.reason
@@ -277,7 +291,10 @@ class SecureRound(Round):
         of = self._sum_of(client_id)
         if row.sum is not None:
             row.sum.left = f"{reason}: {detail}" if detail else reason
-        if row.fate is Fate.JOINED:
+        is_aside = client_id in of.aside and reason == _REFUSED
+        if not is_aside:
+            of.aside.discard(client_id)
+        if row.fate is Fate.JOINED and not is_aside:
             self._set_fate(client_id, fate, now, reason, detail)
         if of.session is None:
             of.keys.pop(client_id, None)
@@ -304,6 +321,8 @@ class SecureRound(Round):
         """Return whether this masked update can still be in its session's sum."""
         of, row = self._sessions.get(update.client_id), self.record.clients.get(update.client_id)
         if self.phase is not Phase.SECURING or of is None or row is None or row.fate is not Fate.JOINED:
+            return False
+        if row.sum is None or row.sum.left:
             return False
         session, position = self._sums[of].session, self._sums[of].position_of(update.client_id)
         return session is not None and session.stage is Stage.MASKING and position in session.masking
@@ -410,7 +429,9 @@ class SecureRound(Round):
             of.record.stage, of.by = session.stage, now + self._secure.stage_timeout
             if session.stage is Stage.MASKING:  # an upload may take as long as that of a plain update
                 of.by = max(of.by, self.record.deadline or of.by)
-        return self._carried_out(of, effects, now)
+        found = self._carried_out(of, effects, now)
+        is_last = of.session is session and not of.may_refuse
+        return (*found, *self._send_home(of, of.aside, now)) if is_last and not of.is_over else found
 
     def _carried_out(self, of: OneSum, effects: Iterable[Tell | OpenWith | Fail], now: float) -> Effects:
         found: Effects = ()
@@ -433,6 +454,8 @@ class SecureRound(Round):
         """End an attempt without a sum: make another one with the members that are left, or end the session."""
         left = [c for c in of.names if self.record.clients[c].fate in (Fate.JOINED, Fate.REPORTED)]
         left = [c for c in left if (row := self.record.clients[c].sum) is not None and not row.left]
+        out = of.without({*left, *of.aside})
+        left = sorted({*left, *of.aside} - out)
         threshold = threshold_of(self._secure.threshold, len(left))
         is_enough = len(left) >= MEMBERS_MIN and threshold <= len(left)
         gone = [(c, row.left) for c in of.names if (row := self.record.clients[c].sum) is not None and row.left]
@@ -441,14 +464,46 @@ class SecureRound(Round):
         of.record.detail = f"attempt {of.attempt}: {reason}{first}{others}"
         if not (may_repeat and is_enough and of.attempt < self._secure.attempts):
             of.is_over, of.record.stage, of.by = True, Stage.FAILED, math.inf
-            return ()
+            of.record.left_out = sorted(out)
+            return self._send_home(of, out, now)
         of.record.attempt += 1
         of.record.stage, of.record.threshold, of.record.num_members = "keys", 0, 0
         of.session, of.opening, of.keys, of.asked = None, None, {}, {*left}
+        of.aside, of.record.left_out = {*out}, sorted(out)
         of.by = now + self._secure.stage_timeout
-        for client_id in left:
+        for client_id in (*left, *out):
             self._forget_masked(client_id, now)
+        for client_id in out:
+            self._put_aside(of, client_id)
         return tuple(self._invitation(client_id, of.by) for client_id in left)
+
+    def _put_aside(self, of: OneSum, client_id: ClientId) -> None:
+        """Record why a client is not in this attempt."""
+        row = self.record.clients[client_id].sum
+        refusals = [each for each in of.record.refusals if client_id in each.of]
+        by = sorted({each.by for each in refusals})
+        if row is not None and not row.left:
+            why = f"refused by {', '.join(by)}: {refusals[0].detail}" if by else "it refuses other members"
+            row.left = f"{_REFUSED}: {why}"
+
+    def _send_home(self, of: OneSum, clients: Collection[ClientId], now: float) -> Effects:
+        """Continue without clients that were left out for refusals: no further attempt is with them."""
+        gone = sorted(clients)
+        of.aside -= {*gone}
+        for client_id in gone:
+            row = self.record.clients[client_id]
+            self._put_aside(of, client_id)
+            detail = row.sum.left.partition(": ")[2] if row.sum is not None else ""
+            if row.fate is Fate.JOINED:  # not if its masked update is in, for nothing
+                self._set_fate(client_id, Fate.FAILED, now, _REFUSED, detail)
+            self._note_trouble(client_id, _REFUSED, detail, now)
+        return tuple(Release(client_id, self.record.round_id, ReleaseReason.ROUND_CLOSED) for client_id in gone)
+
+    def _note_trouble(self, client_id: ClientId, reason: FailureReason, detail: str, now: float) -> None:
+        """Note why a client is in no sum, and let it rest if it needs a repair."""
+        self.membership.noted(client_id, reason, detail, now)
+        if reason in TROUBLES:
+            let_rest(self.membership, self.policy, self._seed, client_id, now)
 
     def _forget_masked(self, client_id: ClientId, now: float) -> None:
         """Forget the masked update of an attempt that has failed: nothing can open it."""
@@ -457,7 +512,7 @@ class SecureRound(Round):
             row.digest, row.num_bytes, row.plain_bytes, row.upload_begun_at = None, 0, 0, None
             self._set_fate(client_id, Fate.JOINED, now)
         if row.sum is not None:
-            row.sum = MemberRecord(row.sum.session, row.sum.attempt + 1)
+            row.sum = MemberRecord(row.sum.session, self._sum_of(client_id).attempt)
 
     # ------------------------------------------------------------ the end
 
@@ -553,6 +608,17 @@ class SecureRound(Round):
             effects += self._fails(each, why, may_repeat=may_repeat, now=now)
         self._lost_sums.clear()
         return (*effects, *self._conclude(now))
+
+
+def _repeated(keys: MemberKeys, others: Iterable[MemberKeys]) -> str | None:
+    """Return why keys cannot be in a roster with the others: each member would refuse it; None: they can."""
+    for other in others:
+        for name in ("mask_key", "box_key"):
+            if getattr(keys, name) == getattr(other, name):
+                return f"its {name.replace('_', ' ')} is that of {other.name}"
+        if keys.site.key == other.site.key:
+            return f"its site key is that of {other.name}: one site would count twice"
+    return None
 
 
 def _content(event: KeysCame | MemberAnswered) -> MemberKeys | Answer:

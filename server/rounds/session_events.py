@@ -63,7 +63,10 @@ MemberAnswered = SharesCame | SurvivorsSigned | SharesRevealed
 
 @value
 class SessionLeft:
-    """The end of a session for a client: it has left, or its message was refused."""
+    """The end of a session for a client: it has left, or its message was refused.
+
+    `refused`: the members whose keys or boxes it refuses; without them it may join another attempt.
+    """
 
     client_id: ClientId
     round_id: RoundId
@@ -71,6 +74,7 @@ class SessionLeft:
     attempt: int
     reason: FailureReason
     detail: str = ""
+    refused: tuple[ClientId, ...] = ()
 
 
 @value

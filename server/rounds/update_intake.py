@@ -41,7 +41,7 @@ from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.open_round import Effects, OpenRound
 from atoll.server.rounds.record import ClientRecord, RoundRecord
-from atoll.server.rounds.retries import seconds_of_rest
+from atoll.server.rounds.retries import let_rest
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.update_claims import WORK_MIN, fault_of, learn, measure, note_accepted, reject
 from atoll.tensors.updates.weight import WEIGHT_MIN
@@ -226,9 +226,7 @@ class Intake:
     def _let_rest(self, client_id: ClientId, row: ClientRecord | None, now: float) -> None:
         """Count a client's failure, and exclude it from invitations for a while; `row` is its current invitation."""
         membership, rules = self.ledger.membership, self.rules
-        failures = membership.failures(client_id) + 1
-        rest = seconds_of_rest(rules.policy, failures=failures, seed=rules.seed, client_id=client_id)
-        membership.failed(client_id, now + rest if rest else 0.0)
+        rest = let_rest(membership, rules.policy, rules.seed, client_id, now)
         if row is not None and row.fate is Fate.WAITING:
             row.rest = rest
 

@@ -1,15 +1,16 @@
 """Secure sums in words: the lines of a run's log, and the sentences of a round's record. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from atoll.ground.printable import conclusion, count_of
 from atoll.protocol.secure.messages import Boxes, Opening, Question, Roster, Survivors
-from atoll.protocol.vocabulary import FailureReason, Fate
+from atoll.protocol.vocabulary import ClientId, FailureReason, Fate, RoundId
 from atoll.server.rounds.events import (
     Abandon,
     Aggregate,
     Effect,
     Event,
+    Invite,
 )
 from atoll.server.rounds.record import FAILED, OPENED, ClientRecord, MemberRecord, RoundRecord, SumRecord
 from atoll.server.rounds.run_machine import RunMachine
@@ -50,6 +51,7 @@ def session_lines(machine: RunMachine, event: Event, effects: tuple[Effect, ...]
         case OpeningFailed(round_id, session, _, detail):
             yield f"round {round_id}: session {session}: its sum is not open yet: {detail}"
     yield from _told(effects)
+    yield from _again(machine, effects)
     if isinstance(event, KeysCame | SessionLeft | SumOpened | OpeningFailed) or effects:
         yield from _ended(machine, effects)
 
@@ -66,6 +68,22 @@ def _told(effects: tuple[Effect, ...]) -> Iterator[str]:
         threshold = f", {first.question.threshold} of which open it" if isinstance(first.question, Roster) else ""
         members = count_of(len(asked), "member")
         yield f"round {first.round_id}: session {session}: {members}{threshold}: {_OF_QUESTION[kind]}"
+
+
+def _again(machine: RunMachine, effects: tuple[Effect, ...]) -> Iterator[str]:
+    """Yield a line for each further attempt at a sum."""
+    asked: dict[tuple[RoundId, int], list[int]] = {}
+    for effect in effects:
+        if isinstance(effect, Invite) and effect.sum is not None and effect.sum.attempt > 1:
+            asked.setdefault((effect.round_id, effect.sum.session), []).append(effect.sum.attempt)
+    for (round_id, session), attempts in asked.items():
+        record = machine.record_of(round_id)
+        if len(attempts) < 2 or record is None:
+            continue  # repeated for a member that has connected again
+        each = record.sums[session]
+        without = f" without {_listed(each.left_out)}" if each.left_out else ""
+        members = count_of(len(attempts), "member")
+        yield f"round {round_id}: session {session}: attempt {attempts[0]} among {members}{without} ({each.detail})"
 
 
 def _ended(machine: RunMachine, effects: tuple[Effect, ...]) -> Iterator[str]:
@@ -88,6 +106,24 @@ def sum_sentences(record: RoundRecord) -> Iterator[str]:
             c for c, row in sorted(record.clients.items()) if row.sum is not None and row.sum.session == each.session
         ]
         yield f"Session {each.session} ({', '.join(names)}): {_sum(each)}."
+        yield from (_left_out(each, name) for name in each.left_out)
+
+
+def _refusals_of(each: SumRecord, name: ClientId) -> tuple[list[ClientId], list[ClientId]]:
+    """Return the members that have refused one, and those that it has refused, sorted."""
+    by = {refusal.by for refusal in each.refusals if name in refusal.of}
+    return sorted(by), sorted({other for refusal in each.refusals if refusal.by == name for other in refusal.of})
+
+
+def _left_out(each: SumRecord, name: ClientId) -> str:
+    """Return a sentence about a member that was left out: who refused it or was refused, why, and the way out."""
+    by, of = _refusals_of(each, name)
+    said = next(refusal for refusal in each.refusals if name in refusal.of or (not by and refusal.by == name))
+    what = f"{_listed(by)} refused it" if by else f"it refused {_listed(of)}"
+    trusted, at = (name, by) if by else (of[0], [name])
+    way = f"`atoll site trust {trusted} FINGERPRINT` at {_listed(at)}, as the operator of {trusted} reads it out"
+    same = f", and the same for {_listed(of[1:])}" if not by and len(of) > 1 else ""
+    return f"{name} was left out: {what} ({said.by}: {conclusion(said.detail)}); if that is a mistake: {way}{same}."
 
 
 def _sum(each: SumRecord) -> str:
@@ -122,5 +158,5 @@ def _why_not(member: MemberRecord) -> str:
     return f", and left: {'its agent was restarted' if lost else detail or reason}"
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

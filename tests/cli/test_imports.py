@@ -49,6 +49,7 @@ LITTLE = (
     (["agent", TASK, "--site", "a", "--insecure", "--check"], 0, ("flwr", *PLOTS), 2600),
     (["agent", APP, "--site", "site-0", "--insecure", "--check"], 0, ("flwr", "torch", *PLOTS), 1100),
     (["settings"], 0, (*NUMBERS, *SERVICE, *PLOTS), 475),
+    (["privacy", "plan", "--epsilon", "1", "--delta", "1e-5", "--uses", "9"], 0, (*NUMBERS, *SERVICE, *PLOTS), 430),
     (["plugins"], 0, (*NUMBERS, *SERVICE, *PLOTS), 410),
     (["settings", "--json"], 0, (*NUMBERS, *SERVICE, *PLOTS), 475),
     (["run", "list", "--state", "none"], 2, (*NUMBERS, "grpc", *PLOTS), 745),

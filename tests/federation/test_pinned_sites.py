@@ -7,6 +7,7 @@ from atoll.client.policy.gate import Gate
 from atoll.client.site.security import SiteSecurity
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import Identity, Role
+from atoll.protocol.secure.site_key import shown as shown_key
 from benchmarks.members import equip
 from tests.cli.invoking import ran, shown
 from tests.client.policy.test_gate import written
@@ -17,8 +18,11 @@ DEMANDS = 'tasks = ["*"]\nruns = ["*"]\n[secure]\nrequired = true\ntrust = "pinn
 SITES = "abcd"
 
 
-def introduced(it, sites=SITES):
-    """Give each site its certificate, its policy and its key, as a first start does, and have all pin each other."""
+def introduced(it, sites=SITES, stranger=""):
+    """Give each site its certificate, its policy and its key, as a first start does, and have all pin each other.
+
+    `stranger`: a site whose key the others do not pin.
+    """
     prints = {}
     for site in sites:
         folder, policy = it.folder / site, it.folder / f"{site}.toml"
@@ -27,6 +31,8 @@ def introduced(it, sites=SITES):
         with closing(Gate(policy, folder)) as gate:
             prints[site] = SiteSecurity(site, folder, gate, Keeper(folder / "identity")).fingerprint
     for site, other in permutations(sites, 2):
+        if other == stranger:
+            continue
         ran("site", "trust", other, prints[other], "--state", it.folder / site)
     return prints
 
@@ -51,6 +57,30 @@ def test_pinned_sites_that_demand_sums_finish_a_secure_run(tmp_path):
             assert not any(row["forked"] for row in peers)
             actions = [line["action"] for line in written(it.folder / site) if line["action"].startswith("secure.")]
             assert actions == ["secure.joined", "secure.signed", "secure.opened"] * 2
+
+
+def test_a_site_that_the_others_have_not_pinned_costs_itself_its_place_and_round_show_says_the_way_out(tmp_path):
+    with federation(tmp_path) as it:
+        it.coordinator(**SECURE, rounds=1)
+        prints = introduced(it, stranger="d")
+        started(it)
+        assert it.wait_for_end() == 0
+        (record,) = it.rounds()
+        assert record.phase == "committed"
+        assert {site: record.clients[site].fate for site in SITES} == {
+            **dict.fromkeys("abc", "reported"),
+            "d": "failed",
+        }
+        assert (record.sums[0].attempt, record.sums[0].left_out) == (2, ["d"])
+        told = " ".join(str(it.show("round", "show", "1")).split())
+        assert "d was left out: a, b and c refused it" in told
+        assert f"d is not pinned here; its site key is {shown_key(prints['d'])}" in told
+        assert (
+            "if that is a mistake: `atoll site trust d FINGERPRINT` at a, b and c, as the operator of d reads" in told
+        )
+        for site in "abc":
+            actions = [line["action"] for line in written(it.folder / site) if line["action"].startswith("secure.")]
+            assert actions == ["secure.joined", "secure.left", "secure.joined", "secure.signed", "secure.opened"]
 
 
 def test_sites_that_demand_sums_decline_a_plain_run_and_say_why(tmp_path):

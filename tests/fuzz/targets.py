@@ -4,7 +4,7 @@ import base64
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.identity.proxy import HttpProxy
 from atoll.protocol.identity.statement import NotTrusted, check_publisher, check_signature
 from atoll.protocol.manifest import parse_update, parse_version
-from atoll.protocol.part_manifest import check_parts, parse_part, part_of
+from atoll.protocol.part_manifest import PartManifest, check_parts, parse_part, part_of
+from atoll.protocol.secure.boxes import BadBox
+from atoll.protocol.secure.wire import BadForm
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.backup.contents import BackupFailed, Contents, Part, parse_contents
 from atoll.server.config.process import AggregatorConfig, HostFile
@@ -41,6 +43,8 @@ from atoll.simulations.experiments.sweep import check_cells
 from atoll.simulations.federation.config import SimulationFile
 from atoll.tensors.layout import Tensor
 from atoll.tensors.safetensors_header import decode_header, header_bytes
+from atoll.tensors.secure.exact import WrongSum
+from tests.fuzz import secure_targets as sums
 from tests.fuzz.make_corpus import NOW, PATH
 from tests.protocol.test_manifest import UPDATE, VERSION
 from tests.protocol.test_part_manifest import LAYOUT, PARTS, ROOT
@@ -73,6 +77,7 @@ def _text(parse: Callable[[str], object]) -> Callable[[bytes], object]:
 _TOML = {
     RunFile: [
         b'name = "digits"\ntask = "t.py:task"\nrounds = 5\n[round]\nquorum = 2\ndeadline = "adaptive"\n',
+        b'task = "m:t"\n[secure]\nbits = 32\nclip_norm = 1.0\nexamples_max = 100\nattempts = 2\n',
         b'task = "m:t"\n[cohort]\nsampler = "random"\n[local]\nlr = 0.1\na = [1, 2]\n',
     ],
     HostFile: [b'[coordinator]\nlisten = "127.0.0.1:7070"\nstate = "s"\nlease = 15.0\nkeep_versions = 3\n'],
@@ -84,6 +89,7 @@ _TOML = {
     ],
     SitePolicy: [
         b'tasks = ["a:*"]\nruns = ["*"]\napproval = "each_run"\n[hours]\ndays = ["mon"]\nend = "06:00"\n',
+        b'tasks = ["a"]\n[secure]\nrequired = true\nmin_others = 3\ntrust = "pinned"\ncolluders_max = 1\n',
         b'tasks = []\nruns = []\ntime_zone = "Europe/Berlin"\nrounds_per_day = 3\nhours.begin = "20:00"\n',
     ],
 }
@@ -224,6 +230,11 @@ _JSON_TOKENS = [
     b"[0]",
 ]
 _PART = Part(path="runs/r-1/ranks", num_bytes=1, mode=0o600, sha256="0" * 64)
+_WORDS = sums.masked_pieces()
+_MASKED = [
+    replace(UPDATE, client_id="north", num_examples=1, work=1.0, pieces=_WORDS).encode(),
+    PartManifest(0, _WORDS[:2]).encode(),
+]
 _CONTENTS = [Contents(atoll="1", made_at=1.5, has_keys=True, files=[_PART]).model_dump_json().encode()]
 _URIS = [b"atoll://client/north", b"atoll://coordinator/main", b"atoll://aggregator/3"]
 
@@ -251,6 +262,18 @@ TARGETS = {
         lambda data: parse_list(data, "list"), (ConfigError,), _PRINTS, [b"\n", b"#", b" ", b"0123"]
     ),
     "key of a site": Target(lambda data: parse_site_key(data, "site.pem"), (KeyFault,), _SITE_KEYS, [b"-----\n"]),
+    "terms of a sum": Target(
+        sums.terms, (ManifestError,), [sums.TERMS.canonical()], [b'"bits":', b'"0x1p+0"', b"64"], sums.canonical
+    ),
+    "message of a member": Target(sums.answer, (BadForm, DecodeError), sums.PLAYED.answers),
+    "question to a member": Target(sums.question, (BadForm, DecodeError), sums.PLAYED.questions),
+    "keys of a member": Target(sums.keys, (BadForm, NotTrusted, DecodeError), _KEPT["members"], [b"north"]),
+    "box of shares": Target(sums.box, (BadBox,), [sums.BOX_CONTENT], [bytes(33), b"\x01" + bytes(32)], sums.sealed),
+    "counts of a sum": Target(sums.counts, (WrongSum,), [sums.COUNTS], [bytes(8), b"\xff" * 8, b"\x01" + bytes(7)]),
+    "promises of a site": Target(
+        sums.promises, (sums.BrokenChain, ValueError, TypeError), [sums.PROMISES], [b'"joined"', b'"signed"', b'"",']
+    ),
+    "manifest of a masked update": Target(sums.masked, (sums.WrongWords, ManifestError), _MASKED, _JSON_TOKENS),
     "join code": Target(_text(JoinCode.parse), (JoinCodeError,), [str(_CODE).encode()], [b"atoll-"]),
     "join code with the right sum": Target(
         _text(JoinCode.parse),

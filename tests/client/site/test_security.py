@@ -3,6 +3,7 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,15 @@ from atoll.client.policy.decide import Rule
 from atoll.client.policy.history import NAME
 from atoll.client.site.key_file import FILE, read_site_key
 from atoll.client.site.peers import PeersFile
+from atoll.client.work.secure_sums import SecureSums
 from atoll.protocol.identity.certificates import Issuer, to_pem
 from atoll.protocol.identity.names import Role
 from atoll.protocol.identity.statement import NotTrusted
 from atoll.protocol.secure.messages import Chain, MemberKeys
 from atoll.protocol.secure.site_key import certify, check_certified, fingerprint
+from atoll.protocol.secure.terms import ranges_digest
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.vocabulary import RunId
+from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.sessions.session import Fail
 from tests.client.policy.test_gate import invitation
 from tests.client.site.sites import CA, NOW, PINNED, Site, credential, mode_of, session, sites_of
@@ -385,3 +388,26 @@ def test_the_key_is_from_the_operating_system(tmp_path: Path, monkeypatch: pytes
     assert len(prints) == 3
     assert all(len(each) == 32 for each in prints)
     assert fingerprint(bytes(32)) == "66687aadf862bd776c8fc18b8e9f8e20", "sha256sum of 32 zero bytes"
+
+
+def test_a_training_for_a_sum_too_many_is_declined_with_a_line_that_says_the_way_out(tmp_path: Path) -> None:
+    sites = sites_of(tmp_path, 3)
+    for number in (1, 2):
+        session(sites, round=number)
+    site = sites[0]
+    of = terms_of(round=3, run=str(RUN), ranges=ranges_digest(()))
+    request = invitation(3, task=of.task, secure=of, local=of.local)
+    request = replace(request, run_id=RUN, model_digest=Digest(of.model), base_version=Version(of.base))
+    stores: Any = SimpleNamespace(encoded=SimpleNamespace(entries=dict), spool=None, models=None, work=tmp_path)
+    told: Any = None
+    sums = SecureSums(site.name, stores, site.security, send=told, spawn=told, on_event=told)
+    fault = sums.objection(request)
+    assert "start the run from another seed or model.start, or raise it in this site's policy" in fault
+    last = site.lines("secure")[-1]
+    assert (last["action"], last["outcome"], last["object"]) == (
+        "secure.left",
+        fault,
+        "round 3, attempt 1, session 0",
+    )
+    stores.encoded.entries = lambda: {request.key: "its update"}
+    assert not sums.objection(request)

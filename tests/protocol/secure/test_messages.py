@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.secure import wire
 from atoll.protocol.secure.messages import Gone, MemberKeys, bitmap, positions_of
 from tests.server.sessions.small_federation import sites_of, terms_of
@@ -38,6 +39,24 @@ def test_every_field_of_a_members_keys_is_signed():
     assert replace(keys, signature=b"").statement() == keys.statement()
 
 
+@pytest.mark.parametrize("name", ["", "a" * 65, "north\nCRITICAL: forged", "north\x1b[2J", "../north", "\u202enorth"])
+def test_a_name_that_no_certificate_can_have_is_refused_and_printable(name):
+    [_, send] = sites_of(3)[0].member(terms_of()).start()
+    message = wire.answer_message(wire.SessionName("digits-1", 1, 1, 0), replace(send.message, name=name))
+    with pytest.raises(wire.BadForm) as refused:
+        wire.answer_of(message)
+    assert str(refused.value).isprintable()
+    assert str(refused.value).isascii()
+
+
+@pytest.mark.parametrize("count", [2**53 + 1, 2**63, 2**64 - 1])
+def test_a_chain_of_more_sessions_than_a_peer_can_write_down_is_refused(count):
+    [_, send] = sites_of(3)[0].member(terms_of()).start()
+    keys = replace(send.message, chain=replace(send.message.chain, count=count))
+    with pytest.raises(wire.BadForm, match=r"chain_count: .*; allowed: at most 9007199254740992"):
+        wire.answer_of(wire.answer_message(wire.SessionName("digits-1", 1, 1, 0), keys))
+
+
 @pytest.mark.parametrize(
     ("said", "read"),
     [
@@ -49,4 +68,11 @@ def test_every_field_of_a_members_keys_is_signed():
 )
 def test_the_coordinator_reads_the_whole_reason_for_which_a_member_leaves(said, read):
     of = wire.SessionName("digits-1", 1, 1, 0)
-    assert wire.answer_of(wire.answer_message(of, Gone(said))) == Gone(read)
+    assert wire.answer_of(wire.answer_message(of, Gone(said, ("west",)))) == Gone(read, ("west",))
+
+
+@pytest.mark.parametrize("names", [["a"] * 65, [""], ["a" * 201]])
+def test_more_or_longer_names_of_refused_members_than_a_session_has_are_refused(names):
+    message = pb.ClientMessage(secure_gone=pb.SecureGone(reason="session_refused", refused=names))
+    with pytest.raises(wire.BadForm, match="refused: "):
+        wire.answer_of(message)

@@ -237,8 +237,9 @@ class SecureRun:
     def gone(self, name, number, session, attempt, gone):
         reason, _, detail = gone.reason.partition(": ")
         known = FailureReason(reason) if reason in set(FailureReason) else FailureReason.SESSION_REFUSED
+        detail = detail if reason == known else gone.reason
         self.reasons.append(gone.reason)
-        event = of_sessions.SessionLeft(name, RoundId(number), session, attempt, known, detail)
+        event = of_sessions.SessionLeft(name, RoundId(number), session, attempt, known, detail, gone.refused)
         self.queue.append(lambda: self.heard(name, event))
 
     def upload(self, name, number):

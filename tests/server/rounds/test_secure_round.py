@@ -6,6 +6,8 @@ import pytest
 
 from atoll.protocol.secure.messages import Gone
 from atoll.protocol.vocabulary import AbandonReason, CloseReason, Fate, RejectReason, RoundId, RunState
+from atoll.server.rounds.session_events import TellMember
+from atoll.server.views.sentences import sentences
 from tests.server.rounds.secure_federation import SecureRun, fates, is_reported
 
 
@@ -79,3 +81,101 @@ def test_a_masked_update_that_comes_after_the_survivors_were_told_is_refused():
         run.run()
         refused += run.refused
     assert {*refused} == {RejectReason.NOT_IN_SESSION}
+
+
+def unpinned(run, name, by):
+    """Let some sites not know the key of another one."""
+    for site in by:
+        del run.sites[site].pinned[name]
+
+
+@pytest.mark.parametrize("count", [4, 5, 7])
+def test_a_member_that_the_others_do_not_trust_loses_its_place_and_the_round_opens(count):
+    run = SecureRun(count, random.Random(count), rounds=1)
+    *others, stranger = run.sites
+    unpinned(run, stranger, others)
+    assert run.run()
+    assert run.opened == [(1, 0, tuple(others))]
+    record = run.machine.ledger.past[RoundId(1)]
+    assert {name for name, fate in fates(record).items() if fate is Fate.REPORTED} == {*others}
+    row, of = record.clients[stranger], record.sums[0]
+    assert (row.fate, row.reason) == (Fate.FAILED, "session_refused")
+    assert f"the key of {stranger} is not pinned" in row.detail
+    assert (of.attempt, of.left_out, {each.by for each in of.refusals}) == (2, [stranger], {*others})
+    said = next(line for line in sentences(record) if line.startswith(f"{stranger} was left out"))
+    assert f"`atoll site trust {stranger} FINGERPRINT` at {', '.join(others[:-1])} and {others[-1]}" in said
+    assert run.machine.ledger.membership.failures(stranger) == 1
+    assert {run.machine.ledger.membership.failures(name) for name in others} == {0}
+
+
+def test_one_member_that_refuses_another_costs_itself_its_place_where_the_others_are_enough():
+    run = SecureRun(5, random.Random(5), rounds=1)
+    first, *others = run.sites
+    unpinned(run, others[0], [first])
+    assert run.run()
+    assert run.opened == [(1, 0, tuple(others))]
+    record = run.machine.ledger.past[RoundId(1)]
+    assert (record.sums[0].attempt, record.sums[0].left_out) == (1, [])
+    assert record.clients[first].fate is Fate.FAILED
+    assert run.machine.ledger.membership.failures(first) == 1
+
+
+def test_a_liar_that_refuses_all_others_is_the_one_that_is_left_out():
+    run = SecureRun(5, random.Random(6), rounds=1)
+    liar, lost, *honest = run.sites
+    unpinned(run, lost, honest[:1])
+    for name in (lost, *honest):
+        unpinned(run, name, [liar])
+    assert run.run()
+    assert run.opened == [(1, 0, tuple(honest))]  # the refused one of two is left out, too
+    assert run.machine.ledger.past[RoundId(1)].sums[0].left_out == [liar, lost]
+
+
+def test_of_two_first_the_refused_one_is_left_out_then_the_one_that_refuses():  # dishonest move 53
+    run = SecureRun(5, random.Random(7), rounds=1)
+    liar, lost, *honest = run.sites
+    asked = run.at_site
+
+    def at_site(effect):
+        attempt = getattr(effect, "attempt", 0)
+        if isinstance(effect, TellMember) and (effect.client_id, attempt) == (lost, 1):
+            run.gone(lost, 1, 0, 1, Gone("session_lost: it was restarted"))
+        elif isinstance(effect, TellMember) and effect.client_id == liar:
+            named = {1: honest[0], 2: honest[1]}[attempt]
+            run.gone(liar, 1, 0, attempt, Gone("session_refused: a lie", (named,)))
+        else:
+            asked(effect)
+
+    run.at_site = at_site
+    assert run.run()
+    of = run.machine.ledger.past[RoundId(1)].sums[0]
+    assert [(each.by, each.of) for each in of.refusals] == [(liar, honest[:1]), (liar, honest[1:2])]
+    assert (of.attempt, of.left_out) == (3, [liar])
+    assert run.opened == [(1, 0, tuple(honest))]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whoever_refuses_whom_sums_are_exact_and_their_members_trust_each_other(seed):
+    draw = random.Random(seed)
+    count, faults = draw.randint(3, 9), draw.choice([0.0, 0.01, 0.05])
+    run = SecureRun(count, draw, faults=faults, attempts=draw.randint(1, 4))
+    names = [*run.sites]
+    lacking = {(draw.choice(names), draw.choice(names)) for _ in range(draw.randint(1, count))}
+    for by, of in lacking:
+        run.sites[by].pinned.pop(of, None)
+    run.run()
+    for _, _, members in run.opened:
+        assert not [pair for pair in lacking if {*pair} <= {*members} and pair[0] != pair[1]]
+
+
+def test_keys_that_no_roster_could_have_twice_cost_their_sender_its_place():
+    run = SecureRun(5, random.Random(8), rounds=1)
+    *others, copier = run.sites
+    run.sites[copier].key = run.sites[others[0]].key  # one site under two names
+    assert run.run()
+    (_, _, members), *_ = run.opened
+    assert len(members) == 4
+    row = run.machine.ledger.past[RoundId(1)]
+    left = [each.detail for each in row.clients.values() if each.fate is Fate.FAILED]
+    assert len(left) == 1
+    assert "one site would count twice" in left[0]

@@ -13,6 +13,7 @@ from atoll.client.secure.member import Mask, Member, MemberRules, Send, Stage
 from atoll.client.secure.promises import PeerChains, Promises
 from atoll.protocol.secure.messages import (
     BOX_BYTES,
+    Agreement,
     Boxes,
     Chain,
     Gone,
@@ -31,12 +32,17 @@ LOW_ORDER = bytes(32)
 class Honest:
     """Sites in a session up to some question, answered honestly; `ask` tells the first site something else."""
 
-    def __init__(self, count=5, terms=None, **rules):
+    def __init__(self, count=5, terms=None, sites=None, **rules):
         self.terms = terms or terms_of()
-        self.sites = sites_of(count, **rules)
+        self.sites = sites or sites_of(count, **rules)
         self.members = [site.member(self.terms) for site in self.sites]
         self.keys = [self.sent(number, member.start()) for number, member in enumerate(self.members)]
-        self.roster = Roster(self.terms.threshold_of(count), tuple(self.keys))
+        self.roster = Roster(self.terms.threshold_of(len(self.sites)), tuple(self.keys))
+
+    @classmethod
+    def over(cls, sites, terms):
+        """Return another session of the same sites."""
+        return cls(terms=terms, sites=sites)
 
     def sent(self, number, effects):
         for effect in effects:
@@ -183,6 +189,51 @@ def test_a_threshold_that_colluders_could_use_twice_is_refused():
     )
 
 
+def test_a_member_names_all_that_it_refuses_and_nobody_where_the_roster_is_to_blame():
+    honest = Honest()
+    del honest.sites[0].pinned["site-01"], honest.sites[0].pinned["site-03"]
+    gone = honest.ask(honest.roster)
+    assert gone == Gone("the key of site-01 is not pinned (site-03 refused, too)", ("site-01", "site-03"))
+    assert honest.sent(0, honest.members[0].start()) == gone
+    again = Honest()
+    boxes = again.shared()[0].boxes
+    assert again.ask(Boxes({**boxes, 1: boxes[2], 4: b""})).refused == ("site-01", "site-04")
+    unsorted = Honest()
+    assert unsorted.ask(replace(unsorted.roster, members=unsorted.roster.members[::-1])).refused == ()
+
+
+def test_a_threshold_above_the_number_of_members_is_refused():
+    honest = Honest(4, terms_of(threshold="5"))
+    assert honest.reason(honest.roster).startswith("threshold 5 of 4 members")
+
+
+@pytest.mark.parametrize(("colluders", "is_refused"), [(1, False), (2, True), (3, True)])
+def test_two_quorums_share_a_member_that_is_none_of_the_colluders(colluders, is_refused):
+    honest = Honest(6, terms_of(threshold="4"), colluders_max=colluders)
+    assert isinstance(honest.ask(honest.roster), Gone) == is_refused
+
+
+def test_a_sum_of_two_is_refused_whatever_the_policy_says():
+    honest = Honest(2, min_others=1)
+    assert honest.reason(honest.roster) == "the roster has 2 members; this site demands 3"
+
+
+def test_a_peer_whose_state_was_put_back_is_refused_for_good():
+    honest = Honest()
+    site, keys = honest.sites[0], honest.keys[1]
+    site.peers.remember(keys.site.key, Chain(keys.chain.count, bytes(32)))
+    honest.ask(honest.roster)
+    for number in (2, 3):
+        again = Honest.over(honest.sites, terms_of(round=number))
+        assert "the promises of site-01 are others than this site has seen" in again.reason(again.roster)
+
+
+def test_peers_are_remembered_as_their_keys_show_them():
+    honest = Honest()
+    honest.ask(honest.roster)
+    assert [*honest.sites[0].peers.items()] == [(keys.site.key, keys.chain) for keys in honest.keys]
+
+
 def test_a_peer_whose_state_was_put_back_is_refused():
     honest = Honest()
     keys = honest.keys[1]
@@ -229,6 +280,13 @@ def test_false_survivors_are_refused(survivors, reason):
     honest = Honest()
     honest.masked()
     assert honest.reason(Survivors(frozenset(survivors))) == reason
+
+
+def test_survivors_of_whom_one_has_not_shared_are_refused():  # 23
+    honest = Honest(6)
+    boxes = honest.shared()[0].boxes
+    assert isinstance(honest.members[0].ask(Boxes({each: boxes[each] for each in [1, 2, 3, 4]}))[0], Mask)
+    assert honest.reason(Survivors(frozenset({0, 1, 2, 3, 5}))) == "members that survive are none of those before"
 
 
 def test_fewer_others_than_the_policy_demands_are_refused_at_each_set():  # 25
@@ -340,8 +398,8 @@ class TestPromises:
             for promise in honest.sites[0].written:
                 site.keep(promise)
         assert self.fault(site, terms_of(round=3)) == (
-            "this site has signed 2 sums from version 0, in this run or in others that began from the same model; "
-            "base_repeats_max = 2: a run from another seed or start, or a higher value in the site's policy"
+            "this site has signed 2 sums from version 0's model, over all runs; base_repeats_max = 2: start the run "
+            "from another seed or model.start, or raise it in this site's policy"
         )
         assert self.fault(site, terms_of(round=3, model="cd" * 32)) == ""
 
@@ -352,6 +410,14 @@ class TestPromises:
         assert isinstance(send.message, MemberKeys)
         site.keep(keep.promise)
         assert send.message.chain == site.promises.chain
+
+    def test_the_end_of_a_chain_depends_on_every_promise_of_it(self):
+        def end(*attempts):
+            return self.of(*(terms_of(round=2, attempt=attempt) for attempt in attempts)).promises.chain
+
+        assert end(1, 3) != end(2, 3)
+        assert end(1, 3).count == end(2, 3).count == 2
+        assert end(1, 3) == end(1, 3)
 
 
 class TestPeerChains:
@@ -371,6 +437,48 @@ class TestPeerChains:
         assert [chain.count for _, chain in peers.items()] == [*range(36, 100)]
         assert peers.is_fork(b"key", Chain(35, bytes([35])))
         assert not peers.is_fork(b"key", Chain(36, bytes([36])))
+
+
+def test_a_signature_is_durable_before_it_leaves():
+    honest = Honest()
+    honest.masked()
+    keep, send = honest.members[0].ask(Survivors(frozenset(range(5))))
+    assert keep.promise.kind == "signed"
+    assert isinstance(send.message, Agreement)
+    assert keep.promise.survivors, "what was signed"
+
+
+def test_nothing_that_unmasks_an_update_stays_in_memory_after_the_reveal():
+    honest = Honest()
+    agreements = honest.agreed()
+    member = honest.members[0]
+    boxes, (mask,) = member._answers[Boxes]
+    secret = {stream.key for stream in mask.streams} | {member._secrets.seed, member._secrets.mask.private_bytes_raw()}
+    honest.ask(Opening(agreements))
+    assert {each for each in _reachable(member) if isinstance(each, bytes)}.isdisjoint(secret)
+    assert member.ask(boxes) == []
+
+
+def _reachable(value, seen=None):
+    """Yield all values that an object holds, through its fields and collections."""
+    seen = set() if seen is None else seen
+    if id(value) in seen or isinstance(value, type):
+        return
+    seen.add(id(value))
+    yield value
+    inner = [*value.keys(), *value.values()] if isinstance(value, dict) else []
+    inner += value if isinstance(value, list | tuple | set | frozenset) else []
+    inner += getattr(value, "__dict__", {}).values()
+    inner += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
+    for each in inner:
+        yield from _reachable(each, seen)
+
+
+def test_a_member_that_has_left_says_so_when_it_is_invited_again():
+    honest = Honest()
+    assert honest.reason(replace(honest.roster, threshold=5)) == "threshold 5; the terms give 4 for 5 members"
+    [again] = honest.members[0].start()
+    assert again.message == Gone("threshold 5; the terms give 4 for 5 members")
 
 
 def test_a_member_leaves_once():
