@@ -174,8 +174,6 @@ def test_sessions_need_names_that_certificates_can_have(tmp_path):
     names = tuple(f"site {site}" for site in task.sites)
     odd = replace(task, sites=names, data=lambda site, split: task.data(site.removeprefix("site "), split))
     file = settings("rounds=1", "round.cohort_size=4", *SECURE)
-    with pytest.raises(
-        ConfigError, match="secure: got the clients 'site a', .*, whose names a session refuses"
-    ):
+    with pytest.raises(ConfigError, match=r"secure: got the clients 'site a', .*, whose names a session refuses"):
         with opened(file, odd, tmp_path, on_round=lambda line: None, is_fresh=False):
             pass
