@@ -21,6 +21,7 @@ Everything that a project of yours imports is here:
     train          a centralized training, as `atoll train`; returns a `Training`
     compare        runs beside each other, or a task both ways, as `atoll compare`; returns a `Comparison`
     sweep          a grid of simulations, as `atoll sweep`; returns a `Sweep`
+    privacy_plan   the noise for an epsilon or the epsilon of a noise, as `atoll privacy plan`; returns a `PrivacyPlan`
     freeze_a       LoRA adapters of which only the factor B is trained (FFA-LoRA)
     codec_faults   the ways in which a custom codec breaks its contract
     connect        the runs of a coordinator, from its state directory or over the network; returns a `Federation`, with
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from atoll.interface.deployed import DeployedRound, DeployedRun, Federation, connect
     from atoll.interface.errors import AtollError
     from atoll.interface.following import Event
+    from atoll.interface.privacy import PrivacyPlan, privacy_plan
     from atoll.interface.simulated import SimulatedRun, simulate
     from atoll.interface.sweeps import Sweep, sweep
     from atoll.interface.tables import Table
@@ -65,6 +67,7 @@ _PLACES = {
     "atoll.interface.deployed": ("DeployedRound", "DeployedRun", "Federation", "connect"),
     "atoll.interface.errors": ("AtollError",),
     "atoll.interface.following": ("Event",),
+    "atoll.interface.privacy": ("PrivacyPlan", "privacy_plan"),
     "atoll.interface.simulated": ("SimulatedRun", "simulate"),
     "atoll.interface.sweeps": ("Sweep", "sweep"),
     "atoll.interface.tables": ("Table",),
@@ -102,6 +105,7 @@ __all__ = [
     "Local",
     "Metric",
     "Outgoing",
+    "PrivacyPlan",
     "Reply",
     "SimulatedRun",
     "Statistic",
@@ -115,6 +119,7 @@ __all__ = [
     "connect",
     "freeze_a",
     "load_task",
+    "privacy_plan",
     "simulate",
     "sweep",
     "task_name",

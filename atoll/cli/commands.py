@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from atoll.cli import privacy
 from atoll.cli.command import if_stopped
 from atoll.cli.experiments.compare import compare
 from atoll.cli.experiments.population import population
@@ -78,6 +79,7 @@ app.command()(notify)
 app.add_typer(backups.app, name="backup")
 app.command()(backups.restore)
 app.command()(plan)
+app.add_typer(privacy.app, name="privacy")
 app.command()(population)
 app.command()(plugins)
 app.command()(settings)

@@ -270,3 +270,43 @@ class PlanRequest:
             "RANK",
         ),
     ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyPlanRequest:
+    """A mechanism of differential privacy, of which one number is asked from the others."""
+
+    delta: Annotated[
+        float | None, Param("The probability with which epsilon may fail; far below 1 / number of clients.", "D")
+    ] = None
+    epsilon: Annotated[
+        float | None, Param("The budget: the noise multiplier that keeps it, or how many uses keep it.", "E")
+    ] = None
+    noise_multiplier: Annotated[
+        float | None,
+        Param("Standard deviation of the noise of a sum, in clip norms: its epsilon.", "Z"),
+    ] = None
+    unit: Annotated[
+        str, Param("What is protected: all that one client contributes, or one of its examples.", "client|example")
+    ] = "client"
+    clip_norm: Annotated[float, Param("Largest norm of one contribution.", "C")] = 1.0
+    uses: Annotated[
+        int | None, Param("Most rounds with the same client; by default all rounds. With --unit client.", "N")
+    ] = None
+    rounds: Annotated[int | None, Param("Rounds of the run. With --unit client.", "N")] = None
+    spent: Annotated[
+        int, Param("Uses of one client so far, by the same noise: they leave fewer. With --unit client.", "N")
+    ] = 0
+    mechanism: Annotated[
+        str,
+        Param("The noise of a round, independent of other rounds or correlated with them.", "gaussian|correlated"),
+    ] = "gaussian"
+    separation: Annotated[
+        int | None, Param("Least distance of two rounds with the same client. With --mechanism correlated.", "N")
+    ] = None
+    cohort_size: Annotated[
+        int | None, Param("Clients of a round, by which a sum is divided: what the noise does to the mean.", "N")
+    ] = None
+    values: Annotated[int | None, Param("Numbers in an update. With --cohort-size.", "D")] = None
+    sample_rate: Annotated[float | None, Param("Probability of an example in a step. With --unit example.", "Q")] = None
+    steps: Annotated[int | None, Param("Steps of one site in all. With --unit example.", "N")] = None

@@ -36,6 +36,8 @@ PURE = {
     "protocol/notices/book.py": "atoll.protocol.notices.notice",
     "protocol/notices/notice.py": "",
     "protocol/identity/names.py": "re",
+    "protocol/privacy": "",
+    "protocol/privacy/loss_distribution.py": "dp_accounting importlib",  # the one user of an optional library
     "protocol/secure/session_size.py": "",
     "ground/printable.py": "difflib",
     "protocol/wire/mesh_use.py": "",

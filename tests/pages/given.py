@@ -156,6 +156,7 @@ GIVEN = {
         instead={"llama-8b --cluster h100-80 --batch 64 --dry-run 0,7": SMALL_PLAN},
         is_long=True,
     ),
+    "docs/privacy.md": Given(),
     "docs/policy.md": Given(run="hosted", instead={"--join CODE": NORTH}),
     "docs/populations.md": Given(files={"run.toml": "[population]"}, is_long=True),
     "docs/postgresql.md": Given(instead={"postgresql://atoll@db.example.org/atoll": "$DATABASE"}, is_long=True),

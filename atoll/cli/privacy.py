@@ -1,0 +1,61 @@
+"""`atoll privacy ...`: plan differential privacy before a run."""
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from atoll.cli import options
+from atoll.cli.group import Commands
+from atoll.cli.printing import as_json, say, table
+from atoll.cli.requested import requested
+from atoll.ground.printable import count_of
+from atoll.operations.requests import PrivacyPlanRequest
+
+if TYPE_CHECKING:
+    from atoll.operations.privacy_plan import PrivacyPlan
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="Plan differential privacy.")
+
+
+@app.callback()
+def privacy() -> None:
+    """Plan differential privacy."""
+
+
+@app.command()
+@requested(PrivacyPlanRequest)
+def plan(request: PrivacyPlanRequest, json: options.Json = False) -> None:
+    """Compute the noise for an epsilon, the epsilon of a noise, or the uses within a budget. Nothing is run.
+
+    With `--cohort-size` and `--values` also what the noise does to the mean of a round. For clients the account is
+    exact; for examples the package dp-accounting computes it (extra `privacy`), or a built-in upper bound.
+    `docs/privacy.md` explains every number.
+    """
+    from atoll.operations import privacy_plan as operation
+
+    planned = operation.plan(request)
+    if json:
+        as_json(planned.document)
+        return
+    _say(planned)
+
+
+def _say(planned: "PrivacyPlan") -> None:
+    found = planned.guarantee
+    say(found.sentence)
+    if planned.bands is not None:
+        say(f"noise of {count_of(planned.bands, 'round')} in each round: {planned.bands} bands have the least error")
+    what = "use" if found.sampling_rate is None else "step"
+    if planned.fits is not None:
+        of = f"epsilon {planned.epsilon_max:g} at delta {found.delta:g}"
+        says = f"{of} allows {count_of(planned.fits, what)}"
+        if planned.left is not None and planned.left != planned.fits:
+            says += f", of which {planned.left} are left"
+        say(says)
+    if planned.noise is not None:
+        for sentence in planned.noise.sentences:
+            say(sentence)
+    if len(planned.by_uses) > 1:
+        say("")
+        rows = [(uses, f"{epsilon:.4f}") for uses, epsilon in planned.by_uses]
+        table(["uses of one client", "epsilon"], rows, empty="")

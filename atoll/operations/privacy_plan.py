@@ -1,0 +1,355 @@
+"""The plan of a private run: noise for an epsilon, epsilon for a noise, uses that are left, and the noise of a mean."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from atoll.ground.printable import count_of
+from atoll.operations.faults import CommandError
+from atoll.operations.requests import PrivacyPlanRequest
+from atoll.protocol.privacy import correlated, gaussian, loss_distribution, subsampled
+from atoll.protocol.privacy.guarantee import EXACT, PLD, RDP, Guarantee, Mechanism
+
+USES_MAX = 1_000_000
+_ROUNDS_OF_CORRELATION_MAX = 10_000
+"""Most rounds of correlated noise: the search for its bands takes seconds there."""
+_SHOWN_USES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+_PRECISION = 1e-4
+"""Relative width at which a search by the library's accountant ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseOfMean:
+    """Noise of the mean of a round's updates, in lengths of one that is clipped.
+
+    Attributes:
+        one_round: expected norm of the noise of one round, z sens sqrt(d) / n.
+        all_rounds: of the sum of all rounds, whose updates are together at most as many lengths as there are rounds;
+            None: their number is not given.
+        rounds: their number.
+    """
+
+    one_round: float
+    all_rounds: float | None
+    rounds: int | None
+
+    @property
+    def sentences(self) -> Iterator[str]:
+        """What that means."""
+        yield f"the noise in one round's mean is {self.one_round:.3g} times as long as a clipped update"
+        if self.all_rounds is not None and self.rounds is not None:
+            share = self.all_rounds / self.rounds
+            yield (
+                f"over {count_of(self.rounds, 'round')} it adds up to {self.all_rounds:.3g} lengths, {share:.3g} times "
+                "the sum of means that all have one direction and the full length"
+            )
+            if share > 1.0:
+                yield (
+                    "that is more than training can give: more clients in a round, fewer numbers in an update (LoRA, "
+                    "a smaller model), a larger epsilon, or noise for examples in place of clients"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyPlan:
+    """Answer of a plan.
+
+    Attributes:
+        guarantee: with the noise multiplier that was given or found, after all uses or steps.
+        epsilon_max: the budget that was given; None: none was.
+        fits: the most uses or steps within the budget; None: there is no budget, or noise is correlated.
+        left: those that are left after the ones that are spent; None as `fits`.
+        by_uses: numbers of uses, each with its epsilon.
+        noise: of the mean; None: the cohort's size or the number of values is not given.
+        bands: of correlated noise; None: it is independent.
+    """
+
+    guarantee: Guarantee
+    epsilon_max: float | None
+    fits: int | None
+    left: int | None
+    by_uses: tuple[tuple[int, float], ...]
+    noise: NoiseOfMean | None
+    bands: int | None
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The plan in plain values."""
+        return {
+            **dataclasses.asdict(self.guarantee),
+            "sentence": self.guarantee.sentence,
+            "epsilon_max": self.epsilon_max,
+            "fits": self.fits,
+            "left": self.left,
+            "by_uses": [{"uses": uses, "epsilon": epsilon} for uses, epsilon in self.by_uses],
+            "noise_of_mean": None if self.noise is None else dataclasses.asdict(self.noise),
+            "bands": self.bands,
+        }
+
+
+def plan(request: PrivacyPlanRequest) -> PrivacyPlan:
+    """Plan a mechanism.
+
+    Raises:
+        CommandError: the request has faults, with all of them.
+    """
+    if faults := [*_faults(request)]:
+        raise CommandError(*faults)
+    return _of_clients(request) if request.unit == "client" else _of_examples(request)
+
+
+# ---------------------------------------------------------------- faults
+
+
+_NUMBERS = {
+    "--delta": "above 0, below 1",
+    "--epsilon": "above 0, at most 1e9",
+    "--noise-multiplier": "above 0, at most 1e9",
+    "--clip-norm": "above 0, at most 1e9",
+    "--sample-rate": "above 0, at most 1",
+}
+_COUNTS = {
+    **dict.fromkeys(("--uses", "--rounds", "--separation", "--cohort-size", "--steps"), USES_MAX),
+    "--values": 2**50,
+}
+_OF_CLIENTS = ("--uses", "--rounds", "--separation", "--cohort-size", "--values")
+_OF_EXAMPLES = ("--sample-rate", "--steps")
+
+
+def _faults(asked: PrivacyPlanRequest) -> Iterator[str]:
+    values = {f"--{name.replace('_', '-')}": value for name, value in dataclasses.asdict(asked).items()}
+    bad = [*_faults_of_values(values)]
+    yield from bad
+    if asked.delta is None:
+        yield "--delta: missing; allowed: a number above 0 and below 1 / number of clients, such as 1e-6"
+    if asked.epsilon is None and asked.noise_multiplier is None:
+        yield "--epsilon, --noise-multiplier: both are missing; allowed: one, whose other is found, or both"
+    if (asked.values is None) != (asked.cohort_size is None):
+        yield "--cohort-size, --values: one is missing; the noise of a mean depends on both"
+    wrong, other = (_OF_CLIENTS, "client") if asked.unit == "example" else (_OF_EXAMPLES, "example")
+    for flag in wrong:
+        if values[flag] is not None:
+            yield f"{flag}: got {values[flag]}; allowed with --unit {other} alone"
+    if not bad:
+        yield from _faults_of_examples(asked) if asked.unit == "example" else _faults_of_clients(asked)
+
+
+def _faults_of_values(values: dict[str, Any]) -> Iterator[str]:
+    """Yield the values that are not allowed, whatever the others are."""
+    for flag, names in (("--unit", ("client", "example")), ("--mechanism", ("gaussian", "correlated"))):
+        if values[flag] not in names:
+            yield f"{flag}: got {values[flag]!r}; allowed: {', '.join(names)}"
+    for flag, allowed in _NUMBERS.items():
+        value = values[flag]
+        if value is None:
+            continue
+        most = 1.0 if "1e9" not in allowed else 1e9
+        is_within = _is_number(value) and 0.0 < value <= most and (value < most or "at most" in allowed)
+        if not is_within:
+            yield f"{flag}: got {_shown(value)}; allowed: {allowed}"
+    for flag, least in (*((name, 1) for name in _COUNTS), ("--spent", 0)):
+        value, most = values[flag], _COUNTS.get(flag, USES_MAX)
+        if value is not None and not (_is_number(value) and value == int(value) and least <= value <= most):
+            yield f"{flag}: got {_shown(value)}; allowed: a whole number, {least} to {most}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else repr(value)
+
+
+def _faults_of_examples(asked: PrivacyPlanRequest) -> Iterator[str]:
+    if asked.mechanism == "correlated":
+        yield "--mechanism: got correlated; allowed with --unit example: gaussian"
+    for flag, value in (("--sample-rate", asked.sample_rate), ("--steps", asked.steps)):
+        if value is None:
+            yield f"{flag}: missing; --unit example needs it"
+    if asked.spent:
+        yield f"--spent: got {asked.spent}; allowed with --unit client alone"
+
+
+def _faults_of_clients(asked: PrivacyPlanRequest) -> Iterator[str]:
+    if asked.cohort_size is not None and asked.delta is not None and asked.delta >= 1.0 / asked.cohort_size:
+        why = f"1 / {asked.cohort_size} or more allows to publish one client of each round unprotected"
+        yield f"--delta: got {asked.delta:g}; {why}: allowed is less, such as {_sound(asked.cohort_size):g}"
+    if asked.uses is None and asked.rounds is None and asked.noise_multiplier is None:
+        yield "--uses, --rounds: both are missing; the noise for an epsilon depends on the number of uses"
+    if asked.uses is not None and asked.rounds is not None and asked.uses > asked.rounds:
+        yield f"--uses: got {asked.uses}; allowed: at most --rounds ({asked.rounds})"
+    if asked.mechanism == "correlated":
+        yield from _faults_of_correlation(asked)
+    elif asked.separation is not None:
+        yield f"--separation: got {asked.separation}; allowed with --mechanism correlated alone"
+
+
+def _sound(number: int) -> float:
+    """Return a power of ten that is at most a tenth of 1 / number."""
+    return float(10.0 ** -math.ceil(math.log10(number) + 1.0))
+
+
+def _faults_of_correlation(asked: PrivacyPlanRequest) -> Iterator[str]:
+    if asked.rounds is None or asked.separation is None:
+        yield "--rounds, --separation: one is missing; correlated noise needs both"
+    elif asked.rounds > _ROUNDS_OF_CORRELATION_MAX:
+        yield f"--rounds: got {asked.rounds}; allowed with correlated noise: 1 to {_ROUNDS_OF_CORRELATION_MAX}"
+    if asked.spent:
+        yield f"--spent: got {asked.spent}; allowed with correlated noise: 0, as all its rounds are one use"
+
+
+# ---------------------------------------------------------------- clients
+
+
+def _of_clients(asked: PrivacyPlanRequest) -> PrivacyPlan:
+    if asked.mechanism == "correlated":
+        return _of_correlated(asked)
+    delta, budget = cast(float, asked.delta), asked.epsilon
+    z, uses = asked.noise_multiplier, asked.uses or asked.rounds
+    fits: int | None = None
+    if z is None:
+        assert budget is not None
+        assert uses is not None
+        z = gaussian.noise_multiplier_of(budget, delta, uses)
+    if budget is not None:
+        fits = gaussian.uses_within(budget, delta, z)
+    uses = uses or fits or 1
+
+    def epsilon(number: int) -> float:
+        return gaussian.epsilon_of(gaussian.mu_of([(z, number)]), delta)
+
+    return PrivacyPlan(
+        guarantee=_guarantee(asked, epsilon(uses), z, uses, EXACT),
+        epsilon_max=budget,
+        fits=fits,
+        left=None if fits is None else max(0, fits - asked.spent),
+        by_uses=_table(epsilon, uses),
+        noise=_noise(asked, z, lambda rounds: math.sqrt(rounds)),
+        bands=None,
+    )
+
+
+def _of_correlated(asked: PrivacyPlanRequest) -> PrivacyPlan:
+    delta, rounds, separation = cast(float, asked.delta), cast(int, asked.rounds), cast(int, asked.separation)
+    most = -(-rounds // separation)
+    uses = min(asked.uses or most, most)
+    z = asked.noise_multiplier
+    if z is None:
+        assert asked.epsilon is not None
+        z = gaussian.noise_multiplier_of(asked.epsilon, delta)
+    bands = correlated.best_bands(rounds, separation, uses)
+    noises = correlated.inverse_square_root(bands)
+    scale = correlated.sensitivity(noises, rounds, separation, uses)
+    of_all = correlated.prefix_deviation(noises, rounds)
+    in_one = math.sqrt(math.fsum(value * value for value in noises))
+    epsilon = gaussian.epsilon_of(1.0 / z, delta)
+    return PrivacyPlan(
+        guarantee=_guarantee(asked, epsilon, z, uses, EXACT),
+        epsilon_max=asked.epsilon,
+        fits=None,
+        left=None,
+        by_uses=(),
+        noise=_noise(asked, z * scale * in_one, lambda rounds: of_all / in_one),
+        bands=bands,
+    )
+
+
+def _noise(asked: PrivacyPlanRequest, z: float, growth: Callable[[int], float]) -> NoiseOfMean | None:
+    if asked.cohort_size is None or asked.values is None:
+        return None
+    one = z * math.sqrt(asked.values) / asked.cohort_size
+    return NoiseOfMean(one, None if asked.rounds is None else one * growth(asked.rounds), asked.rounds)
+
+
+# ---------------------------------------------------------------- examples
+
+
+def _of_examples(asked: PrivacyPlanRequest) -> PrivacyPlan:
+    q, steps, delta = cast(float, asked.sample_rate), cast(int, asked.steps), cast(float, asked.delta)
+    is_tight = loss_distribution.is_installed() and q < 1.0
+    of_library = loss_distribution.epsilon_of if is_tight else subsampled.epsilon_bound
+
+    def epsilon_at(z: float, number: int) -> float:
+        if q == 1.0:
+            return gaussian.epsilon_of(gaussian.mu_of([(z, number)]), delta)
+        return of_library(q, z, number, delta)
+
+    z, budget = asked.noise_multiplier, asked.epsilon
+    try:
+        if z is None:
+            assert budget is not None
+            z = _least_noise(budget, lambda z: epsilon_at(z, steps), delta=delta, q=q, steps=steps)
+    except ValueError as fault:
+        raise CommandError(f"--epsilon: {fault}") from None
+    found = z
+    fits = None if budget is None else _most_steps(budget, lambda number: epsilon_at(found, number), steps)
+    return PrivacyPlan(
+        guarantee=_guarantee(asked, epsilon_at(z, steps), z, steps, EXACT if q == 1.0 else PLD if is_tight else RDP),
+        epsilon_max=budget,
+        fits=fits,
+        left=None,
+        by_uses=(),
+        noise=None,
+        bands=None,
+    )
+
+
+def _least_noise(budget: float, epsilon_at: Callable[[float], float], *, delta: float, q: float, steps: int) -> float:
+    """Return a noise multiplier within the budget, close to the least one; the built-in bound begins the search."""
+    high = subsampled.noise_multiplier_bound(budget, delta, q, steps)
+    while epsilon_at(high) > budget:  # an accountant that is not below the bound, by its own rounding
+        high *= 1.001
+    low = 0.7 * high
+    while epsilon_at(low) <= budget:
+        high, low = low, 0.7 * low
+    while high - low > _PRECISION * high:
+        middle = (low + high) / 2.0
+        if epsilon_at(middle) <= budget:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _most_steps(budget: float, epsilon_at: Callable[[int], float], about: int) -> int:
+    """Return the largest number of steps within the budget, up to `USES_MAX`."""
+    low, high = 0, about
+    while high < USES_MAX and epsilon_at(high) <= budget:
+        low, high = high, min(2 * high, USES_MAX)
+    if epsilon_at(high) <= budget:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if epsilon_at(middle) <= budget:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+# ---------------------------------------------------------------- both
+
+
+def _guarantee(asked: PrivacyPlanRequest, epsilon: float, z: float, uses: int, accountant: str) -> Guarantee:
+    is_client = asked.unit == "client"
+    return Guarantee(
+        epsilon=epsilon,
+        delta=cast(float, asked.delta),
+        unit="client" if is_client else "example",
+        mechanism=cast(Mechanism, asked.mechanism),
+        noise_multiplier=z,
+        clip_norm=asked.clip_norm,
+        uses=uses,
+        accountant=accountant,
+        noise_by="coordinator" if is_client else "site",
+        sampling_rate=asked.sample_rate,
+        separation=asked.separation,
+    )
+
+
+def _table(epsilon: Callable[[int], float], uses: int) -> tuple[tuple[int, float], ...]:
+    shown = sorted({*(number for number in _SHOWN_USES if number < uses), uses})
+    return tuple((number, epsilon(number)) for number in shown)
