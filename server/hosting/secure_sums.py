@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from functools import partial
 
 from atoll.ground.printable import count_of, printable
 from atoll.protocol import atoll_pb2 as pb
@@ -15,8 +14,8 @@ from atoll.protocol.secure.wire import BadForm, SessionName
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import ClientId, FailureReason, Purpose, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
+from atoll.server.files.versions import Versions
 from atoll.server.folding.metric_sums import num_bytes_of, opened_metrics
-from atoll.server.folding.reducer import Reducer
 from atoll.server.hosting.secure_terms import SumBase, terms_of, terms_of_evaluation
 from atoll.server.opening.streams import NotOpened, open_sum
 from atoll.server.rounds.events import AskEvaluation, Event, Invite
@@ -66,7 +65,7 @@ class SecureSums:
         run_id: RunId,
         task: str,
         config: Callable[[], RunConfig],
-        reducer: Reducer,
+        reducer: Versions,
         machine: RunMachine,
         authorities: Callable[[], bytes],
         num_ranks: int = 0,
@@ -80,10 +79,11 @@ class SecureSums:
     def invited(self, effect: Invite) -> pb.SecureTerms:
         """Return the part of an invitation with the terms of its sum."""
         assert effect.sum is not None
-        terms = self._terms(effect.round_id, effect.base_version, effect.sum)
+        terms = self.terms(effect.round_id, effect.base_version, effect.sum)
         return pb.SecureTerms(terms=terms.canonical(), ranges=effect.sum.ranges)
 
-    def _terms(self, round_id: RoundId, base_version: Version, place: SumPlace) -> Terms:
+    def terms(self, round_id: RoundId, base_version: Version, place: SumPlace) -> Terms:
+        """Return the terms of one sum of an open round."""
         base = self._reducer.version(base_version)
         return terms_of(
             self._config(),
@@ -155,7 +155,7 @@ class SecureSums:
             if isinstance(answer, MemberKeys):
                 event = KeysCame(*at, content, purpose)
                 if sums.is_news_of(event):
-                    self._check_keys(sums, of, client_id, answer)
+                    self.check_keys(sums, of, client_id, answer)
                 return event
             if isinstance(answer, MaskedWords):
                 return self._masked(at, content, answer) if isinstance(sums, SecureEvaluation) else None
@@ -180,7 +180,7 @@ class SecureSums:
         assert secure is not None
         return secure.rules().metrics
 
-    def _check_keys(
+    def check_keys(
         self, sums: SecureRound | SecureEvaluation, of: SessionName, client_id: ClientId, keys: MemberKeys
     ) -> None:
         """Check a client's keys before they are in a roster; wrong ones would end the session for every member.
@@ -193,7 +193,7 @@ class SecureSums:
         if isinstance(sums, SecureEvaluation):
             terms = self._terms_of_evaluation(sums.evaluation.version, sums.place_of(client_id))
         else:
-            terms = self._terms(of.round, sums.record.base_version, sums.place_of(client_id))
+            terms = self.terms(of.round, sums.record.base_version, sums.place_of(client_id))
         if keys.terms != terms.digest:
             raise NotTrusted("its keys are for other terms")
         if not is_signed(keys.site.key, keys.statement(), keys.signature):
@@ -202,19 +202,28 @@ class SecureSums:
 
     async def open(self, effect: OpenSum) -> Event:
         """Check on a thread what members have revealed, and return the outcome."""
-        summed, names = effect.sum, effect.sum.roster.members
-        at = (effect.round_id, summed.session, summed.attempt)
-        opening = partial(open_sum, summed.roster, summed.id, summed.masking, summed.survivors, summed.reveals)
-        try:
-            opened = await on_thread(None, opening)
-        except NotOpened as fault:
-            return OpeningFailed(*at, str(fault), effect.purpose)
-        wrong = tuple(ClientId(names[position].name) for position in sorted(opened.wrong))
-        if effect.purpose == "update":
-            return SumOpened(*at, wrong)
-        streams = [(stream.key, stream.sign) for stream in opened.streams]
-        try:
-            sums = await on_thread(None, opened_metrics, effect.words, streams, self._metrics)
-        except WrongSum as fault:
-            return SumOpened(*at, wrong, effect.purpose, fault=str(fault))
-        return SumOpened(*at, wrong, effect.purpose, sums)
+        metrics = self._metrics if effect.purpose == "evaluation" else ()
+        return await on_thread(None, opening_of, effect, metrics)
+
+
+def opening_of(effect: OpenSum, metrics: Metrics = ()) -> SumOpened | OpeningFailed:
+    """Check what members of a session have revealed, and return the outcome.
+
+    Args:
+        effect: what was revealed; of an evaluation, also the masked words.
+        metrics: of an evaluation, those of the sum.
+    """
+    summed, names = effect.sum, effect.sum.roster.members
+    at = (effect.round_id, summed.session, summed.attempt)
+    try:
+        opened = open_sum(summed.roster, summed.id, summed.masking, summed.survivors, summed.reveals)
+    except NotOpened as fault:
+        return OpeningFailed(*at, str(fault), effect.purpose)
+    wrong = tuple(ClientId(names[position].name) for position in sorted(opened.wrong))
+    if effect.purpose == "update":
+        return SumOpened(*at, wrong)
+    try:
+        sums = opened_metrics(effect.words, [(stream.key, stream.sign) for stream in opened.streams], metrics)
+    except WrongSum as fault:
+        return SumOpened(*at, wrong, effect.purpose, fault=str(fault))
+    return SumOpened(*at, wrong, effect.purpose, sums)

@@ -6,10 +6,13 @@ evaluated version.
 
 from collections.abc import Mapping
 from dataclasses import field
+from typing import TYPE_CHECKING
 
-from atoll.protocol.secure.messages import Position, Question, Roster
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import ClientId, FailureReason, Purpose, RoundId
+
+if TYPE_CHECKING:
+    from atoll.protocol.secure.messages import Position, Question, Roster
 
 
 @value
@@ -159,7 +162,7 @@ class TellMember:
     session: int
     attempt: int
     members: int
-    question: Question
+    question: "Question"
     purpose: Purpose = "update"
 
 
@@ -180,10 +183,10 @@ class SessionSum:
     session: int
     attempt: int
     id: bytes
-    roster: Roster
-    masking: frozenset[Position]
-    survivors: frozenset[Position]
-    reveals: Mapping[Position, tuple[int, ...]]
+    roster: "Roster"
+    masking: "frozenset[Position]"
+    survivors: "frozenset[Position]"
+    reveals: "Mapping[Position, tuple[int, ...]]"
 
     @property
     def members(self) -> tuple[ClientId, ...]:
