@@ -825,12 +825,14 @@ class Refusal(_message.Message):
     def __init__(self, detail: _Optional[str] = ..., is_revoked: bool = ...) -> None: ...
 
 class OpenedUpdate(_message.Message):
-    __slots__ = ("verdict", "kept")
+    __slots__ = ("verdict", "kept", "has_words")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    HAS_WORDS_FIELD_NUMBER: _ClassVar[int]
     verdict: Verdict
     kept: bool
-    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., kept: bool = ...) -> None: ...
+    has_words: bool
+    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., kept: bool = ..., has_words: bool = ...) -> None: ...
 
 class SubmittedUpdate(_message.Message):
     __slots__ = ("opened", "rank", "meta", "reason", "detail")

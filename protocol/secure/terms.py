@@ -121,7 +121,7 @@ def read_terms(data: bytes) -> Terms:
         ManifestError: they have another form, or a value out of range; the text has its path.
     """
     keys = frozenset({"protocol", *(field.name for field in fields(Terms))})
-    found = fields_of(read_object(data, num_bytes_max=BYTES_MAX), "terms", keys=keys)
+    found = fields_of(read_object(data, num_bytes_max=BYTES_MAX, what="terms"), "terms", keys=keys)
     integer(found["protocol"], "terms.protocol", low=PROTOCOL, high=PROTOCOL)
     one_of(found["purpose"], "terms.purpose", allowed=("update", "evaluation", "statistics"))
     for name, low, high in (

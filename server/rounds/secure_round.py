@@ -408,8 +408,11 @@ class SecureRound(Round):
         names = of.names
         threshold = threshold_of(self._secure.threshold, len(names))
         if len(names) < MEMBERS_MIN or threshold > len(names):
-            need = max(MEMBERS_MIN, threshold)
-            return self._fails(of, f"{count_of(len(names), 'member')}; needed: {need}", may_repeat=False, now=now)
+            need = f"{threshold}, by {self._threshold_as_set}"
+            if threshold <= MEMBERS_MIN:
+                need = f"{MEMBERS_MIN} in any sum: a larger round.cohort_size or round.deadline"
+            reason = f"{count_of(len(names), 'member')} with keys; needed: {need}"
+            return self._fails(of, reason, may_repeat=False, now=now)
         roster = Roster(threshold, tuple(of.keys[name] for name in names))
         of.session, of.record.threshold, of.record.num_members = (
             Session(roster, roster.members[0].terms),
@@ -443,8 +446,13 @@ class SecureRound(Round):
                     of.opening, of.by = effect, math.inf
                     found += (OpenSum(self.record.round_id, of.summed()),)
                 case Fail(reason, may_repeat):
-                    found += self._fails(of, reason, may_repeat=may_repeat, now=now)
+                    by = f"{reason}, by {self._threshold_as_set}"
+                    found += self._fails(of, by, may_repeat=may_repeat, now=now)
         return found
+
+    @property
+    def _threshold_as_set(self) -> str:
+        return f"secure.threshold = {self._secure.threshold}"
 
     def _told(self, of: OneSum, tell: Tell) -> TellMember:
         name, number = of.names[tell.position], of.record.session

@@ -128,7 +128,11 @@ def _left_out(each: SumRecord, name: ClientId) -> str:
 
 def _sum(each: SumRecord) -> str:
     attempt = f", attempt {each.attempt}" if each.attempt > 1 else ""
-    needed = f"{each.threshold} of {count_of(each.num_members, 'member')} open it" if each.num_members else ""
+    needed = (
+        f"{each.threshold} of {count_of(each.num_members, 'member')} open it, by secure.threshold"
+        if each.num_members
+        else ""
+    )
     if each.is_dropped:
         return f"its sum was opened and counts in no version{attempt}: {each.detail}"
     if each.stage == FAILED:
