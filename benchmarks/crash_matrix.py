@@ -335,7 +335,7 @@ def of_sums(planned: Sequence[str]) -> int:
     return conclude(
         "crash_matrix",
         bars_of(tally),
-        ours=ours_of(tally, planned, 0, 0, shape),
+        ours=ours_of(tally, planned, 0, 0, shape, agents="4 or 5 agents in secure sums"),
         theirs=None,
         why_not="no peer continues a round after the death of its server: there is nothing to compare with",
     )
@@ -354,7 +354,9 @@ def bars_of(tally: Tally) -> list[Bar]:
     ]
 
 
-def ours_of(tally: Tally, planned: Any, num_kills: int, seed: int, shape: Shape) -> dict[str, Any]:
+def ours_of(
+    tally: Tally, planned: Any, num_kills: int, seed: int, shape: Shape, agents: str = "3 agents"
+) -> dict[str, Any]:
     """Return the figures beside the bars."""
     recovery = {}
     for who, names in (("coordinator", (COORDINATOR,)), ("agent", SITES), ("rank", (RANK,))):
@@ -371,7 +373,7 @@ def ours_of(tally: Tally, planned: Any, num_kills: int, seed: int, shape: Shape)
         "seed": seed,
         "seconds_to_recover": recovery,
         "faults": {name: found for name, found in faults.items() if found},
-        "configuration": f"3 agents, {shape.rounds} rounds, {4 * shape.num_elements / 1e6:g} MB, "
+        "configuration": f"{agents}, {shape.rounds} rounds, {4 * shape.num_elements / 1e6:g} MB, "
         f"uploads at {shape.upload_limit / 1e6:g} MB/s, whole cohort",
     }
 

@@ -31,6 +31,7 @@ from atoll.client.work.runner import (
     Training,
     TrainOrder,
 )
+from atoll.ground.backoff import Temporary
 from atoll.ground.noise.key import key_of
 from atoll.ground.printable import conclusion
 from atoll.ground.strict_json import ManifestError
@@ -61,7 +62,7 @@ STOP_AGAIN_S = 1.0
 """Seconds after which a stop is repeated until the job ends; a stop sent before the worker starts the job is lost."""
 
 
-class DataAway(ConfigError):
+class DataAway(Temporary, ConfigError):
     """Error: a task's data cannot be read now but may be later; a supervisor restarts the agent."""
 
 

@@ -41,6 +41,7 @@ ONE_FROM_THE_BEGINNING = (
     "secure.examples_max",
     "secure.threshold",
     "secure.session_max",
+    "secure.metrics",
 )
 """Tables and settings that determine the state of a run, or that its sites have approved."""
 

@@ -42,6 +42,10 @@ def test_a_secure_run_has_the_model_of_a_plain_one_and_no_single_update(tmp_path
             assert {row.num_examples for row in record.clients.values()} == {1}
         told = str(it.show("round", "show", "1"))
         assert "a takes part" not in told
+        assert "Training of 4 members, in sums: loss 0.5." in told
+        measured = it.show("run", "show", "trouble-1")["metrics"]
+        assert measured["0"]["training"] == {"loss": 0.5}
+        assert "training" not in measured["3"]
         assert "it has sent keys, shares, its masked update, its signature" in told
 
 
