@@ -321,7 +321,7 @@ OF_SUMS = (
     # ---------------------------------------------------------------- terms, and whom a site trusts
     *(
         Mutant(
-            f"sum: terms, {line.split(chr(34))[1]}",
+            f"sum: terms, {line}",
             AGREED,
             f"        {line}\n",
             "",
@@ -329,19 +329,31 @@ OF_SUMS = (
             OF_TERMS,
         )
         for line in (
-            '("run", invitation.run_id, terms.run),',
-            '("round", invitation.round_id, terms.round),',
+            '("run", request.run_id, terms.run),',
+            '("round", request.round_id, terms.round),',
             '("purpose", "update", terms.purpose),',
-            '("base", invitation.base_version, terms.base),',
-            '("model", invitation.model_digest, terms.model),',
-            '("task", invitation.task, terms.task),',
-            '("algorithm", invitation.algorithm, terms.algorithm),',
-            '("local", invitation.local, terms.local),',
-            '("ranges", ranges_digest(invitation.ranges), terms.ranges),',
+            '("base", request.base_version, terms.base),',
+            '("model", request.model_digest, terms.model),',
+            '("task", request.task, terms.task),',
+            '("algorithm", request.algorithm, terms.algorithm),',
+            '("local", request.local, terms.local),',
+            '("ranges", ranges_digest(request.ranges), terms.ranges),',
+            '("round", request.version, terms.round),',
+            '("purpose", "evaluation", terms.purpose),',
+            '("base", request.version, terms.base),',
+            '("algorithm", "", terms.algorithm),',
+            '("ranges", ranges_digest(()), terms.ranges),',
+            '("bits", 64, terms.bits),',
+            '("receivers", (), terms.receivers),',
         )
     ),
     Mutant(
-        "sum: a codec", AGREED, "    if invitation.codec:\n", "    if False:\n", "masked words are encoded", OF_TERMS
+        "sum: a codec",
+        AGREED,
+        "    if isinstance(request, Invitation) and request.codec:\n",
+        "    if False:\n",
+        "masked words are encoded",
+        OF_TERMS,
     ),
     Mutant(
         "sum: certified keys",

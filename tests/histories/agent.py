@@ -341,7 +341,7 @@ class SimulatedAgent:
                 self._download = None
                 if self.worker is not None and self.worker.request.key == key:
                     self.worker.stop()
-            case Join(invitation):
+            case Join(Invitation() as invitation):
                 self.sums.join(invitation)
             case Forget(key):
                 self.sums.forget(key)
