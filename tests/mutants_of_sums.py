@@ -495,10 +495,10 @@ OF_SUMS = (
     ),
     Mutant(
         "sum: a masked update after the survivors were told",
-        SESSION,
-        "if self.stage is not Stage.MASKING or position not in self.masking or position in self.gone:",
-        "if position not in self.masking or position in self.gone:",
-        "a late masked update counts as one of the survivors'",
+        ROUND,
+        "return session is not None and session.stage is Stage.MASKING and position in session.masking",
+        "return session is not None and position in session.masking",
+        "a masked update that is in no sum is acknowledged",
         OF_ROUNDS,
     ),
     Mutant(
