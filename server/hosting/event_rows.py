@@ -151,6 +151,8 @@ class _Rows:
         self.batch.snapshots.append(Snapshot(run_id, seq, self._decided.at, body, written.first, written.num_members))
 
     def add_clients_evaluation(self, effect: CloseEvaluation) -> None:
+        if self._machine.rules.secure is not None:
+            self.batch.forgotten.append((self._decided.run_id, self._decided.seq))
         found, too_few = shown_sum(effect)
         left_out = [*effect.refused.items(), *effect.failures.items(), *found.said]
         each = (f"{client}: {why}" for client, why in sorted(left_out))
