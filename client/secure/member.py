@@ -72,6 +72,10 @@ class Stream:
     key: bytes
     sign: int
 
+    def __repr__(self) -> str:
+        """Return the sign alone: keys are in no log and no traceback."""
+        return f"Stream(sign={self.sign})"
+
 
 @value
 class KeepPromise:
