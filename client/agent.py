@@ -139,6 +139,7 @@ class Agent:
             config.site,
             self._stores,
             security,
+            runner=runner,
             send=self._connection.send,
             spawn=self._spawn,
             on_event=self._receive,
@@ -283,7 +284,7 @@ class Agent:
         )
         hello.process, hello.folder, hello.clock = self._process, self._folder_id, time.time()
         hello.takes_messages, hello.takes_notices = not self._config.crew.mesh, True
-        hello.joins_sessions = self._sums.joins and not self._config.crew.mesh
+        hello.joins_sessions = self._sums.joins
         return hello
 
     def _on_connected(self, welcome: pb.Welcome) -> None:
@@ -385,7 +386,7 @@ class Agent:
             return None
         if not (decision := self._gate.ask(request)).is_allowed:
             return self._forbidden(request, decision)
-        if isinstance(request, Invitation) and (fault := self._sums.objection(request)):
+        if not isinstance(request, StatisticsRequest) and (fault := self._sums.objection(request)):
             return Forbidden(request, FailureReason.SESSION_REFUSED, fault)
         return None
 
@@ -439,8 +440,8 @@ class Agent:
                 self._report_statistics(effect)
             case Upload(key, digest):
                 self._uploads.begin(key, digest)
-            case Join(invitation):
-                self._sums.join(invitation)
+            case Join(request, sums):
+                self._sums.join(request, sums)
             case Forget(key):
                 self._sums.forget(key)
             case Discard(key, digest, accepted, is_answered):

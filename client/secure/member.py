@@ -72,6 +72,10 @@ class Stream:
     key: bytes
     sign: int
 
+    def __repr__(self) -> str:
+        """Return the sign alone: keys are in no log and no traceback."""
+        return f"Stream(sign={self.sign})"
+
 
 @value
 class KeepPromise:
@@ -146,6 +150,7 @@ class Member:
         trust: Trust,
     ) -> None:
         self.name, self.terms, self.stage = name, terms, Stage.NEW
+        self._digest = terms.digest
         self._rules, self._key, self._site, self._trust = rules, key, site, trust
         self._promises, self._peers = promises, peers
         self._members: tuple[MemberKeys, ...] = ()
@@ -218,13 +223,14 @@ class Member:
         self._members, self._threshold = members, roster.threshold
         self._place = names.index(self.name)
         signed = [(member.statement(), member.signature) for member in members]
-        self._session = session_id(self.terms.digest, roster.threshold, signed)
+        self._session = session_id(self._digest, roster.threshold, signed)
         return [Send(SealedShares(self._shared()))]
 
     def _check_size(self, members: int, threshold: int) -> None:
         rules, wanted = self._rules, self.terms.threshold_of(members)
         least = max(MEMBERS_MIN, rules.min_others + 1)
-        _check(members >= least, f"the roster has {count_of(members, 'member')}; this site demands {least}")
+        demanded = f"this site demands {least} (min_others = {rules.min_others})"
+        _check(members >= least, f"the roster has {count_of(members, 'member')}; {demanded}")
         _check(
             members <= self.terms.members_max,
             f"the roster has {count_of(members, 'member')}; the terms allow {self.terms.members_max}",
@@ -233,7 +239,7 @@ class Member:
         _check(
             threshold <= members and 2 * threshold > members + rules.colluders_max,
             f"threshold {threshold} of {count_of(members, 'member')}; this site demands more than half of members and "
-            f"{rules.colluders_max} colluders, and no more than there are",
+            f"{rules.colluders_max} colluders (colluders_max), and no more than there are",
         )
 
     def _check_each(self, checks: Iterable[tuple[MemberKeys, Callable[[], None]]]) -> None:
@@ -250,7 +256,7 @@ class Member:
             raise _Refused(f"{faults[first]}{more}", tuple(faults))
 
     def _check_member(self, member: MemberKeys) -> None:
-        _check(member.terms == self.terms.digest, f"{member.name} has other terms")
+        _check(member.terms == self._digest, f"{member.name} has other terms")
         if member.name == self.name:
             return
         _check(
@@ -344,7 +350,9 @@ class Member:
         _check(positions <= {*within}, f"members that {verb} are none of those before")
         _check(self._place in positions, f"this site is not among the members that {verb}")
         least = max(self._threshold, self._rules.min_others + 1)
-        _check(len(positions) >= least, f"{count_of(len(positions), 'member')} {verb}; this site demands {least}")
+        by = f"threshold {self._threshold}, min_others = {self._rules.min_others}"
+        have = count_of(len(positions), "member")
+        _check(len(positions) >= least, f"{have} {verb}; this site demands {least} ({by})")
 
     # ------------------------------------------------------------ secrets
 
@@ -358,9 +366,9 @@ class Member:
             "box_key": made.box.public_key().public_bytes_raw(),
             "commitment": commitment(self.name, made.seed),
         }
-        unsigned = MemberKeys(self.name, self.terms.digest, chain=chain, site=self._site, **fields)
+        unsigned = MemberKeys(self.name, self._digest, chain=chain, site=self._site, **fields)
         signature = self._key.sign(unsigned.statement())
-        return MemberKeys(self.name, self.terms.digest, chain=chain, site=self._site, signature=signature, **fields)
+        return MemberKeys(self.name, self._digest, chain=chain, site=self._site, signature=signature, **fields)
 
     def _leave(self, reason: str, refused: tuple[str, ...] = ()) -> list[Effect]:
         if self.stage is Stage.ENDED:
