@@ -407,8 +407,8 @@ class Round(OpenRound):
         """Charge each client whose update is in the sum, before its fold, which may fail: nothing is refunded."""
         for contribution in aggregate.contributions:
             self.membership.charge(contribution.client_id, rules)
-        spent, uses = self.membership.most_spent, self.membership.most_uses
-        self.record.charge = ChargeRecord(len(aggregate.contributions), spent, uses)
+        epsilon, uses = rules.epsilon_of(self.membership.most_spent), self.membership.most_uses
+        self.record.charge = ChargeRecord(len(aggregate.contributions), uses, epsilon, rules.epsilon, rules.delta)
 
     def _take_late(self) -> None:
         """Record which late updates count in this round, and the capped weights."""

@@ -147,8 +147,10 @@ class ChargeRecord:
     """Charge of a private round, made when it closed."""
 
     clients: int  # clients that were charged, whose updates are in the sum
-    spent: float  # by the most used client of the run so far: the sum of 1 / z^2
-    uses: int  # of the most used client so far
+    uses: int  # of the most used client of the run so far
+    epsilon: float  # of that client
+    epsilon_max: float  # the budget
+    delta: float
 
 
 @dataclass(slots=True)
