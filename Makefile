@@ -121,8 +121,9 @@ bench: setup
 bench-guard: setup # the speed of this checkout against an earlier commit, in turns: ten minutes; BASE=commit
 	@$(BIN)/python -m benchmarks.guard $(if $(BASE),--base $(BASE)) $(GUARD)
 
-soak: setup # 20,000 seeded histories; 5,000 generated models in every plan, of which the refused are counted by reason
+soak: setup # 20,000 seeded histories; 10,000 schedules of secure rounds; 5,000 generated models in every plan, of which the refused are counted by reason
 	$(BIN)/python -m tests.histories --seeds 20000
+	$(BIN)/python -m tests.server.rounds.secure_schedules --seeds 10000
 	$(BIN)/python -W ignore -m tests.parallel.generated --models 5000
 
 deaths: setup # a real coordinator dies at every entry of a ServerApp's run; about an hour

@@ -139,6 +139,7 @@ class Agent:
             config.site,
             self._stores,
             security,
+            runner=runner,
             send=self._connection.send,
             spawn=self._spawn,
             on_event=self._receive,
@@ -283,7 +284,7 @@ class Agent:
         )
         hello.process, hello.folder, hello.clock = self._process, self._folder_id, time.time()
         hello.takes_messages, hello.takes_notices = not self._config.crew.mesh, True
-        hello.joins_sessions = self._sums.joins and not self._config.crew.mesh
+        hello.joins_sessions = self._sums.joins
         return hello
 
     def _on_connected(self, welcome: pb.Welcome) -> None:

@@ -1,9 +1,13 @@
-"""Exponential back-off with jitter: the delay before the next attempt. Pure."""
+"""Exponential back-off with jitter: the delay before the next attempt; errors that pass by themselves. Pure."""
 
 import random
 
 DOUBLINGS_MAX = 30
 """Number of doublings after which a delay without a high bound stops growing: a higher power might overflow."""
+
+
+class Temporary(Exception):
+    """Error that passes by itself: the same operation succeeds later."""
 
 
 def delay(attempt: int, low: float, high: float, rng: random.Random) -> float:

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from atoll.ground.backoff import Temporary
 from atoll.ground.folders import finds_no_room, sync_folder
 
 COPY_BYTES = 1 << 20
 """Block size of a copy between two file systems [bytes]."""
 
 
-class DiskFull(OSError):
+class DiskFull(Temporary, OSError):
     """A write that failed for lack of space: no byte of it counts, and it may be repeated.
 
     Args:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from atoll.ground.backoff import Temporary
 from atoll.ground.durable import DiskFull
 from atoll.ground.printable import instead_of
 from atoll.protocol.vocabulary import Digest
@@ -44,5 +45,5 @@ class StateInUse(OSError):
     """Error: another coordinator holds the state directory or database."""
 
 
-class DatabaseAway(StateUnusable):
+class DatabaseAway(Temporary, StateUnusable):
     """Error: a database server does not respond, or not now."""

@@ -116,7 +116,7 @@ OF_SUMS = (
     _unchecked("keys unique", "len(keys) == len(members)", "two members have one key: one pad is used twice"),
     _unchecked("mask keys unique", '("mask_key", "box_key"):', "two members have one pad", new='("box_key",):'),
     _unchecked("box keys unique", '("mask_key", "box_key"):', "two members have one box key", new='("mask_key",):'),
-    _unchecked("terms of all", "member.terms == self.terms.digest", "a member adds the update of another model"),
+    _unchecked("terms of all", "member.terms == self._digest", "a member adds the update of another model"),
     _unchecked(
         "signatures of keys",
         "is_signed(member.site.key, member.statement(), member.signature)",

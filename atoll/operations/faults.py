@@ -5,6 +5,7 @@ import re
 import sqlite3
 from collections.abc import Sequence
 
+from atoll.ground.backoff import Temporary
 from atoll.ground.folders import in_words
 from atoll.protocol.signals import ExitCode
 
@@ -67,14 +68,9 @@ file system that is mounted read-only, or became so after an error, waits for a 
 
 def temporary_cause(error: BaseException) -> BaseException | None:
     """Return the error that passes by itself among an error and its causes; None: there is none."""
-    from atoll.client.work.worker import DataAway
-    from atoll.ground.durable import DiskFull
-    from atoll.server.errors import DatabaseAway
-    from atoll.server.identity.authority import AuthorityAway
-
     found: BaseException | None = error
     while found is not None:
-        if isinstance(found, DatabaseAway | DataAway | AuthorityAway | DiskFull):
+        if isinstance(found, Temporary):
             return found
         if isinstance(found, OSError) and found.errno in TEMPORARY:
             return found

@@ -146,6 +146,7 @@ class Member:
         trust: Trust,
     ) -> None:
         self.name, self.terms, self.stage = name, terms, Stage.NEW
+        self._digest = terms.digest
         self._rules, self._key, self._site, self._trust = rules, key, site, trust
         self._promises, self._peers = promises, peers
         self._members: tuple[MemberKeys, ...] = ()
@@ -218,7 +219,7 @@ class Member:
         self._members, self._threshold = members, roster.threshold
         self._place = names.index(self.name)
         signed = [(member.statement(), member.signature) for member in members]
-        self._session = session_id(self.terms.digest, roster.threshold, signed)
+        self._session = session_id(self._digest, roster.threshold, signed)
         return [Send(SealedShares(self._shared()))]
 
     def _check_size(self, members: int, threshold: int) -> None:
@@ -250,7 +251,7 @@ class Member:
             raise _Refused(f"{faults[first]}{more}", tuple(faults))
 
     def _check_member(self, member: MemberKeys) -> None:
-        _check(member.terms == self.terms.digest, f"{member.name} has other terms")
+        _check(member.terms == self._digest, f"{member.name} has other terms")
         if member.name == self.name:
             return
         _check(
@@ -358,9 +359,9 @@ class Member:
             "box_key": made.box.public_key().public_bytes_raw(),
             "commitment": commitment(self.name, made.seed),
         }
-        unsigned = MemberKeys(self.name, self.terms.digest, chain=chain, site=self._site, **fields)
+        unsigned = MemberKeys(self.name, self._digest, chain=chain, site=self._site, **fields)
         signature = self._key.sign(unsigned.statement())
-        return MemberKeys(self.name, self.terms.digest, chain=chain, site=self._site, signature=signature, **fields)
+        return MemberKeys(self.name, self._digest, chain=chain, site=self._site, signature=signature, **fields)
 
     def _leave(self, reason: str, refused: tuple[str, ...] = ()) -> list[Effect]:
         if self.stage is Stage.ENDED:

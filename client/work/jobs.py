@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from atoll.client.session.events import (
     Trained,
 )
 from atoll.client.work.runner import (
+    EncodeOrder,
     EvaluateOrder,
     MessageOrder,
     Runner,
@@ -40,15 +42,14 @@ from atoll.ground.noise.key import key_of
 from atoll.ground.process import crash_points
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
-from atoll.protocol.secure.terms import Terms
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import ClientId, FailureReason, RoundId, RunId
 from atoll.protocol.wire.stream import StreamBroken
-from atoll.tensors.masked.encode import Encoded as Encoding
+from atoll.tensors.masked.encode import Encoded as Words
 from atoll.tensors.masked.encode import NotFinite, encode_update
 from atoll.tensors.safetensors_file import parse_header
 from atoll.tensors.secure.masked_layout import floats_of, layout_digest
-from atoll.tensors.secure.plan import EncodingPlan, Vector
+from atoll.tensors.secure.plan import Encoding, EncodingPlan, Vector
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ class Jobs:
         self._residual_out.unlink(missing_ok=True)  # left by a failed training
         remove(self._update_out)
         try:
+            encode = await on_thread(None, self._encoding_of, invitation)
             order = TrainOrder(
                 task=invitation.task,
                 run_id=invitation.run_id,
@@ -122,11 +124,12 @@ class Jobs:
                 noise=self._noise_of(invitation, "train"),
                 run_number=invitation.run_number,
                 asked_at=invitation.asked_at,
+                encode=encode,
             )
             trained = await self._training(order)
             crash_points.reached("agent.trained")
-            if invitation.secure is not None:
-                await self._encode(invitation, invitation.secure, trained)
+            if encode is not None:
+                await self._encode(invitation, encode.encoding, trained)
                 crash_points.reached("agent.encoded")
                 return Encoded(key)
             entry = await self._spool_update(invitation, trained)
@@ -260,35 +263,58 @@ class Jobs:
             self._residuals.settle(manifest.digest, accepted=False)
             raise
 
-    async def _encode(self, invitation: Invitation, terms: Terms, trained: Training) -> None:
-        """Encode the update for a secure sum, once, and make it durable. Nothing about this site alone is kept with it.
+    def _encoding_of(self, invitation: Invitation) -> EncodeOrder | None:
+        """Return the encoding that the terms of a secure sum ask for, before any work is spent on it; None: no sum.
 
         Raises:
-            RunnerFailed: the update is of other tensors than the terms, or has values that are not finite.
+            RunnerFailed: the terms are of other tensors than the model's, or no encoding.
         """
+        if (terms := invitation.secure) is None:
+            return None
         layout = parse_header(self._cache.path(invitation.model_digest))[0]
         if layout_digest(layout, terms.metrics) != terms.layout:
             raise RunnerFailed(FailureReason.SESSION_REFUSED, "the terms are of other tensors than the model's")
         try:
-            plan = EncodingPlan(
+            encoding = Encoding(
                 bits=terms.bits,
                 clip_norm=terms.clip_norm,
                 exponents=invitation.ranges or (0,) * len(floats_of(layout)),
                 examples_max=terms.examples_max,
                 metrics=terms.metrics,
-                num_examples=trained.num_examples,
-                statistics=trained.statistics,
             )
-            Vector(layout, plan)
+            Vector(layout, encoding)
         except ValueError as fault:
             raise RunnerFailed(FailureReason.SESSION_REFUSED, f"the terms' encoding: {fault}") from None
+        remove(self._encoded_out)
+        purpose = ("rounding", invitation.run_id, invitation.round_id, invitation.model_digest)
+        rounding = key_of(self._noise_secret, *purpose, self._client_id)
+        return EncodeOrder(encoding=encoding, out=self._encoded_out, rounding=rounding)
 
-        def add() -> Encoding:
+    async def _encode(self, invitation: Invitation, encoding: Encoding, trained: Training) -> None:
+        """Make the encoded update durable; nothing about this site alone is kept with it.
+
+        The ranks of a mesh have encoded it where its boxes are; a file is encoded here, once.
+
+        Raises:
+            RunnerFailed: the update is of other tensors than the terms, or has values that are not finite.
+        """
+        if trained.parts and trained.encoded is None:
+            detail = "the ranks have not encoded their parts: they run another version of Atoll than the agent"
+            raise RunnerFailed(FailureReason.SESSION_REFUSED, detail)
+        layout = parse_header(self._cache.path(invitation.model_digest))[0]
+        plan = EncodingPlan(
+            **{each.name: getattr(encoding, each.name) for each in fields(encoding)},
+            num_examples=trained.num_examples,
+            statistics=trained.statistics,
+        )
+        parts = [PartManifest(index, pieces) for index, pieces in enumerate(trained.parts)]
+
+        def add() -> Words:
             self._save_seen()
             if trained.has_own:
                 of_round = invitation.run_id, invitation.round_id, invitation.counted_round
                 self._client_state.stage(*of_round, self._client_state_out)
-            encoded = encode_update(self._update_out, self._encoded_out, layout=layout, plan=plan)
+            encoded = trained.encoded or encode_update(self._update_out, self._encoded_out, layout=layout, plan=plan)
             remove(self._update_out)
             manifest = UpdateManifest(
                 run_id=invitation.run_id,
@@ -299,9 +325,15 @@ class Jobs:
                 num_examples=1,
                 work=1.0,
                 pieces=encoded.pieces,
+                parts=tuple(part.listed for part in parts),
             )
             self._encoded.add(
-                self._encoded_out, manifest, statistics={}, rank=invitation.rank, spreads=invitation.spreads
+                self._encoded_out,
+                manifest,
+                statistics={},
+                rank=invitation.rank,
+                spreads=invitation.spreads,
+                parts=parts,
             )
             return encoded
 
@@ -311,7 +343,7 @@ class Jobs:
             raise RunnerFailed(FailureReason.NOT_FINITE, str(error)) from None
         except ValueError as error:
             raise RunnerFailed(FailureReason.TRAINING_FAILED, str(error)) from None
-        clipped = f", clipped to {terms.clip_norm:g}" if encoded.norm > terms.clip_norm else ""
+        clipped = f", clipped to {encoding.clip_norm:g}" if encoded.norm > encoding.clip_norm else ""
         text = "encoded the update of round %d of %s for a secure sum: norm %.4g%s"
         logger.info(text, invitation.round_id, invitation.run_id, encoded.norm, clipped)
         for left_out in encoded.left_out:

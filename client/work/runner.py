@@ -8,7 +8,10 @@ from typing import Any, Protocol
 from atoll.client.session.events import Sums
 from atoll.protocol.vocabulary import FailureReason
 from atoll.protocol.wire.mesh_use import MeshUse
-from atoll.tensors.layout import Piece
+from atoll.tensors.layout import Layout, Piece
+from atoll.tensors.masked.encode import Encoded
+from atoll.tensors.secure.keystream import Stream
+from atoll.tensors.secure.plan import Encoding
 from atoll.training.statistics.parts import SiteStatistics
 
 
@@ -40,6 +43,17 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeOrder:
+    """Order to encode an update in parts for a secure sum, where its boxes are."""
+
+    encoding: Encoding
+    out: Path
+    """Folder of the encoded parts."""
+    rounding: bytes = field(repr=False)
+    """Key of the numbers that decide between up and down, of this update alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOrder(Order):
     """Order to train the model in one file and to write the update, a safetensors file, into another."""
 
@@ -66,6 +80,8 @@ class TrainOrder(Order):
     """Files of residuals from earlier updates, which this update adds."""
     residual: Path | None = None
     """File for the residual that this update leaves."""
+    encode: EncodeOrder | None = None
+    """Order to encode the update; a runner of one process leaves that to the agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +123,27 @@ class MessageOrder(Order):
     """File for the client state after this message; not written if the task keeps none."""
 
 
+@dataclass(frozen=True, slots=True)
+class PartToMask:
+    """Encoded part of an update, and the file of its masked form."""
+
+    encoded: Path
+    out: Path
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskOrder:
+    """Order to mask the parts of an encoded update."""
+
+    task: str
+    layout: Layout
+    """Tensors of the masked update, in the order of their positions."""
+    parts: tuple[PartToMask, ...]
+    streams: tuple[Stream, ...] = field(repr=False)
+    """Keys with their signs: in memory alone, and dropped with the order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """Result of a training."""
@@ -130,6 +167,8 @@ class Training:
     """Use of a mesh; None: one process."""
     steps: int = 0
     """Number of steps of the optimizer; 0: the task trains by itself."""
+    encoded: Encoded | None = None
+    """Encoding of the update, whose parts are in `EncodeOrder.out`; None: it is plain."""
 
 
 class Runner(Protocol):
@@ -176,6 +215,10 @@ class Runner(Protocol):
         Raises:
             RunnerFailed: no statistics were made.
         """
+        ...
+
+    async def mask(self, order: MaskOrder) -> tuple[tuple[Piece, ...], ...] | None:
+        """Mask parts, beside any job, and return their pieces; None: this runner does not, and the caller does."""
         ...
 
     def extend(self, budget: float) -> None:

@@ -8,30 +8,25 @@ the session is lost.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from atoll.client.disk.spool import Entry
 from atoll.client.disk.stores import Stores
 from atoll.client.secure.member import Effect, KeepPromise, Mask, Member, Send, Stage
 from atoll.client.session.agreed_terms import fault_of_terms
 from atoll.client.session.events import Event, Invitation, Key, Masked
 from atoll.client.site.security import LEFT, OPENED, SiteSecurity
-from atoll.ground.durable import remove, told_outside
+from atoll.client.work.masking import Masking
+from atoll.client.work.runner import Runner
+from atoll.ground.durable import told_outside
 from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.manifest import parse_update
 from atoll.protocol.secure import wire
 from atoll.protocol.secure.messages import Gone, Reveal, SealedShares
 from atoll.protocol.secure.terms import Terms
 from atoll.protocol.secure.wire import BadForm, SessionName
-from atoll.protocol.threads import on_thread
-from atoll.protocol.vocabulary import Digest, FailureReason, RoundId, RunId
-from atoll.tensors.masked.mask import mask_update
-from atoll.tensors.pieces import layout_of_pieces
+from atoll.protocol.vocabulary import FailureReason, RoundId, RunId
 from atoll.tensors.safetensors_file import TensorFileCorrupted
-from atoll.tensors.secure.masked_layout import in_positions
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +50,7 @@ class SecureSums:
         site: this client's name.
         stores: the agent's state on disk.
         security: the site's part: its policy, its promises, its key; None: it joins no session.
+        runner: of the ranks that mask their parts of an update.
         send: sends a message to the coordinator, if it is connected.
         spawn: runs a coroutine whose failure ends the agent.
         on_event: receives events for the session, on the event loop.
@@ -66,13 +62,13 @@ class SecureSums:
         stores: Stores,
         security: SiteSecurity | None,
         *,
+        runner: Runner,
         send: Callable[[pb.ClientMessage], None],
         spawn: Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"],
         on_event: Callable[[Event], None],
     ) -> None:
         self._site, self._security = site, security
-        self._encoded, self._spool, self._models = stores.encoded, stores.spool, stores.models
-        self._out = stores.work / "masked.safetensors"
+        self._encoded, self._spool, self._masker = stores.encoded, stores.spool, Masking(stores, runner)
         self._send, self._spawn, self._on_event = send, spawn, on_event
         self._members: dict[Key, _Membership] = {}
         self._masking = asyncio.Lock()
@@ -203,21 +199,12 @@ class SecureSums:
         async with self._masking:
             if membership.is_dropped or key in self._spool.entries():
                 return
-            remove(self._out)
-            digest = await on_thread(None, self._masked, self._encoded[key], streams)
+            digest = await self._masker.spooled(membership.invitation.task, self._encoded[key], streams)
             if membership.is_dropped:
                 self._spool.discard(key)
                 return
         crash_points.reached("agent.masked")
         self._on_event(Masked(key, digest))
-
-    def _masked(self, entry: Entry, streams: list[tuple[bytes, int]]) -> Digest:
-        """Mask an encoded update into the spool; return the digest of what is sent."""
-        encoded = parse_update(entry.manifest)
-        layout = in_positions(layout_of_pieces(encoded.pieces))
-        pieces = mask_update(entry.path, self._out, layout, streams, start=entry.data_start)
-        masked = replace(encoded, pieces=tuple(pieces))
-        return self._spool.add(self._out, masked, statistics={}, rank=entry.rank, spreads=entry.spreads).digest
 
     def _refuse(self, terms: Terms, fault: str) -> None:
         self._note(terms, fault, LEFT)

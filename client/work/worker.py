@@ -12,7 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from textwrap import indent
@@ -21,7 +22,16 @@ from typing import Any, Literal
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.session.events import Sums
 from atoll.client.work.data_away import said_of_data
-from atoll.client.work.runner import EvaluateOrder, MessageOrder, RunnerFailed, StatisticsOrder, Training, TrainOrder
+from atoll.client.work.runner import (
+    EvaluateOrder,
+    MaskOrder,
+    MessageOrder,
+    RunnerFailed,
+    StatisticsOrder,
+    Training,
+    TrainOrder,
+)
+from atoll.ground.backoff import Temporary
 from atoll.ground.noise.key import key_of
 from atoll.ground.printable import conclusion
 from atoll.ground.strict_json import ManifestError
@@ -32,6 +42,7 @@ from atoll.protocol.threads import begin_on_thread, on_thread
 from atoll.protocol.vocabulary import FailureReason
 from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.tensors.layout import Piece
+from atoll.tensors.masked.encode import Encoded
 from atoll.training.statistics.parts import SiteStatistics
 from atoll.training.worker.process import Environment, Worker, WorkerCrashed, WorkerError, WorkerHung
 
@@ -44,11 +55,14 @@ DESCRIBE_TIMEOUT_S = 600.0
 ANSWER_SLACK_S = 5.0
 """Time beyond the lease that the agent waits for an answer [s], so that the worker's own alarm fires first."""
 
+MASK_TIMEOUT_S = 3600.0
+"""Longest wait for the ranks that mask an update [s]; what their session no longer needs is dropped."""
+
 STOP_AGAIN_S = 1.0
 """Seconds after which a stop is repeated until the job ends; a stop sent before the worker starts the job is lost."""
 
 
-class DataAway(ConfigError):
+class DataAway(Temporary, ConfigError):
     """Error: a task's data cannot be read now but may be later; a supervisor restarts the agent."""
 
 
@@ -168,6 +182,9 @@ class WorkerRunner:
         if order.codec:
             request |= {"codec": order.codec, "owed": [str(path.absolute()) for path in order.owed]}
             request |= {"residual": str(order.residual.absolute())} if order.residual else {}
+        if order.encode is not None and isinstance(self._workers[order.task], Crew):
+            encode = {"out": str(order.encode.out.absolute()), "rounding": order.encode.rounding.hex()}
+            request |= {"secure": asdict(order.encode.encoding) | encode}
         answer = await self._run(order.task, "train", order.budget, request, order.run_id)
         return Training(
             pieces=_pieces(answer.get("pieces", ())),
@@ -181,6 +198,7 @@ class WorkerRunner:
             has_own=answer["has_own"],
             mesh=MeshUse.read(**answer["mesh"]) if "mesh" in answer else None,
             steps=int(answer.get("steps", 0)),
+            encoded=_encoded(answer.get("encoded")),
         )
 
     async def message(self, order: MessageOrder) -> Training:
@@ -233,6 +251,30 @@ class WorkerRunner:
             return await on_thread(None, from_plain, answer["statistics"])
         except ManifestError as error:
             raise RunnerFailed(FailureReason.TASK_BROKEN, f"the statistics cannot be sent: {error}") from error
+
+    async def mask(self, order: MaskOrder) -> tuple[tuple[Piece, ...], ...] | None:
+        """Mask parts by the ranks that have loaded the task, if they are at rest; see `Runner`."""
+        crew = self._workers.get(order.task)
+        if not isinstance(crew, Crew) or not crew.is_ready or self._current is not None:
+            return None
+        request = {
+            "layout": [(tensor.name, tensor.dtype, tensor.shape) for tensor in order.layout],
+            "parts": [
+                {
+                    "encoded": str(part.encoded.absolute()),
+                    "out": str(part.out.absolute()),
+                    "pieces": [(p.tensor, p.dtype, p.offsets, p.lengths, p.sha256) for p in part.pieces],
+                }
+                for part in order.parts
+            ],
+            "streams": [(key.hex(), sign) for key, sign in order.streams],
+        }
+        try:
+            answer = await on_thread(None, partial(crew.call, "mask", MASK_TIMEOUT_S, **request))
+            return tuple(_pieces(pieces) for pieces in answer["parts"])
+        except (WorkerError, WorkerHung, WorkerCrashed, RuntimeError) as error:
+            logger.warning("the ranks have not masked the update, so this process does: %s", error)
+            return None
 
     def extend(self, budget: float) -> None:
         """Set the deadline of the running job to `budget` seconds from now."""
@@ -318,6 +360,14 @@ def _pieces(fields: Iterable[Sequence[Any]]) -> tuple[Piece, ...]:
     return tuple(
         Piece(tensor, dtype, tuple(offsets), tuple(lengths), sha256, *encoded)
         for tensor, dtype, offsets, lengths, sha256, *encoded in fields
+    )
+
+
+def _encoded(fields: Mapping[str, Any] | None) -> Encoded | None:
+    return (
+        None
+        if fields is None
+        else Encoded((), float(fields["norm"]), float(fields["factor"]), tuple(fields["left_out"]))
     )
 
 

@@ -30,6 +30,7 @@ from atoll.parallel.mesh_client.faults import faults_of_mesh, is_divided, outlin
 from atoll.parallel.mesh_client.hook_files import client_of
 from atoll.parallel.mesh_client.in_round import checkpoints
 from atoll.parallel.mesh_client.kept_optimizer import give_state
+from atoll.parallel.mesh_client.secure_words import encode_parts, mask_parts, plan_in
 from atoll.parallel.mesh_client.together import together
 from atoll.parallel.mesh_client.training import LocalTraining, optimizer_of
 from atoll.parallel.mesh_client.update import Files
@@ -140,7 +141,8 @@ class MeshBench:
             is_told: tells whether this rank was asked to stop; called between steps.
 
         Returns:
-            The answer, with the pieces of each part under `parts`, and under `mesh` the use of it in this attempt.
+            The answer, with the pieces of each part under `parts`, and under `mesh` the use of it in this attempt. With
+            `secure` the parts are encoded for a secure sum, and `encoded` has their norm.
 
         Raises:
             TaskBroken, TaskMismatch, NotFinite, OutOfTime, OSError: as in one process; on all ranks.
@@ -190,19 +192,28 @@ class MeshBench:
             use = self._use.of(self._here.task, training.example, work.steps - begun_at, examples)
         reached("crew.trained")
         files = Files(model, local, algorithm, request, self._ranks, client)
-        parts = files.write()
+        written = self._written(files, work)
         reached("crew.answering")
         return {
             "num_examples": work.num_examples,
             "work": work.work,
-            "statistics": sound(self._here.task.metrics, work.statistics),
             "stopped": is_stopped,
-            "parts": parts,
+            **written,
             "has_own": bool(files.kept),
             "steps": work.steps,
             "mesh": use,
             **_normalizer(work, algorithm),
         }
+
+    def _written(self, files: Files, work: Work) -> Json:
+        """Write the parts of the update, encoded if it is for a secure sum; return what the answer says of them."""
+        parts, statistics = files.write(), sound(self._here.task.metrics, work.statistics)
+        if not (order := files.request.get("secure")):
+            return {"statistics": statistics, "parts": [part for part in parts if part]}
+        num_examples, sums = self._ranks.gather([work.num_examples, statistics])[0]  # one plan at all ranks
+        plan = plan_in(order, num_examples, sums)
+        encoded = encode_parts(order, files.version, Path(files.request["out"]), parts, plan, self._ranks)
+        return {"statistics": statistics, **encoded}
 
     def evaluate(self, request: Json) -> Json:
         """Return the sums of the loss and the metrics on a split of the site, or the reason why there are none.
@@ -242,6 +253,18 @@ class MeshBench:
         if not self._ranks.is_first:
             return {}
         return {"statistics": self._here.statistics(request, deadline).plain()}
+
+    def mask(self, request: Json, streams: Sequence[Sequence[Any]]) -> Json:
+        """Mask the parts of an encoded update.
+
+        Args:
+            request: `mask` (`mesh_client/main`).
+            streams: keys with their signs, at rank 0.
+
+        Raises:
+            OSError, RankFailed: a part is damaged, or cannot be read or written; on all ranks.
+        """
+        return mask_parts(request, streams, self._ranks)
 
     def _check(self, local: Local, algorithm: str) -> None:
         check_training(self._here.task, algorithm, local)

@@ -28,8 +28,13 @@ STEPS = (
     ("crew.trained", "the last step is made, nothing of the update is written"),
     ("crew.part_written", "a rank's part of the update is written, others may be missing"),
     ("crew.answering", "every part of the update is written, the agent does not know it"),
+    ("crew.part_encoded", "a rank's part for a secure sum is encoded and durable, others may be missing"),
+    ("crew.part_masked", "a rank's part is masked, others may be missing"),
 )
 """All steps, each with the state of the rank there."""
+
+OF_SUMS = ("crew.part_encoded", "crew.part_masked")
+"""The steps that ranks reach in runs with secure sums alone."""
 
 _NAMES = frozenset(name for name, _ in STEPS)
 _FILE = os.environ.get(VARIABLE, "")

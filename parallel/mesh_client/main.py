@@ -12,6 +12,7 @@ A rank has no key and no connection to the coordinator, and does not import gRPC
     describe                                                       -> num_examples, layout, settings
     train       as there, and checkpoint, checkpoint_every(_s)     -> as there, and parts in place of pieces
     evaluate, statistics                                           as there
+    mask        layout; parts: encoded, out, pieces; streams       -> parts: the pieces of each masked part
     message                                                        an error: a server program asks other sites
 
 An exit code other than 0 makes the launcher restart all ranks; the agent then sends the request again.
@@ -23,7 +24,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -57,6 +58,9 @@ DIAL_TIMEOUT_S = 600.0
 RESTART, LINE_LOST = 75, 76
 """Exit codes: a rank has failed, or another one; the agent is gone."""
 
+STREAMS = "streams"
+"""The field of `mask` with the keys, [hex, sign] each; rank 0 alone gets it by the line."""
+
 Json = dict[str, Any]
 
 
@@ -82,6 +86,10 @@ class Bench(Protocol):
 
     def statistics(self, request: Json, deadline: Deadline) -> Json:
         """Return the statistics of the site's data."""
+        ...
+
+    def mask(self, request: Json, streams: Sequence[Sequence[Any]]) -> Json:
+        """Mask the parts of an update that was encoded for a secure sum; rank 0 has the keys of the streams."""
         ...
 
 
@@ -159,10 +167,12 @@ class _Member:
         threading.Thread(target=_read, args=(line, inbox), name="line", daemon=True).start()
         while True:
             job = inbox.jobs.get()
+            streams = job.request.pop(STREAMS, ())  # the store of the orders never has the keys
             self._orders.give(job.request)
             if job.request["op"] == "quit":
                 return
-            answer, faults = self._carried_out(job.request, job.deadline)
+            answer, faults = self._carried_out(job.request, job.deadline, streams)
+            del streams
             line.send(_answer(job, answer, faults) | self._told.take())
             inbox.finished(job)
 
@@ -171,7 +181,9 @@ class _Member:
         while (request := self._orders.take())["op"] != "quit":
             self._carried_out(request, Deadline.never())
 
-    def _carried_out(self, request: Json, deadline: Deadline) -> tuple[Json, list[RankFault]]:
+    def _carried_out(
+        self, request: Json, deadline: Deadline, streams: Sequence[Sequence[Any]] = ()
+    ) -> tuple[Json, list[RankFault]]:
         """Carry out a request with all other ranks; return the result, or the faults of all ranks if all may continue.
 
         Raises:
@@ -180,7 +192,7 @@ class _Member:
         result: Json = {}
         fault = None
         try:
-            result = self._done(request, deadline)
+            result = self._done(request, deadline, streams)
         except (Exception, SystemExit) as error:
             traceback.print_exc()  # the full one, for the rank's log
             fault = self._fault(error, request["op"])
@@ -192,7 +204,7 @@ class _Member:
             raise SystemExit(RESTART)
         return result, faults
 
-    def _done(self, request: Json, deadline: Deadline) -> Json:
+    def _done(self, request: Json, deadline: Deadline, streams: Sequence[Sequence[Any]]) -> Json:
         op = request["op"]
         if op == "load":
             self._check()
@@ -210,6 +222,7 @@ class _Member:
             "describe": self._bench.describe,
             "evaluate": lambda: self._bench.evaluate(request),  # type: ignore[union-attr]
             "statistics": lambda: self._bench.statistics(request, deadline),  # type: ignore[union-attr]
+            "mask": lambda: self._bench.mask(request, streams),  # type: ignore[union-attr]
         }
         if op not in carry_out:
             known = ", ".join(("train", *carry_out))

@@ -89,7 +89,7 @@ class Files:
         """Write this rank's part of the update, and its boxes of the client's state.
 
         Returns:
-            The pieces of every part, in the order of the parts.
+            The pieces of each rank's part, in the order of the ranks; empty: it has none.
 
         Raises:
             NotFinite, TaskMismatch, OSError: on all ranks; the files are then worth nothing.
@@ -123,7 +123,7 @@ class Files:
             return piece_fields(pieces)
 
         together(self.ranks, make)
-        return [pieces for pieces in self.ranks.gather(together(self.ranks, write)) if pieces]
+        return self.ranks.gather(together(self.ranks, write))
 
     @property
     def _codec(self) -> str:

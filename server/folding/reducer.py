@@ -40,6 +40,7 @@ from atoll.server.rounds.events import Aggregate
 from atoll.tensors.layout import Layout, Piece
 from atoll.tensors.safetensors_file import read_buffers
 from atoll.tensors.secure.plan import Vector
+from atoll.tensors.updates.reader import StoredUpdate
 from atoll.training.worker.warm_start import Start
 
 if TYPE_CHECKING:
@@ -164,20 +165,9 @@ class Reducer(Versions):
         updates = [
             self.store.stored_update(each.digest, metas[each.digest], rows[each.digest].data) for each in plan.updates
         ]
-        assert plan.sums is not None
-        base, version = self.version(plan.base_version), Version(plan.base_version + 1)
-        layout, out = base.manifest.layout, self.store.version_path(version)
-        with naming_full_disk(out):
-            folded, outcome = fold_masked(
-                base.path,
-                sessions_of(plan, dict(enumerate(updates))),
-                out,
-                vector=Vector(layout, plan.sums.encoding),
-                step=step_of(plan, layout, self.method, self.store),
-                execution=Execution(threads=os.cpu_count() or 1, between=self._between_tiles),
-                durable=self.store.is_durable,
-            )
-        return SumsFolded.of(made(self.store, version, folded, base), outcome)
+        return fold_sums(
+            self, plan, dict(enumerate(updates)), self.method, threads=os.cpu_count() or 1, between=self._between_tiles
+        )
 
     def _plan_of_sums(self, effect: Aggregate, rows: "Mapping[Digest, UpdateRow]") -> FoldPlan:
         secure = self._settings.secure
@@ -283,6 +273,47 @@ def fold_version(
             execution = Execution(threads=threads, between=between, device=method.device)
             folded = fold(base.path, updates, out, step=step, execution=execution, durable=store.is_durable)
     return made(store, version, folded, base)
+
+
+def fold_sums(
+    versions: Versions,
+    plan: FoldPlan,
+    updates: Mapping[int, StoredUpdate],
+    method: Method,
+    *,
+    threads: int,
+    between: Callable[[], None] | None = None,
+) -> SumsFolded:
+    """Execute a plan of secure sums: open them, and fold them into the next version, which is durable on return.
+
+    Args:
+        versions: the versions of the run.
+        plan: the plan, with sums.
+        updates: the masked updates, by their places in the plan.
+        method: the method of the run.
+        threads: the number of threads.
+        between: called between two tiles; it may raise to interrupt the fold.
+
+    Raises:
+        NoSum: no session counts; the error has the reason of each.
+        ValueError: the updates cannot be folded.
+        DiskFull: the disk has no room for the next version.
+        OSError: a file cannot be read or written.
+    """
+    assert plan.sums is not None
+    store, base, version = versions.store, versions.version(plan.base_version), Version(plan.base_version + 1)
+    layout, out = base.manifest.layout, store.version_path(version)
+    with naming_full_disk(out):
+        folded, outcome = fold_masked(
+            base.path,
+            sessions_of(plan, updates),
+            out,
+            vector=Vector(layout, plan.sums.encoding),
+            step=step_of(plan, layout, method, store),
+            execution=Execution(threads=threads, between=between),
+            durable=store.is_durable,
+        )
+    return SumsFolded.of(made(store, version, folded, base), outcome)
 
 
 def made(store: RunStore, version: Version, folded: Folded, base: VersionFile) -> Digest:

@@ -1,6 +1,6 @@
 """The secure sums of a round for the fold: what masked updates look like, the plan with its streams, the outcome."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from atoll.aggregation.masked.fold import Outcome, Session
@@ -8,9 +8,10 @@ from atoll.protocol.vocabulary import Digest
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.files.versions import VersionFile
 from atoll.server.folding.plan import FoldPlan, Known, Planned, PlannedSession, PlannedSums
-from atoll.server.opening.streams import open_sum
+from atoll.server.opening.streams import Taken, open_sum
 from atoll.server.rounds.events import Aggregate, Sums
 from atoll.server.rounds.secure_rules import SecureRules
+from atoll.server.rounds.session_events import SessionSum
 from atoll.tensors.layout import Layout, Piece
 from atoll.tensors.secure.masked_layout import floats_of, masked_layout
 from atoll.tensors.updates.reader import StoredUpdate
@@ -67,6 +68,7 @@ def plan_of_sums(
     rules: SecureRules,
     buffers: frozenset[str],
     settings: tuple[AggregationConfig, OptimizerConfig],
+    streams_of: Callable[[SessionSum], Iterable[Taken]] | None = None,
 ) -> FoldPlan:
     """Plan the fold of a round's secure sums: open each, and name the updates in it.
 
@@ -77,6 +79,7 @@ def plan_of_sums(
         rules: of the sums.
         buffers: the float tensors that no optimizer trains.
         settings: the settings of the run.
+        streams_of: returns the streams to take off a sum; None: those that its reveals open.
 
     Raises:
         NotOpened: the reveals of a sum open nothing.
@@ -87,8 +90,7 @@ def plan_of_sums(
     for each in effect.sums:
         if absent := [name for name in each.members if name not in places]:
             raise ValueError(f"session {each.session}: {', '.join(absent[:5])} of its sum has no update")
-        opened = open_sum(each.roster, each.id, each.masking, each.survivors, each.reveals)
-        streams = tuple((stream.key.hex(), stream.sign) for stream in opened.streams)
+        streams = tuple((stream.key.hex(), stream.sign) for stream in (streams_of or _streams_of)(each))
         sessions.append(PlannedSession(each.session, tuple(places[name] for name in each.members), streams))
     updates = []
     for contribution in effect.contributions:
@@ -115,6 +117,10 @@ def plan_of_sums(
             tuple(sessions),
         ),
     )
+
+
+def _streams_of(summed: SessionSum) -> Iterable[Taken]:
+    return open_sum(summed.roster, summed.id, summed.masking, summed.survivors, summed.reveals).streams
 
 
 def sessions_of(plan: FoldPlan, updates: Mapping[int, StoredUpdate]) -> list[Session]:

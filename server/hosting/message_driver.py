@@ -46,7 +46,8 @@ from atoll.server.programs.calls import asked, offered, order_of, reply_row
 from atoll.server.programs.contents import Contents
 from atoll.server.programs.process import Json, ProgramProcess
 from atoll.server.rounds.events import EndRun, Invite, Release, Update
-from atoll.server.views.message_lines import lines_of, nodes_in_words
+from atoll.server.views.exchange_sentences import nodes_in_words
+from atoll.server.views.message_lines import lines_of
 from atoll.task.randomness import training_seed
 from atoll.task.task import task_name
 from atoll.tensors.layout import Piece

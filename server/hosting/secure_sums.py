@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from functools import partial
 
 from atoll.ground.printable import printable
 from atoll.protocol import atoll_pb2 as pb
@@ -15,7 +14,7 @@ from atoll.protocol.secure.wire import BadForm, SessionName
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import ClientId, FailureReason, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
-from atoll.server.folding.reducer import Reducer
+from atoll.server.files.versions import Versions
 from atoll.server.hosting.secure_terms import SumBase, terms_of
 from atoll.server.opening.streams import NotOpened, open_sum
 from atoll.server.rounds.events import (
@@ -64,7 +63,7 @@ class SecureSums:
         run_id: RunId,
         task: str,
         config: Callable[[], RunConfig],
-        reducer: Reducer,
+        reducer: Versions,
         machine: RunMachine,
         authorities: Callable[[], bytes],
         num_ranks: int = 0,
@@ -78,10 +77,11 @@ class SecureSums:
     def invited(self, effect: Invite) -> pb.SecureTerms:
         """Return the part of an invitation with the terms of its sum."""
         assert effect.sum is not None
-        terms = self._terms(effect.round_id, effect.base_version, effect.sum)
+        terms = self.terms(effect.round_id, effect.base_version, effect.sum)
         return pb.SecureTerms(terms=terms.canonical(), ranges=effect.sum.ranges)
 
-    def _terms(self, round_id: RoundId, base_version: Version, place: SumPlace) -> Terms:
+    def terms(self, round_id: RoundId, base_version: Version, place: SumPlace) -> Terms:
+        """Return the terms of one sum of an open round."""
         base = self._reducer.version(base_version)
         return terms_of(
             self._config(),
@@ -117,14 +117,14 @@ class SecureSums:
             elif isinstance(answer, MemberKeys):
                 event = KeysCame(*at, wire.encoded(message).hex())
                 if round_.is_news_of(event):
-                    self._check_keys(round_, of, client_id, answer)
+                    self.check_keys(round_, of, client_id, answer)
             else:
                 event = _ANSWERED[type(answer)](*at, wire.encoded(message).hex())
         except (BadForm, NotTrusted) as fault:
             event = SessionLeft(*at, FailureReason.SESSION_REFUSED, str(fault))
         return event if round_.is_news_of(event) else None
 
-    def _check_keys(self, round_: SecureRound, of: SessionName, client_id: ClientId, keys: MemberKeys) -> None:
+    def check_keys(self, round_: SecureRound, of: SessionName, client_id: ClientId, keys: MemberKeys) -> None:
         """Check a client's keys before they are in a roster; wrong ones would end the session for every member.
 
         Raises:
@@ -132,7 +132,7 @@ class SecureSums:
         """
         if keys.name != client_id:
             raise NotTrusted(f"its keys are of {printable(keys.name)}")
-        terms = self._terms(of.round, round_.record.base_version, round_.place_of(client_id))
+        terms = self.terms(of.round, round_.record.base_version, round_.place_of(client_id))
         if keys.terms != terms.digest:
             raise NotTrusted("its keys are for other terms")
         if not is_signed(keys.site.key, keys.statement(), keys.signature):
@@ -141,11 +141,15 @@ class SecureSums:
 
     async def open(self, effect: OpenSum) -> Event:
         """Check on a thread what members have revealed, and return the outcome."""
-        summed, names = effect.sum, effect.sum.roster.members
-        opening = partial(open_sum, summed.roster, summed.id, summed.masking, summed.survivors, summed.reveals)
-        try:
-            opened = await on_thread(None, opening)
-        except NotOpened as fault:
-            return OpeningFailed(effect.round_id, summed.session, summed.attempt, str(fault))
-        wrong = tuple(ClientId(names[position].name) for position in sorted(opened.wrong))
-        return SumOpened(effect.round_id, summed.session, summed.attempt, wrong)
+        return await on_thread(None, opening_of, effect)
+
+
+def opening_of(effect: OpenSum) -> SumOpened | OpeningFailed:
+    """Check what members of a session have revealed, and return the outcome."""
+    summed, names = effect.sum, effect.sum.roster.members
+    try:
+        opened = open_sum(summed.roster, summed.id, summed.masking, summed.survivors, summed.reveals)
+    except NotOpened as fault:
+        return OpeningFailed(effect.round_id, summed.session, summed.attempt, str(fault))
+    wrong = tuple(ClientId(names[position].name) for position in sorted(opened.wrong))
+    return SumOpened(effect.round_id, summed.session, summed.attempt, wrong)

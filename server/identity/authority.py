@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from atoll.ground.backoff import Temporary
 from atoll.ground.folders import sync_folder
 from atoll.protocol.identity.certificates import (
     AUTHORITY_EARLY_S,
@@ -74,7 +75,7 @@ class Signer(Protocol):
         """
 
 
-class AuthorityAway(OSError):
+class AuthorityAway(Temporary, OSError):
     """Error: the authority's key is on another machine, which does not respond."""
 
 

@@ -6,7 +6,6 @@ Effects, as commands, are carried out after their event is on disk. Updates are 
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import NamedTuple
 
 from atoll.protocol.disclosure import ANY_SUM, Disclosure
 from atoll.protocol.value_type import value
@@ -23,6 +22,7 @@ from atoll.protocol.vocabulary import (
     Version,
 )
 from atoll.protocol.wire.mesh_use import MeshUse
+from atoll.server.rounds.candidate import Candidate
 from atoll.server.rounds.policy import Mode
 from atoll.server.rounds.run_rules import RunRules, Source
 from atoll.server.rounds.session_events import SessionEffect, SessionEvent, SessionSum, SumPlace
@@ -307,19 +307,6 @@ Event = (
 
 
 # ---------------------------------------------------------------- effects
-
-
-class Candidate(NamedTuple):
-    """Available client, with the facts that a sampler may use."""
-
-    client_id: ClientId
-    num_examples: int
-    label: str
-    loss: float | None = None  # mean training loss of its newest accepted update with one; None: there is none
-    utility: float = 0.0  # statistical utility of that update (`oort_utility.utility_of`)
-    seconds: float | None = None  # expected duration of a round at this client; None: nothing was measured
-    last_round: RoundId = RoundId(0)  # the newest round with an accepted update of the client; 0: there is none
-    times_chosen: int = 0  # number of invitations to rounds
 
 
 @value

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.rounds.events import Candidate, Profile
+from atoll.server.rounds.candidate import Candidate
+from atoll.server.rounds.events import Profile
 
 
 @dataclass(slots=True)

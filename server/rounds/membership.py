@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from atoll.protocol.vocabulary import ClientId, FailureReason, RoundId
+from atoll.server.rounds.candidate import Candidate
 from atoll.server.rounds.candidate_index import CandidateIndex
-from atoll.server.rounds.events import Candidate, Profile
+from atoll.server.rounds.events import Profile
 from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.member import Member, Trouble
 from atoll.server.rounds.member_pages import Unwritten

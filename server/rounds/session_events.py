@@ -4,10 +4,13 @@ They are events and effects of a run like all others (`events.py`).
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from atoll.protocol.secure.messages import Position, Question, Roster
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import ClientId, FailureReason, RoundId
+
+if TYPE_CHECKING:
+    from atoll.protocol.secure.messages import Position, Question, Roster
 
 
 @value
@@ -127,7 +130,7 @@ class TellMember:
     session: int
     attempt: int
     members: int
-    question: Question
+    question: "Question"
 
 
 @value
@@ -147,10 +150,10 @@ class SessionSum:
     session: int
     attempt: int
     id: bytes
-    roster: Roster
-    masking: frozenset[Position]
-    survivors: frozenset[Position]
-    reveals: Mapping[Position, tuple[int, ...]]
+    roster: "Roster"
+    masking: "frozenset[Position]"
+    survivors: "frozenset[Position]"
+    reveals: "Mapping[Position, tuple[int, ...]]"
 
     @property
     def members(self) -> tuple[ClientId, ...]:

@@ -1,10 +1,11 @@
 """A closed or open exchange in plain sentences, as one line of a table, and as JSON. Pure."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from atoll.ground.printable import conclusion, count_of, printable_size
-from atoll.protocol.vocabulary import CloseReason, Fate
+from atoll.protocol.vocabulary import ClientId, CloseReason, Fate
 from atoll.server.exchanges.exchange import Exchange, Sent
 from atoll.server.views.reasons import explain_named
 
@@ -24,6 +25,19 @@ _CLOSES = {
     CloseReason.LINGER_OVER: "the quorum was reached and the linger time over",
     CloseReason.DEADLINE: "a deadline had passed",
 }
+
+
+_OF_FATES = {
+    Fate.REPORTED: "replied",
+    Fate.FAILED: "failed",
+    Fate.REFUSED: "refused",
+    Fate.LOST: "lost",
+    Fate.STRAGGLER: "too late",
+    Fate.RELEASED: "released",
+}
+
+NODES_MAX = 10
+"""Largest number of nodes that are named."""
 
 
 def summary(exchange: Exchange) -> Document:
@@ -125,3 +139,21 @@ def _named(names: list[Any]) -> str:
     unique = sorted(set(names))
     more = f" and {len(unique) - NAMES_MAX} more" if len(unique) > NAMES_MAX else ""
     return ", ".join(unique[:NAMES_MAX]) + more
+
+
+def nodes_in_words(nodes: Sequence[ClientId]) -> str:
+    """Return the nodes that are connected as words."""
+    listed = ", ".join(nodes[:NODES_MAX]) + (", ..." if len(nodes) > NODES_MAX else "")
+    return f"{count_of(len(nodes), 'node is', 'nodes are')} connected" + (f" ({listed})" if nodes else "")
+
+
+def sentence(exchange: Exchange) -> str:
+    """Return an exchange as a sentence: the messages sent, and how it ended."""
+    kinds = ", ".join(sorted({one.message.kind for one in exchange.sent}))
+    sent = f"exchange {exchange.number}: {count_of(len(exchange.sent), 'message')} ({kinds})"
+    if exchange.is_open:
+        return f"{sent} sent"
+    fates = Counter(one.fate for one in exchange.sent)
+    ends = ", ".join(f"{fates[fate]} {text}" for fate, text in _OF_FATES.items() if fates[fate])
+    seconds = (exchange.closed_at or exchange.opened_at) - exchange.opened_at
+    return f"{sent} closed after {seconds:.2f} s ({exchange.close_reason}): {ends}"

@@ -11,9 +11,8 @@ from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.journal.exchanges import read_exchanges, recover_exchanges
 from atoll.server.journal.journal import RunRow
 from atoll.server.rounds.waiting import TOO_FEW, Missing, Wait
-from atoll.server.views.exchange_sentences import exchange_document, summary
+from atoll.server.views.exchange_sentences import NODES_MAX, exchange_document, nodes_in_words, sentence, summary
 from atoll.server.views.history import History
-from atoll.server.views.message_lines import NODES_MAX, nodes_in_words, sentence
 
 Document = dict[str, Any]
 

@@ -7,6 +7,9 @@ from pydantic import BaseModel, Field, model_validator
 from atoll.protocol.settings import STRICT
 from atoll.simulations.attacks.kinds import ATTACKS
 
+OF_ALL = ("kind", "malicious", "keeps_bound")
+"""Fields that belong to every kind of attack."""
+
 Kind = Literal["none", "label_flip", "sign_flip", "scaled_flip", "gaussian", "alie", "ipm", "backdoor", "free_rider"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -25,6 +28,10 @@ class AttackConfig(BaseModel):
 
     malicious: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)] = 0.2
     """Number of malicious clients, drawn by the run's seed: a whole number, or a share of all clients, rounded down."""
+
+    keeps_bound: bool = False
+    """In a run with `[secure]`: whether malicious clients clip the updates that they forge to `secure.clip_norm`, as
+    honest ones do. Attacks on training data always do, and without `[secure]` nothing is clipped at a client."""
 
     num_labels: Annotated[int, Field(ge=2)] | None = None
     """Number of labels for "label_flip"; absent: one more than the largest in the malicious clients' and the server's
@@ -66,5 +73,5 @@ class AttackConfig(BaseModel):
 
     @model_validator(mode="after")
     def _only_what_the_attack_has(self) -> "AttackConfig":
-        ATTACKS.pick(self.kind, {name: value for name, value in self if name not in ("kind", "malicious")})
+        ATTACKS.pick(self.kind, {name: value for name, value in self if name not in OF_ALL})
         return self

@@ -1,13 +1,12 @@
 """The settings of a simulated run: the settings of a deployed run, and additional ones for its clients."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT, Plain
 from atoll.server.config.run import RunFile
-from atoll.server.config.secure import SecureConfig
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.devices.config import DeviceConfig
 from atoll.simulations.populations.config import PopulationConfig
@@ -46,6 +45,10 @@ class SimulationConfig(BaseModel):
     ray_address: str | None = None
     """Address of the cluster for "ray"; absent: a local one is started."""
 
+    secure: Literal["fast", "real"] = "fast"
+    """Sums of a run with `[secure]`. "fast": the sum of the clients' encoded updates. "real": with the keys, masks and
+    shares of a deployed session. Both have the same sessions and end with the same bits; neither protects anything."""
+
     @model_validator(mode="after")
     def _check_address(self) -> Self:
         if self.ray_address is not None and self.engine != "ray":
@@ -75,11 +78,3 @@ class SimulationFile(RunFile):
 
     simulation: SimulationConfig = SimulationConfig()
     """Computation of the clients' training on this machine."""
-
-    def _faults_of_secure(self, secure: SecureConfig) -> Iterator[str]:
-        """Yield the settings that secure sums exclude, and that a simulation has none."""
-        yield (
-            "secure: got a table, and a simulation adds plain updates: allowed is none here, and the table in a run of "
-            "agents, `atoll coordinator` or `atoll run start`"
-        )
-        yield from super()._faults_of_secure(secure)

@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
 from atoll.client.session import events as client
+from atoll.protocol.secure.messages import Answer, Gone, MemberKeys
+from atoll.protocol.secure.wire import SessionName
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RejectReason, RoundId, RunId, RunState
 from atoll.server.config.run import RunConfig
 from atoll.server.exchanges.machine import ExchangeMachine
@@ -80,7 +82,9 @@ class Coordinator(ABC, Generic[M]):
         """Register a client that has opened its control stream."""
         self._connected[site.client_id] = site
         if self.is_running:
-            self.post(ClientJoined(site.client_id, site.name_of_session, Profile(site.num_examples, ""), working_on))
+            profile, joins = Profile(site.num_examples, ""), self.config.secure is not None
+            joined = ClientJoined(site.client_id, site.name_of_session, profile, working_on, joins_sessions=joins)
+            self.post(joined)
 
     def left(self, site: Client) -> None:
         """Unregister a client whose control stream has ended, and start its lease."""
@@ -100,6 +104,10 @@ class Coordinator(ABC, Generic[M]):
     @abstractmethod
     def heard(self, site: Client, message: client.Effect) -> None:
         """Handle a client's report: that it failed, or the result of its evaluation."""
+
+    def heard_in_sum(self, site: Client, of: SessionName, message: MemberKeys | Answer | Gone) -> None:
+        """Handle a message of a client's member of a session: of a run with secure sums."""
+        raise NotImplementedError
 
     # ------------------------------------------------------------ downloads and uploads
 

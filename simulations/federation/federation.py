@@ -20,6 +20,8 @@ from atoll.client.session.events import EvaluationRequest, Invitation
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, RunState, Version
 from atoll.server.config.run import RunConfig
+from atoll.server.config.secure import faults_of_layout
+from atoll.server.folding.sums import SumsFolded
 from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import (
     Abandon,
@@ -43,7 +45,7 @@ from atoll.simulations.federation.efforts import Efforts
 from atoll.simulations.federation.evaluations import Evaluations
 from atoll.simulations.federation.invitation_tally import InvitationTally
 from atoll.simulations.federation.models import Models
-from atoll.simulations.federation.report import Json, Measured, RunFolder, best_of, line_of
+from atoll.simulations.federation.report import OF_SUMS, SIMULATED, Json, Measured, RunFolder, best_of, line_of
 from atoll.simulations.federation.round_count import reopen
 from atoll.simulations.federation.service import Service
 from atoll.simulations.federation.site import sites_of
@@ -53,6 +55,8 @@ from atoll.simulations.federation.training_engine import check_evaluations, engi
 from atoll.simulations.federation.trainings import Trainings
 from atoll.simulations.federation.updates import Updates
 from atoll.simulations.federation.work import ClientWork
+from atoll.simulations.secure.cryptography import faults_of_names
+from atoll.simulations.secure.sums import SimulatedSums
 from atoll.task.array_task import ArrayTask
 from atoll.task.arrays import Arrays
 from atoll.task.metrics import Metrics, Statistics
@@ -129,6 +133,7 @@ class Federation:
         self.versions = Models(folder / "models", config, bench_of(setting.task, request), threads, keep)
         numbers = {name: number for number, name in enumerate(setting.num_examples)}
         self.client_states = ClientStates(folder / "clients", numbers, saved.client_states if saved else ())
+        self.sums = self._secure_sums(folder / "sums", saved)
         self.updates = Updates(folder / "updates", self.versions.row_layout, saved.updates if saved else ())
         self.evaluations = Evaluations(
             setting.task, request, self.versions, self.client_states, setting.num_test_examples
@@ -143,9 +148,10 @@ class Federation:
             self, self.timeline, self.versions, config, self.machine, setting.sampler, setting.lease, due
         )
         self.work = self._client_work(saved.train if saved else {})
-        self.sites = sites_of(self.setting, self.timeline, self.service, self.work)
+        self.sites = sites_of(self.setting, self.timeline, self.service, self.work, self.sums)
         self._report = RunFolder(folder, next_round - 1, saved.rounds if saved else None)
         self._measured: dict[Version, Measured] = {}
+        self._summed: SumsFolded | None = None  # the newest fold of secure sums
         self._pending: tuple[Commit | Abandon, Json] | None = None
         self._is_over = self._is_interrupted = self._has_stopped = False
         self._is_saved = True  # the last round that has ended
@@ -193,7 +199,23 @@ class Federation:
             has_codec=bool(setting.config.aggregation.codec_name),
             kept_sizes=setting.num_examples if setting.are_sizes_kept else {},
             statistics={Digest(digest): sums for digest, sums in statistics.items()},
+            sums=self.sums,
         )
+
+    def _secure_sums(self, folder: Path, saved: Snapshot | None) -> SimulatedSums | None:
+        """Return the secure sums of the run, with what the sites of a resumed run have promised; None: it has none."""
+        setting, ledger = self.setting, self.machine.ledger
+        if setting.config.secure is None:
+            return None
+        sums = SimulatedSums(
+            setting.config, folder, is_real=setting.simulation.secure == "real", may_forge=self._forges
+        )
+        layout = self.versions.version(Version(0)).manifest.layout
+        if faults := [*faults_of_layout(layout), *faults_of_names(setting.num_examples)]:
+            raise ConfigError(faults)
+        if saved is not None:
+            sums.cryptography.restore(saved.signed, f"{setting.config.name}-1", str(ledger.model_digest))
+        return sums
 
     # ------------------------------------------------------------ life
 
@@ -258,9 +280,23 @@ class Federation:
             ValueError: the updates cannot be folded.
             OSError: a file cannot be read or written.
         """
-        if self.setting.adversary is not None and self.setting.adversary.forges:
-            self._forge(effect)
+        if self._forges:
+            self._forge(effect, self.updates.arrays, self.updates.replace)
         return self.versions.fold(effect, self.updates)
+
+    def fold_sums(self, effect: Aggregate) -> SumsFolded:
+        """Fold the opened secure sums into the next version of the model.
+
+        Raises:
+            ValueError: the updates cannot be folded, or no sum counts.
+            OSError: a file cannot be read or written.
+        """
+        assert self.sums is not None
+        if self._forges:
+            self._forge(effect, self.sums.updates.plain, self._forge_in_sum)
+        folded = self.versions.fold_sums(effect, self.sums)
+        self._summed = folded
+        return folded
 
     def evaluate(self, version: Version) -> Statistics | str:
         """Measure a version on the server's test data; return the sums, or the reason why there are none."""
@@ -273,16 +309,34 @@ class Federation:
         """Record that a client will evaluate a version, so that the engine measures it with the others."""
         self.evaluations.ask(client_id, request)
 
-    def _forge(self, effect: Aggregate) -> None:
-        """Replace the malicious clients' updates by the adversary's."""
+    @property
+    def _forges(self) -> bool:
+        """Return whether malicious clients replace their updates."""
+        return self.setting.adversary is not None and self.setting.adversary.forges
+
+    def _forge_in_sum(self, digest: Digest, update: Arrays) -> None:
+        assert self.sums is not None
         assert self.setting.adversary is not None
-        honest = {str(c.client_id): self.updates.arrays(c.digest) for c in effect.contributions}
+        self.sums.updates.forge(digest, update, keeps_bound=self.setting.adversary.config.keeps_bound)
+
+    def _forge(
+        self, effect: Aggregate, arrays: Callable[[Digest], Arrays], put: Callable[[Digest, Arrays], None]
+    ) -> None:
+        """Replace the malicious clients' updates by the adversary's.
+
+        Args:
+            effect: the fold.
+            arrays: returns an honest update.
+            put: replaces an update.
+        """
+        assert self.setting.adversary is not None
+        honest = {str(c.client_id): arrays(c.digest) for c in effect.contributions}
         version = self.versions.arrays(self.versions.version(effect.base_version).digest)
         before = self.versions.known(Version(effect.base_version - 1)) if effect.base_version else None
         previous = self.versions.arrays(before.digest) if before is not None else None
         digests = {c.client_id: c.digest for c in effect.contributions}
         for name, update in self.setting.adversary.updates(effect.round_id, honest, version, previous).items():
-            self.updates.replace(digests[ClientId(name)], update)
+            put(digests[ClientId(name)], update)
 
     # ------------------------------------------------------------ rounds
 
@@ -298,10 +352,13 @@ class Federation:
         rows = ((row.client_id, row.digest) for row in record.buffer)
         counted = rows if record.buffer else ((name, client.digest) for name, client in record.clients.items())
         statistics = self.work.statistics
+        train = [(str(name), statistics[digest]) for name, digest in counted if digest in statistics]
+        if self._summed is not None and isinstance(effect, Commit):
+            train, self._summed = [(OF_SUMS, dict(self._summed.statistics))], None
         line = line_of(
             record,
             self.metrics,
-            train=[(str(name), statistics[digest]) for name, digest in counted if digest in statistics],
+            train=train,
             ended=self._tally.ended(self.machine.newest_first()) if record.mode != "sync" else None,
             totals=self._totals(),
             malicious=self._malicious,
@@ -358,6 +415,10 @@ class Federation:
         keep = Keep.after(0, self.machine, self.setting.config.round)
         live = keep.updates | {update.digest for site in self.sites.values() for update in site.spool.values()}
         self.work.keep_only(live)
+        if self.sums is not None:
+            self.sums.updates.keep_only(
+                {*live, *(each.digest for s in self.sites.values() for each in s.encoded.values())}
+            )
         self.versions.collect(keep, live, at_once=at_once)
 
     # ------------------------------------------------------------ totals
@@ -393,6 +454,7 @@ class Federation:
             **best_of(self.setting.config.model.metric, ledger.best),
             **({"undecided": undecided} if (undecided := self.machine.undecided) else {}),
             "engine": self.engine.name,
+            **({} if self.sums is None else {"secure": SIMULATED}),
             "seed": self.setting.config.seed,
             **({"malicious": sorted(self._malicious)} if self._malicious else {}),
             "notes": list(self.setting.notes),
@@ -422,7 +484,8 @@ class Federation:
         files = self._snapshot_file.digests.of(names, {f"clients/{name}" for name in self.client_states.written()})
         totals = self._totals() | {"tally": self._tally.saved}
         of_files = states, files, self._report.digest, self._data
-        return Snapshot(ledger, totals, sites, kind_of(self.engine), due, updates, train, *of_files)
+        signed = {} if self.sums is None else self.sums.cryptography.signed(ledger.model_digest)
+        return Snapshot(ledger, totals, sites, kind_of(self.engine), due, updates, train, *of_files, signed)
 
     def _restore_sites(self, saved: Snapshot) -> None:
         for name, (upload_seconds, model_digest, num_sessions) in saved.sites.items():

@@ -4,14 +4,20 @@ from typing import Protocol
 
 from atoll.client.session import events as client
 from atoll.protocol.vocabulary import ClientId, Digest, Version
+from atoll.server.folding.sums import SumsFolded
 from atoll.server.rounds.events import Abandon, Aggregate, CloseEvaluation, Commit, Update
+from atoll.server.rounds.session_events import TellMember
 from atoll.simulations.devices.fleet import Device
 from atoll.simulations.federation.trainings import Training
+from atoll.simulations.secure.sums import SimulatedSums
 from atoll.task.metrics import Metrics, Statistics
 
 
 class Host(Protocol):
     """Federation that a service coordinates: it folds and measures models, and records the rounds."""
+
+    sums: SimulatedSums | None
+    """Secure sums of the run; None: updates are plain."""
 
     @property
     def metrics(self) -> Metrics:
@@ -22,6 +28,14 @@ class Host(Protocol):
 
         Raises:
             ValueError: the updates cannot be folded.
+            OSError: a file cannot be read or written.
+        """
+
+    def fold_sums(self, effect: Aggregate) -> SumsFolded:
+        """Make the next version of the model from opened secure sums.
+
+        Raises:
+            ValueError: the updates cannot be folded, or no sum counts.
             OSError: a file cannot be read or written.
         """
 
@@ -61,6 +75,9 @@ class Client(Protocol):
 
     def hear(self, event: client.Event) -> None:
         """Receive a message from the coordinator."""
+
+    def asked_in_sum(self, effect: TellMember) -> None:
+        """Receive a question to the client's member of a session."""
 
 
 class Work(Protocol):

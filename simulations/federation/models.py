@@ -30,10 +30,13 @@ from atoll.server.files.run_store import RunStore
 from atoll.server.files.versions import VersionFile, Versions, version_file
 from atoll.server.folding.method import Method
 from atoll.server.folding.plan import plan_of, shares_of, trained_of, weights_and_factors
-from atoll.server.folding.reducer import fold_version, private_of
+from atoll.server.folding.reducer import fold_sums, fold_version, private_of
+from atoll.server.folding.sums import SumsFolded, plan_of_sums
 from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import Aggregate
 from atoll.simulations.federation.updates import IN_MEMORY_MAX, Updates
+from atoll.simulations.secure.encoded_updates import Meta
+from atoll.simulations.secure.sums import SimulatedSums
 from atoll.task.arrays import Arrays
 from atoll.tensors import safetensors_file
 from atoll.tensors.layout import Layout, Piece
@@ -149,7 +152,7 @@ class Models(Versions):
     def row_layout(self) -> Layout | None:
         """The layout of the model if updates are stored as rows; None: they are not."""
         layout, aggregation = self.version(Version(0)).manifest.layout, self._config.aggregation
-        is_plain = not (aggregation.codec_name or aggregation.partial or aggregation.grows)
+        is_plain = not (aggregation.codec_name or aggregation.partial or aggregation.grows or self._config.secure)
         is_plain = is_plain and aggregation.norm_bound is None and self._config.privacy is None
         has_step = self._config.round.mode != "fedasync" and self.method.device is None
         is_small = self._config.round.num_invited * self.num_bytes(Version(0)) <= IN_MEMORY_MAX
@@ -201,6 +204,27 @@ class Models(Versions):
             private=private_of(self._config, _public_noise(self._config)),
         )
         return fold_version(self, plan, updates.weighted(plan), self.method, threads=self._threads)
+
+    def fold_sums(self, effect: Aggregate, sums: SimulatedSums) -> SumsFolded:
+        """Fold the opened secure sums of a round into the next version.
+
+        Raises:
+            NoSum: no session counts; the error has the reason of each.
+            ValueError: the updates cannot be folded.
+            OSError: a file cannot be read or written.
+        """
+        assert self._config.secure is not None
+        plan = plan_of_sums(
+            effect,
+            self.version(effect.base_version),
+            {contribution.digest: Meta() for contribution in effect.contributions},
+            rules=self._config.secure.rules(),
+            buffers=self.buffers,
+            settings=(self._config.aggregation, self._config.optimizer_at(effect.base_version + 1)),
+            streams_of=sums.cryptography.streams_of,
+        )
+        updates = {place: sums.updates.stored(planned.digest) for place, planned in enumerate(plan.updates)}
+        return fold_sums(self, plan, updates, self.method, threads=self._threads)
 
     def _fold_rows(self, effect: Aggregate, updates: Updates, layout: Layout) -> Digest:
         base, version = self.version(effect.base_version), Version(effect.base_version + 1)

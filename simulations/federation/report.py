@@ -23,7 +23,7 @@ from atoll.ground.printable import conclusion, count_of
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.rounds.client_evaluation import Merged, merged
-from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord
+from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord, SumRecord
 from atoll.server.rounds.run_rules import MeasuredVersion, WatchedMetric
 from atoll.simulations.federation.seal import seal
 from atoll.simulations.federation.snapshots import WAY_OUT
@@ -44,6 +44,12 @@ REASONS = {"failures": Fate.FAILED, "refusals": Fate.REFUSED, "losses": Fate.LOS
 
 ROUNDS, RESULT = "rounds.jsonl", "result.json"
 SETTINGS, POPULATION = "run.toml", "population.json"
+
+OF_SUMS = ""
+"""The name of the metrics of a round's secure sums, which are those of no client."""
+
+SIMULATED = "simulated"
+"""What the records of a run with `[secure]` say: its sessions protect nothing, as one process plays all parts."""
 
 Json = dict[str, Any]
 
@@ -161,19 +167,17 @@ def line_of(
         "clients": None,
     }
     if malicious:
-        honest = merge(sums for name, sums in train if name not in malicious)
+        honest = None if record.sums else merge(sums for name, sums in train if name not in malicious)
         line["malicious"] = sorted(record.clients.keys() & set(malicious))[:FATES_MAX]
         line["honest_train"] = values(metrics, honest) if honest else None
+    if record.sums:
+        line |= {"secure": SIMULATED, "sums": [_of_sum(row) for row in record.sums[:FATES_MAX]]}
     if record.mode != "sync":
         line |= _of_buffer(record)
     elif record.carried:
         line["carried"] = [_stale(row, record, is_uniform=is_uniform) for row in record.carried[:FATES_MAX]]
     if len(record.clients) <= FATES_MAX:
-        of_all = sorted(record.clients.items())
-        line["fates"] = {name: str(client.fate) for name, client in of_all}
-        line["steps"] = {name: client.steps for name, client in of_all if client.steps}
-        of_clients = sorted(train, key=itemgetter(0))  # a client may be in a buffer twice: its last training counts
-        line["train_values"] = {name: values(metrics, sums) for name, sums in of_clients}
+        line |= _of_clients(record, metrics, train)
     if record.capped:
         line["capped"] = {"weight": record.weight_cap, "clients": dict(sorted(record.capped.items())[:FATES_MAX])}
     if left_out := refusals_of("train", train):
@@ -183,6 +187,28 @@ def line_of(
             of_fate = islice(record.with_fate(fate), FATES_MAX)
             line[key] = {name: _reason_of(client) for name, client in of_fate}
     return line
+
+
+def _of_clients(record: RoundRecord, metrics: Metrics, train: Sequence[tuple[str, Statistics]]) -> Json:
+    """Return the part of a round's line with the clients by name; secure sums have no metrics of single ones."""
+    of_all = sorted(record.clients.items())
+    line: Json = {
+        "fates": {name: str(client.fate) for name, client in of_all},
+        "steps": {name: client.steps for name, client in of_all if client.steps},
+    }
+    if record.sums:
+        left = {name: row.sum.left for name, row in of_all if row.sum is not None and row.sum.left}
+        return line | ({"left": left} if left else {})
+    of_clients = sorted(train, key=itemgetter(0))  # a client may be in a buffer twice: its last training counts
+    return line | {"train_values": {name: values(metrics, sums) for name, sums in of_clients}}
+
+
+def _of_sum(row: SumRecord) -> Json:
+    """Return a session's outcome: its members, its attempt, and why it counts in no version."""
+    line: Json = {"session": row.session, "members": row.num_members, "attempt": row.attempt, "stage": str(row.stage)}
+    if row.is_dropped:
+        line["dropped"] = True
+    return line | ({"detail": row.detail} if row.detail else {})
 
 
 def history_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Json]:

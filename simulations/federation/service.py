@@ -7,6 +7,9 @@ evaluation) takes no virtual time, because policies are compared by the time tha
 import json
 
 from atoll.client.session import events as client
+from atoll.protocol.secure import wire
+from atoll.protocol.secure.messages import Answer, Gone, MemberKeys
+from atoll.protocol.secure.wire import SessionName
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.rounds.events import (
@@ -40,12 +43,14 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.relevance import is_asked, is_failure_news, is_first_upload
 from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.session_events import OpenSum, TellMember
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, SamplerError, draw
 from atoll.simulations.federation.coordinator import Coordinator
 from atoll.simulations.federation.host import Client, Host
 from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.timeline import EPOCH, Timeline
+from atoll.simulations.secure.sums import CoordinatorSums
 from atoll.task.metrics import finite, values, why_refused
 from atoll.task.randomness import training_seed
 
@@ -76,10 +81,13 @@ class Service(Coordinator[RunMachine]):
         round_due: float | None = None,
     ) -> None:
         super().__init__(timeline, config, machine, lease)
+        sums = host.sums
         self._host, self._versions, self._sampler, self._round_due = host, versions, sampler, round_due
         self.bytes_up_plain = 0
         self._local = json.dumps(dict(config.local), sort_keys=True)
         self._codec, self._algorithm = config.aggregation.codec_name, config.aggregation.training
+        self._sums = None if sums is None else CoordinatorSums(sums, self.run_id, self._task, versions, machine)
+        self._cryptography = None if sums is None else sums.cryptography
         self._fetched = Digest(""), 0
         self._requests: dict[tuple[Version, RoundId, float], client.EvaluationRequest] = {}
 
@@ -98,6 +106,9 @@ class Service(Coordinator[RunMachine]):
                 self._send(client_id, client.Asked(self._invitation(effect)))
             case Release():
                 self._release(effect)
+            case TellMember(client_id):
+                if (site := self._connected.get(client_id)) is not None:
+                    site.asked_in_sum(effect)
             case AskEvaluation(client_id):
                 self._ask_evaluation(client_id, self._evaluation_request(effect))
             case Commit() | Abandon():
@@ -116,6 +127,8 @@ class Service(Coordinator[RunMachine]):
                 self._timeline.after(0.0, self._draw, effect)
             case Aggregate():
                 self._timeline.after(0.0, self._aggregate, effect)
+            case OpenSum():
+                self._timeline.after(0.0, self._open_sum, effect)
             case EvaluateModel(version):
                 self._timeline.after(0.0, self._evaluate, version)
             case ComputeMetrics():
@@ -135,6 +148,10 @@ class Service(Coordinator[RunMachine]):
 
     def _invitation(self, effect: Invite) -> client.Invitation:
         seed = training_seed(self.config.seed, self.config.name, effect.round_id, effect.client_id)
+        place = effect.sum
+        terms = None
+        if place is not None and self._sums is not None:
+            terms = self._sums.terms(effect.round_id, effect.base_version, place)
         return client.Invitation(
             self.run_id,
             effect.round_id,
@@ -149,6 +166,8 @@ class Service(Coordinator[RunMachine]):
             counted_round=effect.counted_round,
             model_seed=self.config.seed,
             asked_at=EPOCH + effect.asked_at,
+            secure=terms,
+            ranges=() if place is None else place.ranges,
         )
 
     def _evaluation_request(self, effect: AskEvaluation) -> client.EvaluationRequest:
@@ -187,11 +206,19 @@ class Service(Coordinator[RunMachine]):
 
     def _aggregate(self, effect: Aggregate) -> None:
         try:
-            digest = self._host.fold(effect)
+            self.post(self._folded(effect))
         except (ValueError, OSError) as error:
             self.post(AggregationFailed(effect.round_id, f"{type(error).__name__}: {error}"[:2000]))
-            return
-        self.post(Aggregated(effect.round_id, digest))
+
+    def _folded(self, effect: Aggregate) -> Aggregated:
+        if not effect.sums:
+            return Aggregated(effect.round_id, self._host.fold(effect))
+        sums = self._host.fold_sums(effect)
+        return Aggregated(effect.round_id, sums.digest, sums.dropped, sums.ranges, sums.statistics)
+
+    def _open_sum(self, effect: OpenSum) -> None:
+        assert self._cryptography is not None
+        self.post(self._cryptography.opening_of(effect))
 
     def _evaluate(self, version: Version) -> None:
         found = self._host.evaluate(version)
@@ -222,6 +249,13 @@ class Service(Coordinator[RunMachine]):
                     if sums and not all(sums.values()):
                         detail = detail or why_refused(sums)
                     self.post(ClientEvaluated(site.client_id, version, sums, detail))
+
+    def heard_in_sum(self, site: Client, of: SessionName, message: MemberKeys | Answer | Gone) -> None:
+        """Handle a message of a client's member of a session."""
+        if self.is_running and self._sums is not None:
+            event = self._sums.event_of(site.client_id, wire.answer_message(of, message))
+            if event is not None:
+                self.post(event)
 
     # ------------------------------------------------------------ models and updates
 

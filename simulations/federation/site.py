@@ -7,9 +7,10 @@ survive, work in progress is lost.
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from atoll.client.secure.member import Stream
 from atoll.client.session.events import (
     Answered,
     Asked,
@@ -18,18 +19,24 @@ from atoll.client.session.events import (
     Discard,
     Download,
     Effect,
+    Encoded,
     Evaluated,
     EvaluationRequest,
     Event,
     Extend,
+    Forbidden,
+    Forget,
     Invitation,
     JobFailed,
+    Join,
     Key,
     KillWorker,
+    Masked,
     ModelReady,
     ModelRequest,
     ReportEvaluation,
     ReportFailure,
+    Request,
     StopWork,
     TimePassed,
     Trained,
@@ -37,15 +44,20 @@ from atoll.client.session.events import (
 )
 from atoll.client.session.events import Work as WorkOrder
 from atoll.client.session.session import Session, SessionRules, mean_upload_seconds
+from atoll.protocol.secure.messages import Answer, Gone, MemberKeys, Question
+from atoll.protocol.secure.wire import SessionName
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX
 from atoll.server.config.run import RunConfig
 from atoll.server.rounds.events import Update
+from atoll.server.rounds.session_events import TellMember
 from atoll.simulations.devices.fleet import Device, Fleet
 from atoll.simulations.federation.coordinator import Coordinator
 from atoll.simulations.federation.host import Work
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.federation.trainings import Training
+from atoll.simulations.secure.site_sums import SiteSums
+from atoll.simulations.secure.sums import SimulatedSums
 from atoll.task.task import task_name
 
 EARLY_S = 1e-3
@@ -65,6 +77,8 @@ class Environment:
     """The number of each client's training examples."""
     may_sleep: bool
     """Whether some devices of the fleet sleep at times."""
+    sums: SimulatedSums | None = None
+    """Secure sums of the run; None: updates are plain."""
 
 
 class Site:
@@ -75,11 +89,13 @@ class Site:
         "_download_s",
         "_fetching",
         "_may_sleep",
+        "_sums",
         "_timer",
         "_training",
         "_uploading",
         "client_id",
         "device",
+        "encoded",
         "env",
         "is_awake",
         "life",
@@ -100,6 +116,9 @@ class Site:
         """The last downloaded version; None: none."""
         self.spool: dict[Key, Update] = {}
         """Finished updates until the coordinator's answer."""
+        self.encoded: dict[Key, Update] = {}
+        """Encoded updates for secure sums that are not over."""
+        self._sums: SiteSums | None = None
         self.upload_seconds: float | None = None
         """Mean duration of an upload before a resumed run was interrupted, until there is a session to ask; None: not
         measured."""
@@ -122,7 +141,7 @@ class Site:
             return
         self.is_awake = True
         self.num_sessions += 1
-        if self.session is not None or self.spool:
+        if self.session is not None or self.spool or self.encoded:
             self.session = self._new_session()
         rounds = tuple(round_id for _, round_id in self.session.working_on) if self.session is not None else ()
         self.env.service.joined(self, rounds)
@@ -137,6 +156,8 @@ class Site:
         self.life += 1
         if self._training is not None:
             self.env.work.forget(self._training)
+        if self._sums is not None:
+            self._sums.crash()
         self._forget()
         self.env.service.left(self)
 
@@ -180,7 +201,7 @@ class Site:
     def _new_session(self) -> Session:
         """Return a session that knows the spool and the duration of uploads."""
         outgoing = {key: update.digest for key, update in self.spool.items()}
-        session = Session(self.env.session_rules, random.Random(self.client_id), outgoing)
+        session = Session(self.env.session_rules, random.Random(self.client_id), outgoing, self.encoded)
         session.upload_seconds = self.seconds_of_uploads
         return session
 
@@ -192,6 +213,8 @@ class Site:
         self._after(self.device.latency_s, self._evaluate_alone if is_evaluation else self._receive, event)
 
     def _receive(self, event: Event) -> None:
+        if type(event) is Asked and (objection := self._objection(event.request)) is not None:
+            event = objection
         if self.session is None:
             self.session = self._new_session()
             self.session.receive(Connected(), self.env.timeline.now)
@@ -247,6 +270,56 @@ class Site:
                 self._after(self.device.latency_s, self.env.service.heard, self, effect)
             case Connect():
                 pass  # a device that is awake has its stream
+            case _:
+                self._act_in_sum(effect)
+
+    def _act_in_sum(self, effect: Effect) -> None:
+        match effect:
+            case Join(invitation):
+                self._members.join(invitation)
+            case Forget(key):
+                self.encoded.pop(key, None)
+                self._members.forget(key)
+
+    # ------------------------------------------------------------ secure sums
+
+    @property
+    def _members(self) -> SiteSums:
+        """This site's members of sessions."""
+        if self._sums is None:
+            assert self.env.sums is not None
+            self._sums = SiteSums(self.client_id, self.env.sums.cryptography, self._say_in_sum, self._mask)
+        return self._sums
+
+    def _objection(self, request: Request) -> Forbidden | None:
+        """Return this site's objection to an invitation for a sum that its promises forbid, or None."""
+        if not isinstance(request, Invitation) or request.secure is None:
+            return None
+        if request.key in self.spool or request.key in self.encoded:
+            return None
+        fault = self._members.fault(request.secure)
+        return Forbidden(request, FailureReason.SESSION_REFUSED, fault) if fault else None
+
+    def asked_in_sum(self, effect: TellMember) -> None:
+        """Receive a question to this site's member of a session after the latency."""
+        of = SessionName(self.env.service.run_id, effect.round_id, effect.attempt, effect.session)
+        self._after(self.device.latency_s, self._asked_in_sum, of, effect.question)
+
+    def _asked_in_sum(self, of: SessionName, question: Question) -> None:
+        self._members.asked(of, question)
+
+    def _say_in_sum(self, of: SessionName, message: MemberKeys | Answer | Gone) -> None:
+        self._after(self.device.latency_s, self.env.service.heard_in_sum, self, of, message)
+
+    def _mask(self, key: Key, attempt: int, streams: tuple[Stream, ...]) -> None:
+        """Mask the encoded update into the spool; one that is there already waits for its answer."""
+        if key in self.spool:
+            return
+        assert self.env.sums is not None
+        encoded = self.encoded[key]
+        digest = self.env.sums.updates.mask(encoded.digest, attempt, [(each.key, each.sign) for each in streams])
+        self.spool[key] = replace(encoded, digest=digest)
+        self._receive(Masked(key, digest))
 
     # ------------------------------------------------------------ the model
 
@@ -353,6 +426,10 @@ class Site:
         if isinstance(made, JobFailed):
             self._receive(made)
             return
+        if invitation.secure is not None:
+            self.encoded[invitation.key] = made
+            self._receive(Encoded(invitation.key))
+            return
         self.spool[invitation.key] = made
         self._receive(Trained(invitation.key, made.digest))
 
@@ -428,7 +505,9 @@ class Population(Protocol):
         """The time after which a disconnected client is lost [virtual s]."""
 
 
-def sites_of(setting: Population, timeline: Timeline, service: Coordinator[Any], work: Work) -> dict[ClientId, Site]:
+def sites_of(
+    setting: Population, timeline: Timeline, service: Coordinator[Any], work: Work, sums: SimulatedSums | None = None
+) -> dict[ClientId, Site]:
     """Return the sites of a federation, in the order of the clients."""
     env = Environment(
         timeline=timeline,
@@ -437,5 +516,6 @@ def sites_of(setting: Population, timeline: Timeline, service: Coordinator[Any],
         session_rules=SessionRules(tasks=frozenset({task_name(setting.config.task)}), lease=setting.lease),
         num_examples=setting.num_examples,
         may_sleep=not setting.fleet.is_always_awake,
+        sums=sums,
     )
     return {name: Site(env, name, setting.fleet[name]) for name in setting.num_examples}

@@ -53,6 +53,8 @@ class Snapshot:
     """The SHA-256 of the lines of the rounds."""
     data: Read = field(default_factory=dict)
     """Summary of the clients' data."""
+    signed: Mapping[str, int] = field(default_factory=dict)
+    """Secure sums that each client has signed from the newest version."""
 
 
 class SnapshotFile:
@@ -88,7 +90,8 @@ class SnapshotFile:
             train = {digest: as_statistics(sums) for digest, sums in stored["train"].items()}
             of_files = stored["own"], stored["files"], stored["rounds"], stored["data"]
             due = stored["round_due"]
-            return Snapshot(ledger, stored["totals"], sites, stored["engine"], due, updates, train, *of_files)
+            signed = stored.get("signed", {})
+            return Snapshot(ledger, stored["totals"], sites, stored["engine"], due, updates, train, *of_files, signed)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreCorrupted(f"{self._path}: not the state of a simulated run: {error}; {WAY_OUT}") from error
 
@@ -129,6 +132,7 @@ class SnapshotFile:
                 "files": snapshot.files,
                 "rounds": snapshot.rounds,
                 "data": snapshot.data,
+                "signed": snapshot.signed,
             }
         )
         text = f'{{"sha256": "{_digest_of(state)}", "state": {state}}}'

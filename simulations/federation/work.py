@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from atoll.client.session.events import EvaluationRequest, Invitation, JobFailed
 from atoll.ground.printable import count_of
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
+from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, Version
 from atoll.server.rounds.events import Update
 from atoll.simulations.devices.fleet import Device
 from atoll.simulations.engines.engine import Failed, Trained
@@ -17,8 +17,10 @@ from atoll.simulations.federation.kept_facts import NAME
 from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.trainings import Training, Trainings
 from atoll.simulations.federation.updates import Updates
+from atoll.simulations.secure.sums import SimulatedSums
 from atoll.task.errors import NotFinite, TaskBroken
 from atoll.task.metrics import Statistics, sound
+from atoll.tensors.masked.encode import NotFinite as NotEncoded
 from atoll.training.worker.model_files import write_update
 
 
@@ -40,6 +42,8 @@ class ClientWork:
     """Numbers of examples that an earlier process has read, which each training confirms."""
     statistics: dict[Digest, Statistics]
     """Sums measured in the training of each update, by the update's digest."""
+    sums: SimulatedSums | None = None
+    """Secure sums of the run; None: updates are plain."""
 
     def begin(self, client_id: ClientId, device: Device, invitation: Invitation, now: float, budget: float) -> Training:
         """Begin a client's training, which must end within its budget [s]."""
@@ -70,6 +74,8 @@ class ClientWork:
         digest = self.updates.digest_of(name, invitation.round_id, training.steps)
         if fault := self.versions.omission(outcome.update):
             raise TaskBroken(f"the training of client {name} failed: {fault}")
+        if invitation.secure is not None:
+            return self._encoded_for_sum(digest, training, outcome)
         if invitation.codec:
             plain_bytes = sum(array.nbytes for array in outcome.update.values())
             try:
@@ -96,6 +102,28 @@ class ClientWork:
             training.ends - training.began,
             plain_bytes,
             steps=outcome.report.get("steps", 0),
+        )
+
+    def _encoded_for_sum(self, digest: Digest, training: Training, outcome: Trained) -> Update | JobFailed:
+        """Encode an update for a secure sum, and return what its masked form claims: nothing about this client."""
+        assert self.sums is not None
+        invitation, layout = training.invitation, self.versions.version(Version(0)).manifest.layout
+        statistics = sound(self.evaluations.metrics, outcome.statistics)
+        try:
+            num_bytes = self.sums.encode(
+                training.client_id, invitation, digest, outcome.update, layout, outcome.num_examples, statistics
+            )
+        except NotEncoded as error:
+            return JobFailed(invitation.key, FailureReason.NOT_FINITE, str(error))
+        return Update(
+            training.client_id,
+            invitation.round_id,
+            invitation.base_version,
+            digest,
+            1,
+            1.0,
+            num_bytes,
+            plain_bytes=num_bytes,
         )
 
     def _confirm(self, name: ClientId, outcome: Trained) -> None:

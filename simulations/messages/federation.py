@@ -35,8 +35,7 @@ from atoll.server.files.run_store import RunStore
 from atoll.server.programs.calls import asked, offered, order_of, reply_row
 from atoll.server.programs.contents import Contents
 from atoll.server.rounds.events import RunStarted
-from atoll.server.views.exchange_sentences import exchange_document
-from atoll.server.views.message_lines import sentence
+from atoll.server.views.exchange_sentences import exchange_document, sentence
 from atoll.simulations.devices.fleet import Fleet
 from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.config import SimulationConfig

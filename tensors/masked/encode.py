@@ -11,7 +11,7 @@ An encoded file is on its site's disk alone; what is sent is its masked form (`m
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,9 @@ from atoll.tensors.updates.reader import UpdateReader, stored_model
 TILE_ELEMENTS = 1 << 18
 """Number of elements that are encoded at once."""
 KEY_BYTES = 32
+
+Read = Callable[[Tensor, int, int], NDArray[Any]]
+"""(tensor, start, stop) -> these elements of a tensor of an update, in flat order."""
 
 
 class NotFinite(ValueError):
@@ -206,33 +209,72 @@ def encode_update(
         TensorFileCorrupted: the update's file is damaged.
         OSError: a file cannot be read or written.
     """
-    vector, rounding = Vector(layout, plan), rounding or os.urandom(KEY_BYTES)
+    vector = Vector(layout, plan)
     stored = stored_model(update)
     _check_tensors(layout, stored.pieces)
     with ExitStack() as stack:
         reader = stack.enter_context(UpdateReader(stored))
-        found = measured((tensor.name, block) for tensor in vector.floats for _, block in _blocks(reader, tensor))
-        factor = plan.factor(plan.weight, found.norm)
-        integers = {t.name: reader.read(t, 0, t.num_elements) for t in integers_of(layout)}
-        exact = exact_words(vector, plan, found, integers)
+        found = encoded_blocks(reader.read, vector, plan, rounding)
         writer = stack.enter_context(TensorFileWriter(out, vector.masked))
-        by_name = {tensor.name: tensor for tensor in vector.floats}
-        for tensor in in_order(vector.masked):
-            if tensor.name == EXACT:
-                writer.append(exact)
-                continue
-            box = Piece(tensor.name, tensor.dtype, (0,) * len(tensor.shape), tensor.shape, "")
-            encoder = BoxEncoder(vector, plan, box, factor, rounding)
-            for first, block in _blocks(reader, by_name[tensor.name]):
-                writer.append(encoder.words(block, first))
+        for words in found.blocks:
+            writer.append(words)
         pieces = writer.finish(durable=False)
-    return Encoded(pieces, found.norm, factor, left_out_of(plan))
+    return Encoded(pieces, found.norm, found.factor, left_out_of(plan))
 
 
-def _blocks(reader: UpdateReader, tensor: Tensor) -> Iterator[tuple[int, NDArray[Any]]]:
+class EncodedBlocks(NamedTuple):
+    """The encoding of an update, block by block.
+
+    Attributes:
+        norm: of the update before it was clipped.
+        factor: by which its floats are multiplied: the weight times the clip's factor.
+        blocks: the words of all tensors of the masked layout, in canonical order.
+    """
+
+    norm: float
+    factor: float
+    blocks: Iterator[NDArray[Any]]
+
+
+def encoded_blocks(read: Read, vector: Vector, plan: EncodingPlan, rounding: bytes | None = None) -> EncodedBlocks:
+    """Measure an update, and return its words, which are encoded as they are taken.
+
+    Args:
+        read: returns some elements of a tensor of the update.
+        vector: of the sum.
+        plan: of this member.
+        rounding: as of `BoxEncoder`; None: a new key of the operating system.
+
+    Raises:
+        NotFinite: a value is NaN or infinite.
+    """
+    found = measured((tensor.name, block) for tensor in vector.floats for _, block in _blocks(read, tensor))
+    factor = plan.factor(plan.weight, found.norm)
+    integers = {t.name: read(t, 0, t.num_elements) for t in integers_of(vector.layout)}
+    exact = exact_words(vector, plan, found, integers)
+    return EncodedBlocks(
+        found.norm, factor, _words(read, vector, plan, factor, rounding or os.urandom(KEY_BYTES), exact)
+    )
+
+
+def _words(
+    read: Read, vector: Vector, plan: EncodingPlan, factor: float, rounding: bytes, exact: NDArray[np.int64]
+) -> Iterator[NDArray[Any]]:
+    by_name = {tensor.name: tensor for tensor in vector.floats}
+    for tensor in in_order(vector.masked):
+        if tensor.name == EXACT:
+            yield exact
+            continue
+        box = Piece(tensor.name, tensor.dtype, (0,) * len(tensor.shape), tensor.shape, "")
+        encoder = BoxEncoder(vector, plan, box, factor, rounding)
+        for first, block in _blocks(read, by_name[tensor.name]):
+            yield encoder.words(block, first)
+
+
+def _blocks(read: Read, tensor: Tensor) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yield the blocks of a float tensor with their first elements."""
     for start in range(0, tensor.num_elements, TILE_ELEMENTS):
-        yield start, reader.read(tensor, start, min(start + TILE_ELEMENTS, tensor.num_elements))
+        yield start, read(tensor, start, min(start + TILE_ELEMENTS, tensor.num_elements))
 
 
 def _check_tensors(layout: Layout, pieces: Sequence[Piece]) -> None:

@@ -35,3 +35,22 @@ def test_a_simulated_and_a_deployed_run_end_with_the_same_model(tmp_path):
     simulated = {case: simulate(tmp_path / case, *settings[case])[0]["model_digest"] for case in CASES}
     assert simulated == deployed
     assert len(set(deployed.values())) == len(CASES)
+
+
+SECURE = ("secure.clip_norm=0.5", "secure.examples_max=8", "secure.bits=64", "secure.metrics.accuracy=2")
+
+
+@pytest.mark.slow
+def test_a_simulated_and_a_deployed_run_of_secure_sums_end_with_the_same_model(tmp_path):
+    """Agents round values by secret numbers; with 64 bits these differ by 2^-44 of the range, which float32 has not."""
+    keys = {key.replace(".", "__"): value for key, _, value in (given.partition("=") for given in (*GIVEN, *SECURE))}
+    given = {key: float(value) if key == "secure__clip_norm" else int(value) for key, value in keys.items()}
+    with federation(tmp_path, task=TASK) as it:
+        it.coordinator(**given)
+        for site in lines_task.SITES:
+            it.agent(site, threads=1)
+        assert it.wait_for_end() == 0
+        records, versions = it.rounds(), it.history().versions("trouble-1")
+    result, lines = simulate(tmp_path / "simulated", "name=trouble", *GIVEN, *SECURE)
+    assert [line["version"] for line in lines] == [record.version for record in records] == [1, 2, 3]
+    assert result["model_digest"] == str(versions[-1].digest)

@@ -159,6 +159,11 @@ class Crew:
         ranks = self._ranks
         return ranks.pid if ranks is not None and ranks.exit_code is None else None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the ranks are there and have loaded the task."""
+        return self._line is not None
+
     def start(self) -> None:
         """Start the ranks and load the task, unless they live already. Raises as `call`."""
         with self._calls:

@@ -408,14 +408,11 @@ def test_a_model_with_tensors_beside_it_is_refused() -> None:
     assert len([*faults_of_layout((weight, Tensor("control/weight", "F32", (3, 2))))]) == 1
 
 
-def test_a_simulation_does_not_add_plain_updates_under_the_name_of_secure_sums() -> None:
+def test_a_simulation_takes_secure_sums_and_has_the_faults_of_a_deployed_run() -> None:
+    assert load_text(SimulationFile, 'task = "m:t"', NINE, name="run.toml").simulation.secure == "fast"
     with pytest.raises(ConfigError) as caught:
         load_text(SimulationFile, 'task = "m:t"', [*NINE, "round.late=next_round"], name="run.toml")
-    assert caught.value.faults == (
-        "run.toml: secure: got a table, and a simulation adds plain updates: allowed is none here, and the table in a "
-        "run of agents, `atoll coordinator` or `atoll run start`",
-        f"run.toml: {REFUSED['late updates'][1]}",
-    )
+    assert caught.value.faults == (f"run.toml: {REFUSED['late updates'][1]}",)
 
 
 def test_no_flower_app_is_made_of_a_secure_run() -> None:

@@ -19,7 +19,7 @@ from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.secure_rules import SecureRules
 from atoll.tensors.secure.keystream import add_stream
-from tests.server.sessions.small_federation import SIZE, sites_of, terms_of
+from tests.server.sessions.small_federation import SIZE, masked_in_parts, sites_of, terms_of
 
 KIND = {
     SealedShares: of_sessions.SharesCame,
@@ -46,9 +46,10 @@ class SecureRun:
         count: sites.
         draw: decides the order of everything.
         faults: probability of a fault at each step.
+        meshes: share of the sites whose updates are masked in parts, each by a rank.
     """
 
-    def __init__(self, count, draw: random.Random, *, faults=0.0, rounds=2, quorum=1, **secure):
+    def __init__(self, count, draw: random.Random, *, faults=0.0, rounds=2, quorum=1, meshes=0.0, **secure):
         policy = StragglerPolicy(cohort_size=count, quorum=quorum, deadline=100.0, linger=5.0)
         self.rules = RunRules(policy, rounds, secure=SecureRules(**{"clip_norm": 1.0, **secure}))
         self.sites = {site.name: site for site in sites_of(count)}
@@ -58,6 +59,11 @@ class SecureRun:
         self.queue, self.connected, self.number = [], set(), 0
         self.accepted: dict[str, np.ndarray] = {}  # masked updates that are durable at the coordinator
         self.opened, self.committed, self.pads = [], [], {}
+        self.cuts = {
+            name: sorted(draw.sample(range(1, SIZE), draw.randint(1, 4))) if draw.random() < meshes else []
+            for name in self.sites
+        }
+        self.num_crashes = self.num_attempts = 0
         self.reasons = []
         self.refused = []  # reasons for which masked updates were refused
 
@@ -138,6 +144,7 @@ class SecureRun:
 
     def crash(self):
         """Restart the coordinator: the journal is all that is left."""
+        self.num_crashes += 1
         machine = RunMachine(self.rules)
         for at, kind, body in self.journal:
             machine.receive(decode_event(kind, body, where=""), at)
@@ -197,8 +204,12 @@ class SecureRun:
             return
         if (member := work.members.get(key)) is None:
             model = hashlib.sha256(f"model {base}".encode()).hexdigest()
-            terms = terms_of(round=number, attempt=place.attempt, session=place.session, base=base, model=model)
+            terms = terms_of(
+                **{"round": number, "attempt": place.attempt, "session": place.session, "base": base, "model": model},
+                threshold=self.rules.secure.threshold,
+            )
             member = work.members[key] = site.member(terms)
+            self.num_attempts += place.attempt > 1
         self.effects(name, number, *key, member.start())
 
     def effects(self, name, number, session, attempt, effects):
@@ -210,9 +221,8 @@ class SecureRun:
                 case Send(message):
                     self.say(name, number, session, attempt, message)
                 case Mask(streams):
-                    masked = work.encoded.copy()
+                    masked = masked_in_parts(work.encoded, streams, self.cuts[name])
                     for stream in streams:
-                        add_stream(masked, stream.key, stream.sign)
                         pad = (stream.key, name)
                         assert self.pads.setdefault(pad, (number, session, attempt)) == (number, session, attempt)
                     digest = hashlib.sha256(masked.tobytes()).hexdigest()
@@ -226,7 +236,9 @@ class SecureRun:
         of = wire.SessionName("digits-1", number, attempt, session)
         content = wire.encoded(wire.answer_message(of, message)).hex()
         kind = of_sessions.KeysCame if isinstance(message, MemberKeys) else KIND[type(message)]
-        self.queue.append(lambda: self.heard(name, kind(name, RoundId(number), session, attempt, content)))
+        event = kind(name, RoundId(number), session, attempt, content)
+        for _ in range(1 + (self.draw.random() < self.faults)):
+            self.queue.append(lambda: self.heard(name, event))
 
     def heard(self, name, event):
         round_ = self.machine.round

@@ -20,6 +20,7 @@ from atoll.protocol.vocabulary import (
     Version,
 )
 from atoll.server.journal.codec import decode_record, encode_record
+from atoll.server.rounds.candidate import Candidate
 from atoll.server.rounds.events import (
     Abandon,
     Accept,
@@ -27,7 +28,6 @@ from atoll.server.rounds.events import (
     Aggregated,
     AggregationFailed,
     AmendRecord,
-    Candidate,
     ClientDisconnected,
     ClientFailed,
     ClientJoined,

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -13,7 +14,7 @@ from atoll.protocol.secure.messages import Gone, MemberKeys, Roster, SiteIdentit
 from atoll.protocol.secure.terms import Terms
 from atoll.server.opening.streams import NotOpened, open_sum
 from atoll.server.sessions.session import Fail, OpenSum, Session, Tell
-from atoll.tensors.secure.keystream import add_stream
+from atoll.tensors.secure.keystream import Streams, add_stream
 
 SIZE = 37
 DIGEST = "ab" * 32
@@ -55,9 +56,10 @@ class Site:
         return Member(self.name, terms, self.rules, key=self.key, site=self.identity, **state)
 
     def keep(self, promise) -> None:
-        """Make a promise durable."""
-        self.written.append(promise)
-        self.promises.add(promise)
+        """Make a promise durable; giving it again changes nothing."""
+        if promise not in self.written:
+            self.written.append(promise)
+            self.promises.add(promise)
 
 
 def sites_of(count: int, **rules) -> list[Site]:
@@ -72,6 +74,18 @@ def sites_of(count: int, **rules) -> list[Site]:
     return sites
 
 
+def masked_in_parts(encoded, streams, cuts=()):
+    """Return a masked update; each rank of a mesh masks the words between two cuts, and one that dies masks again."""
+    masked, ends = encoded.copy(), [0, *cuts, encoded.size]
+    keys = [(stream.key, stream.sign) for stream in streams]
+    for begin, end in reversed([*pairwise(ends)]):
+        again = encoded[begin:end].copy()
+        for part in (masked[begin:end], again):
+            Streams(keys).add(part, begin)
+        assert np.array_equal(masked[begin:end], again)
+    return masked
+
+
 class SmallFederation:
     """One attempt of a session.
 
@@ -81,10 +95,11 @@ class SmallFederation:
         terms: of the attempt.
         draw: decides the order of all messages, and which are repeated.
         ends: the number of messages after which a member ends, by name.
+        cuts: where the vector of a mesh is divided between its ranks, by name.
     """
 
-    def __init__(self, sites, vectors, terms, draw: random.Random, ends=None):
-        self.sites, self.vectors, self.terms, self.draw = sites, vectors, terms, draw
+    def __init__(self, sites, vectors, terms, draw: random.Random, ends=None, cuts=None):
+        self.sites, self.vectors, self.terms, self.draw, self.cuts = sites, vectors, terms, draw, cuts or {}
         self.ends = dict(ends or {})
         self.members, self.masked, self.queue = {}, {}, []
         self.streams = []  # all key streams that were ever used as a pad, with the vector's owner
@@ -151,9 +166,7 @@ class SmallFederation:
                 case Send(message=message):
                     messages.append(message)
                 case Mask(streams=streams):
-                    masked = self.vectors[site.name].copy()
-                    for stream in streams:
-                        add_stream(masked, stream.key, stream.sign)
+                    masked = masked_in_parts(self.vectors[site.name], streams, self.cuts.get(site.name, ()))
                     assert site.name not in self.masked or np.array_equal(self.masked[site.name], masked)
                     self.masked[site.name] = masked
                     messages.append(None)

@@ -112,6 +112,19 @@ def test_ranks_answer_and_have_no_grpc_no_credential_and_no_port_of_the_agent(tm
     until(lambda: not any(map(is_running, pids)))
 
 
+def test_the_keys_of_streams_reach_rank_0_and_no_store_file_or_log(tmp_path):
+    """A rank that dies gets the order again, with the keys."""
+    key = "5ec7e7" * 10
+    with crew(tmp_path / "c") as it:
+        found = it.call("mask", BOUND_S, file=str(tmp_path / "died"), parts=[], streams=[(key, -1)])
+        assert found["restarts"] == 1
+        assert [rank["streams"] for rank in found["ranks"]] == [[[key, -1]], []]
+        assert [sorted(rank["request"]) for rank in found["ranks"]] == [["file", "op", "parts"]] * 2
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any("rank1" in path.name for path in files)
+    assert not [path for path in files if key.encode() in path.read_bytes()]
+
+
 @pytest.mark.parametrize(
     ("deed", "rank"), [("kill", 1), ("exit", 0), ("raise once", 1), pytest.param("kill", 0, marks=pytest.mark.long)]
 )

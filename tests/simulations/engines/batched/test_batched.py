@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
@@ -510,8 +511,37 @@ def test_a_task_with_a_training_of_its_own_is_refused() -> None:
         Batched(training)
 
 
+ROUNDING = 3e-6
+"""Bound on the float32 error of an input of a ReLU in `wide_chain`, a sum of n <= 161 products w x.
+
+A pairwise sum is rounded by at most 2^-24 log2(n) sum |w x|, which is 7e-7 for the largest sums here (1.6). The errors
+of w and x after some steps, 2^-24 each, add about as much again. A ReLU whose input is nearer to 0 may be open in one
+engine and closed in the other, and then the gradients differ by a whole example's share. One client in sixty gets so
+near.
+"""
+
+
+class Kinks(TorchDispatchMode):
+    """Watch on the inputs of all ReLUs; `nearest` is the smallest magnitude."""
+
+    nearest = math.inf
+
+    def __torch_dispatch__(self, function: Any, types: Any, inputs: Any = (), named: Any = None) -> Any:
+        if function is torch.ops.aten.relu.default:
+            self.nearest = min(self.nearest, float(inputs[0].detach().abs().min()))
+        return function(*inputs, **(named or {}))
+
+
+def nearest_kink(training: Training, version: Arrays, job: Job) -> float:
+    """Return how near an input of a ReLU comes to 0 in a client's exact training."""
+    with Kinks() as kinks:
+        in_doubles(training, version, job)
+    return kinks.nearest
+
+
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
+@example(sizes=[1, 1, 1, 1, 1, 21], batch_size=None, epochs=2, at_once=1, steps=None, model=wide_chain)  # 1.5e-8
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=9),
     batch_size=st.none() | st.integers(1, 12),
@@ -538,8 +568,12 @@ def test_clients_of_any_sizes_agree(
     jobs = [Job(name, seed=number, steps=steps) for number, name in enumerate(names)]
     version = first_version(training)
     batched = all_trained(Batched(training, at_once=at_once).train(version, jobs))
-    for ours, theirs in zip(batched, all_trained(Sequential(training).train(version, jobs)), strict=True):
+    alone = all_trained(Sequential(training).train(version, jobs))
+    for ours, theirs, job in zip(batched, alone, jobs, strict=True):
         assert (ours.client_id, ours.work, ours.report) == (theirs.client_id, theirs.work, theirs.report)
+        agrees = np.allclose(ours.row, theirs.row, rtol=1e-4, atol=2e-6)
+        if not agrees and nearest_kink(training, version, job) < ROUNDING:
+            continue  # it is open in the one, and closed in the other
         np.testing.assert_allclose(ours.row, theirs.row, rtol=1e-4, atol=2e-6)
         np.testing.assert_allclose(ours.statistics["accuracy"], theirs.statistics["accuracy"])
         np.testing.assert_allclose(ours.statistics["loss"], theirs.statistics["loss"], rtol=1e-5)
@@ -554,14 +588,15 @@ def in_doubles(training: Training, version: Arrays, job: Job) -> dict[str, np.nd
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     inputs, targets = task.data(job.client_id, "train").tensors
     seed_everything(job.seed)
-    for order in orders(len(inputs), local.epochs, torch.Generator()):
-        for rows in order.split(local.batch_size or len(inputs)):
-            loss = nn.functional.cross_entropy(model(inputs[rows].double()), targets[rows])
-            gradients = torch.autograd.grad(loss, list(model.parameters()))
-            with torch.no_grad():
-                for (name, weights), gradient in zip(model.named_parameters(), gradients, strict=True):
-                    pull = local.weight_decay * weights + local.prox_mu * (weights - start[name])
-                    weights -= local.lr * (gradient + pull)
+    epochs = orders(len(inputs), local.epochs, torch.Generator())
+    batches = (rows for order in epochs for rows in order.split(local.batch_size or len(inputs)))
+    for rows in islice(batches, job.steps):
+        loss = nn.functional.cross_entropy(model(inputs[rows].double()), targets[rows])
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for (name, weights), gradient in zip(model.named_parameters(), gradients, strict=True):
+                pull = local.weight_decay * weights + local.prox_mu * (weights - start[name])
+                weights -= local.lr * (gradient + pull)
     return {name: (weights.detach() - start[name]).numpy() for name, weights in model.named_parameters()}
 
 
