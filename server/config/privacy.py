@@ -148,7 +148,7 @@ class PrivacyConfig(BaseModel):
         """Yield the fault of secure sums beside noise of the coordinator."""
         if is_secure:
             why = "the run has [secure], too, and a masked update cannot be clipped here"
-            yield f"privacy: {why}: allowed is one of the two tables; noise inside secure sums is not built yet"
+            yield f"privacy: {why}: allowed is one of the two tables, as noise inside secure sums is not built yet"
 
     def notices(self, rounds: int) -> Iterator[str]:
         """Yield what is allowed and probably not meant."""

@@ -74,7 +74,7 @@ def test_aggregation_ranks_add_the_noise_once(tmp_path):
         it.coordinator(**SETTINGS, extra=("--aggregators", "2"))
         for site in line_task.SITES:
             it.agent(site, threads=1)
-        it.wait_for(lambda: str(it.history().run("private-1").state) == "finished")
+        it.wait_for_end()
         run = it.show("run", "show", "private-1")
     assert (run["cause"], run["version"]) == (CAUSE, 5)
 
