@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from atoll.aggregation.noise.discrete_gaussian import DiscreteGaussian
 from atoll.ground.noise.key import key_of
+from atoll.ground.printable import count_of
 
 GRID_BITS = 30
 BLOCK = 1 << 14
@@ -43,7 +44,8 @@ def clip_to(clip_norm: float, exponent: int, num_elements: int) -> float:
     rounding = math.ldexp(math.sqrt(num_elements) / 2.0, exponent)
     if rounding > ROUNDING_MAX * clip_norm:
         raise ValueError(
-            f"updates of {num_elements} numbers, clipped to {clip_norm:g}, are too fine for the grid of their noise, "
+            f"updates of {count_of(num_elements, 'number')}, clipped to {clip_norm:g}, are too fine for the grid of their "
+            "noise, "
             f"2^{exponent}: allowed is a smaller noise multiplier"
         )
     return (clip_norm - rounding) * (1.0 - SLACK)
@@ -54,7 +56,8 @@ def fault_of_sum(cohort: int, noise_multiplier: float) -> str:
     most = cohort * 2.0 ** (GRID_BITS + 1) / noise_multiplier + 10 * 2.0 ** (GRID_BITS + 1)
     if most < SUM_MAX:
         return ""
-    return f"a sum of {cohort} updates with a noise multiplier of {noise_multiplier:g} leaves the 52 bits of its grid"
+    of = f"a sum of {count_of(cohort, 'update')} with a noise multiplier of {noise_multiplier:g}"
+    return f"{of} leaves the 52 bits of its grid"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,8 @@ class PrivacyConfig(BaseModel):
     """Noise of a round: "gaussian", independent of other rounds."""
 
     participations_max: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Most rounds in whose sum one client's updates are; a client that has been in as many is no candidate any more.
-    Absent: `rounds`."""
+    """Most rounds in whose sum one client's updates are; a client that has been in as many is no candidate any more;
+    absent: `rounds`."""
 
     noise_by: Literal["coordinator"] = "coordinator"
     """The party that adds the noise, and is trusted to: "coordinator"."""
