@@ -44,9 +44,8 @@ def clip_to(clip_norm: float, exponent: int, num_elements: int) -> float:
     rounding = math.ldexp(math.sqrt(num_elements) / 2.0, exponent)
     if rounding > ROUNDING_MAX * clip_norm:
         raise ValueError(
-            f"updates of {count_of(num_elements, 'number')}, clipped to {clip_norm:g}, are too fine for the grid of their "
-            "noise, "
-            f"2^{exponent}: allowed is a smaller noise multiplier"
+            f"updates of {count_of(num_elements, 'number')}, clipped to {clip_norm:g}, are too fine for the grid of "
+            f"their noise, 2^{exponent}: allowed is a smaller noise multiplier"
         )
     return (clip_norm - rounding) * (1.0 - SLACK)
 

@@ -326,7 +326,7 @@ class RunConfig(BaseModel):
         faults += [*self._faults_of_growth()] if self.aggregation.grows else []
         evaluation = self.evaluation
         every: dict[Source, int] = {"server": evaluation.server_every}
-        every |= {} if self.secure or self.privacy else {"clients": evaluation.clients_every}
+        every |= {} if self.privacy is not None else {"clients": evaluation.clients_every}
         faults += faults_of_watching(self.model, self.stop, every=every)
         faults += faults_of_optimizer(self.optimizer, self.schedule.optimizer, self.rounds)
         faults += self._faults_of_schedules()
@@ -344,7 +344,9 @@ class RunConfig(BaseModel):
         yield from secure.faults_of_rounds(self.round)
         yield from secure.faults_of_aggregation(self.aggregation)
         yield from secure.faults_of_sampler(self.cohort.sampler)
-        yield from secure.faults_of_evaluation(evaluation.clients_every, evaluation.keep_sites, kept)
+        yield from secure.faults_of_evaluation(
+            evaluation.clients_every, evaluation.clients_max, evaluation.keep_sites, kept
+        )
         yield from secure.faults_of_watching(self.model, self.stop)
         frozen = {FROZEN: "0" * 64}  # which the settings have once version 0 is written
         yield from secure.faults_of_local(json.dumps({**self.given, **frozen}, sort_keys=True))

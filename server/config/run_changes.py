@@ -42,6 +42,7 @@ ONE_FROM_THE_BEGINNING = (
     "secure.examples_max",
     "secure.threshold",
     "secure.session_max",
+    "secure.metrics",
     "privacy",
     "privacy.unit",
     "privacy.delta",

@@ -160,8 +160,7 @@ class Reducer(Versions):
 
     def _fold_sums(self, effect: Aggregate) -> SumsFolded:
         rows = self._accepted([c.digest for c in effect.contributions])
-        plan = self._plan_of_sums(effect, rows)
-        metas = {digest: decode_meta(row.meta, where=f"update {digest}") for digest, row in rows.items()}
+        plan, metas = self._plan_of_sums(effect, rows)
         updates = [
             self.store.stored_update(each.digest, metas[each.digest], rows[each.digest].data) for each in plan.updates
         ]
@@ -169,17 +168,21 @@ class Reducer(Versions):
             self, plan, dict(enumerate(updates)), self.method, threads=os.cpu_count() or 1, between=self._between_tiles
         )
 
-    def _plan_of_sums(self, effect: Aggregate, rows: "Mapping[Digest, UpdateRow]") -> FoldPlan:
+    def _plan_of_sums(
+        self, effect: Aggregate, rows: "Mapping[Digest, UpdateRow]"
+    ) -> tuple[FoldPlan, dict[Digest, StoredUpdateMeta]]:
         secure = self._settings.secure
         assert secure is not None
-        return plan_of_sums(
+        metas = {digest: decode_meta(row.meta, where=f"update {digest}") for digest, row in rows.items()}
+        plan = plan_of_sums(
             effect,
             self.version(effect.base_version),
-            {digest: decode_meta(row.meta, where=f"update {digest}") for digest, row in rows.items()},
+            metas,
             rules=secure.rules(),
             buffers=read_buffers(self.store.version_path(Version(0))),
             settings=(self._settings.aggregation, self._settings.optimizer_at(effect.base_version + 1)),
         )
+        return plan, metas
 
     async def whole(self, version: Version) -> Path:
         """Return the path of a file with all bytes of a version."""
