@@ -111,9 +111,10 @@ def _faults_of_others(config: RunConfig, overrides: Sequence[str], version: int)
 
 def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
     for key in differing_keys(old, new):
-        if key.partition(".")[0] not in CHANGEABLE or key in ONE_FROM_THE_BEGINNING:
+        fixed = _fixed(key)
+        if fixed or key.partition(".")[0] not in CHANGEABLE:
             allowed = ", ".join("task's options" if table == "options" else table for table in CHANGEABLE)
-            name = _as_set(key)
+            name = _as_set(fixed or key)
             yield f"--set: {name}: fixed for the life of a run; allowed: {allowed}; a new run may have another {name}"
     if new.rounds <= version:
         committed = count_of(version, "version is", "versions are")
@@ -122,6 +123,11 @@ def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
     place = new.cohort.sampler.rpartition(":")[0]
     if new.cohort.sampler != old.cohort.sampler and place.endswith(".py") and not os.path.isabs(place):
         yield f"--set: cohort.sampler: {place} is relative; allowed: an absolute path on the coordinator's machine"
+
+
+def _fixed(key: str) -> str:
+    """Return the fixed setting that a key is, or is an entry of; empty: it may change."""
+    return next((one for one in ONE_FROM_THE_BEGINNING if key == one or ("." in one and key.startswith(f"{one}."))), "")
 
 
 def with_number_of_versions(config: RunConfig, keep_versions: int) -> RunConfig:
