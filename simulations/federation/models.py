@@ -66,6 +66,10 @@ class _Unwritten(NamedTuple):
     slots: Arrays
 
 
+NO_GUARANTEE = "privacy: the noise of a simulation follows from its seed, so it protects nothing: it shows what noise does to a model"
+"""The note of a simulated run with differential privacy."""
+
+
 def _public_noise(config: RunConfig) -> bytes:
     """Return the key of a simulation's noise, which follows from its seed: it hides nothing, and can be repeated."""
     return key_of(bytes(BYTES), "simulation", config.seed, config.name)
@@ -106,6 +110,8 @@ class Models(Versions):
             manifest = _manifest(pieces, config)
             self.store.write_manifest(Version(0), manifest.encode())
             privacy = config.rules.privacy
+            if privacy is not None:
+                self.note = "\n".join(filter(None, (self.note, NO_GUARANTEE)))
             if privacy is not None and (lacking := [*faults_of_layout(manifest.layout, self.buffers, privacy)]):
                 raise ConfigError(lacking)
 
