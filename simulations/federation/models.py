@@ -66,7 +66,9 @@ class _Unwritten(NamedTuple):
     slots: Arrays
 
 
-NO_GUARANTEE = "privacy: the noise of a simulation follows from its seed, so it protects nothing: it shows what noise does to a model"
+NO_GUARANTEE = (
+    "privacy: the noise of a simulation follows from its seed: it protects nothing, and shows what noise does"
+)
 """The note of a simulated run with differential privacy."""
 
 
