@@ -19,6 +19,7 @@ CHANGEABLE = (
     "wait",
     "cohort",
     "secure",
+    "privacy",
     "local",
     "schedule",
     "evaluation",
@@ -42,6 +43,13 @@ ONE_FROM_THE_BEGINNING = (
     "secure.threshold",
     "secure.session_max",
     "secure.metrics",
+    "privacy",
+    "privacy.unit",
+    "privacy.delta",
+    "privacy.noise_multiplier",
+    "privacy.clip_norm",
+    "privacy.mechanism",
+    "privacy.noise_by",
 )
 """Tables and settings that determine the state of a run, or that its sites have approved."""
 
@@ -132,6 +140,19 @@ def with_number_of_versions(config: RunConfig, keep_versions: int) -> RunConfig:
     return config.model_copy(update={"model": config.model.model_copy(update={"keep_versions": keep_versions})})
 
 
+def with_noise(config: RunConfig) -> RunConfig:
+    """Return the settings of a run with its noise multiplier, which no later change of its budget or length changes."""
+    rules = config.rules.privacy
+    return config if rules is None else _with_noise(config, rules.noise_multiplier)
+
+
+def _with_noise(config: RunConfig, noise_multiplier: float | None) -> RunConfig:
+    assert config.privacy is not None
+    return config.model_copy(
+        update={"privacy": config.privacy.model_copy(update={"noise_multiplier": noise_multiplier})}
+    )
+
+
 def with_frozen(config: RunConfig, digest: str) -> RunConfig:
     """Return the settings of a run with the digest of the tensors that are never sent.
 
@@ -155,6 +176,8 @@ def differing_keys(one: RunConfig, other: RunConfig) -> list[str]:
         other = with_number_of_versions(other, one.model.keep_versions)
     if not other.model.frozen:
         other = with_frozen(other, one.model.frozen)
+    if one.privacy is not None and other.privacy is not None and other.privacy.noise_multiplier is None:
+        other = _with_noise(other, one.privacy.noise_multiplier)
     return [*_differences(one.model_dump(), other.model_dump(), "")]
 
 
