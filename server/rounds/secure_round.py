@@ -593,7 +593,7 @@ class SecureRound(Round):
                 if times < DROPPED_MAX:
                     continue
                 self.record.only_dropped[client_id] = times
-                why = f"the secure sums with its updates were dropped in {times} rounds in a row"
+                why = f"the secure sums with its updates were dropped in {count_of(times, 'round')} in a row"
                 self.membership.noted(client_id, DROPPED_SUMS, why, now)
                 rounds = REST_ROUNDS * 2 ** min(times - DROPPED_MAX, DOUBLINGS_MAX)
                 self.membership.failed(client_id, now + rounds * (now - self.record.opened_at))
