@@ -14,8 +14,8 @@ rank dies, or hangs, at each step of `parallel/mesh_client/crash_points.py`. Eve
     same_bits   runs whose every version has the digest that it has in the undisturbed run of the same clients
 
 With `--secure` the updates come in secure sums, over four or five sites, and a run may have deaths of several
-processes: `coordinator's step + a's step + b's step`. There a round may be abandoned and repeated, and the versions
-have no digests that are known, as each update is rounded at random; instead
+processes: `coordinator's step + a's step + b's step`. In some runs the site a is a mesh (`+ mesh`). There a round may
+be abandoned and repeated, and the versions have no digests that are known, as each update is rounded at random; instead
 
     lost        as above
     twice       promises of a site with which two sums could open one of its updates
@@ -130,6 +130,22 @@ SECURE = (
 )
 """The deaths of runs with secure sums: of one process, or of the coordinator and of the sites a and b."""
 
+SECURE_MESHED = (
+    *(f"{step}:{n} {rank}" for step in rank_crash_points.OF_SUMS for n in (1, 2) for rank in (0, 1)),
+    "crew.part_written:1 1",
+    "crew.part_masked:1 1 stop",
+    "agent.trained:1",
+    "agent.part_written:1",
+    "agent.part_written:3",
+    "agent.root_spooled:1",
+    "agent.root_spooled:2",
+    *(
+        f"agent.{step}:1"
+        for step in ("encoded", "promised/joined", "masked", "uploading", "promised/signed", "revealed")
+    ),
+)
+"""The deaths of runs with secure sums of which the site a is a mesh: of a rank, or of its agent."""
+
 HANGS = ("crew.mid_step:4 1 stop", "crew.saved:2 0 stop")
 
 DIVIDED, IN_PARTS = "rows:4", " + parts"
@@ -222,8 +238,11 @@ def at_step(tally: Tally, planned: str, shape: Shape) -> None:
 
 def in_a_sum(tally: Tally, planned: str, shape: Shape) -> None:
     """Run with secure sums, and with the death of one process or more."""
-    steps = planned.split(" + ")
-    crash_at = (COORDINATOR, steps.pop(0)) if not planned.startswith("agent.") else (SITES[0], steps.pop(0))
+    steps = planned.removesuffix(IN_A_MESH).split(" + ")
+    is_meshed = planned.endswith(IN_A_MESH) or planned.startswith("crew.")
+    who = {"agent": SITES[0], "crew": RANK}.get(planned.partition(".")[0], COORDINATOR)
+    crash_at = who, steps.pop(0)
+    shape = replace(shape, mesh=MESH) if is_meshed else shape
     others = SITES[1:] if crash_at[0] == SITES[0] else SITES
     shape = replace(shape, in_sums=5 if len(steps) + (crash_at[0] != COORDINATOR) > 1 else 4)
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
@@ -265,7 +284,7 @@ def schedule() -> list[str]:
     whole = [f"{step}:{n}" for step in steps if step not in ONLY_IN_PARTS for n in COUNTS.get(step, (1, 2))]
     parted = [f"{step}:{n}{IN_PARTS}" for step, visits in PARTED.items() for n in visits]
     meshed = [f"{step}:{n}" for step, visits in MESHED.items() for n in visits]
-    for step, _ in rank_crash_points.STEPS:
+    for step in (step for step, _ in rank_crash_points.STEPS if step not in rank_crash_points.OF_SUMS):
         meshed += [f"{step}:{n} {rank}" for rank in (0, 1) for n in RANKS_MESHED.get(step, (1,))]
     return whole + parted + [planned + IN_A_MESH for planned in (*meshed, *HANGS)]
 
@@ -287,7 +306,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     if arguments.secure:
-        return of_sums(arguments.only or SECURE)
+        return of_sums(arguments.only or (*SECURE, *(planned + IN_A_MESH for planned in SECURE_MESHED)))
     default = NUM_KILLS_QUICK if arguments.quick else 0 if arguments.only else NUM_KILLS
     num_kills = default if arguments.kills is None else arguments.kills
     shape = Shape(rounds=3, num_elements=600_000) if arguments.quick else Shape()
@@ -316,7 +335,7 @@ def of_sums(planned: Sequence[str]) -> int:
     return conclude(
         "crash_matrix",
         bars_of(tally),
-        ours=ours_of(tally, planned, 0, 0, shape),
+        ours=ours_of(tally, planned, 0, 0, shape, agents="4 or 5 agents in secure sums"),
         theirs=None,
         why_not="no peer continues a round after the death of its server: there is nothing to compare with",
     )
@@ -335,7 +354,9 @@ def bars_of(tally: Tally) -> list[Bar]:
     ]
 
 
-def ours_of(tally: Tally, planned: Any, num_kills: int, seed: int, shape: Shape) -> dict[str, Any]:
+def ours_of(
+    tally: Tally, planned: Any, num_kills: int, seed: int, shape: Shape, agents: str = "3 agents"
+) -> dict[str, Any]:
     """Return the figures beside the bars."""
     recovery = {}
     for who, names in (("coordinator", (COORDINATOR,)), ("agent", SITES), ("rank", (RANK,))):
@@ -352,7 +373,7 @@ def ours_of(tally: Tally, planned: Any, num_kills: int, seed: int, shape: Shape)
         "seed": seed,
         "seconds_to_recover": recovery,
         "faults": {name: found for name, found in faults.items() if found},
-        "configuration": f"3 agents, {shape.rounds} rounds, {4 * shape.num_elements / 1e6:g} MB, "
+        "configuration": f"{agents}, {shape.rounds} rounds, {4 * shape.num_elements / 1e6:g} MB, "
         f"uploads at {shape.upload_limit / 1e6:g} MB/s, whole cohort",
     }
 

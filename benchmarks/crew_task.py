@@ -27,11 +27,16 @@ def tokens(site: str, split: str) -> TensorDataset | None:
     return TensorDataset(drawn[:, :-1], drawn[:, 1:])
 
 
-def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean loss of a token; note the time on the first rank."""
+def note_the_step() -> None:
+    """Append the time of a step and the process id to the file of steps, on the first rank."""
     if (file := os.environ.get("ATOLL_BENCH_STEPS")) and os.environ.get("RANK") == "0":
         with Path(file).open("a") as steps:
             steps.write(f"{time.time()} {os.getpid()}\n")
+
+
+def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean loss of a token; note the time on the first rank."""
+    note_the_step()
     return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
 
@@ -41,6 +46,58 @@ task = Task(
     loss=loss,
     sites=SITES,
     local=Local(batch_size=BATCH, epochs=EPOCHS, lr=0.01, optimizer="adamw"),
+)
+
+
+class Moves(nn.Module):
+    """A matrix that every example moves by a known amount, whatever its values are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(_num_moved() // MOVED, MOVED))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the product of each example with the matrix."""
+        return rows @ self.w.flatten()
+
+
+MOVED, MOVES_AT_ONCE, MOVES_LR = 64, 8, 1 / 64
+
+
+def _num_moved() -> int:
+    return int(os.environ.get("ATOLL_BENCH_ELEMENTS", "64000")) // MOVED * MOVED
+
+
+def moving(site: str, split: str = "train") -> TensorDataset | None:
+    """Return rows of a site, of multiples of 1/8, so that every sum of them is exact; sites have different numbers."""
+    if split != "train":
+        return None
+    drawn = torch.Generator().manual_seed(ord(site[0]))
+    count = MOVES_AT_ONCE * (2 + ord(site[0]) % 3)
+    rows = torch.randint(-16, 17, (count, _num_moved()), generator=drawn, dtype=torch.int8)
+    return TensorDataset(rows.float() / 8, torch.zeros(count))
+
+
+def moved(site: str) -> tuple[torch.Tensor, int]:
+    """Return the update of a site, in each round, and the number of its examples."""
+    data = moving(site)
+    assert data is not None
+    rows = data.tensors[0]
+    return (-MOVES_LR / MOVES_AT_ONCE * rows.sum(0)).reshape(-1, MOVED), len(rows)
+
+
+def loss_of_moves(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean product; note the time on the first rank."""
+    note_the_step()
+    return outputs.mean()
+
+
+moves = Task(
+    model=Moves,
+    data=moving,
+    loss=loss_of_moves,
+    sites=["a", "b", "c", "d", "e"],
+    local=Local(batch_size=MOVES_AT_ONCE, epochs=1, lr=MOVES_LR),
 )
 
 

@@ -20,13 +20,13 @@ from benchmarks.dividing import VARIABLE
 from benchmarks.evidence import Ledger, Promise, Verdict, accepted_in_logs, judge, look
 from benchmarks.members import equip
 from benchmarks.processes import NotMeasured, Processes, agent_command, coordinator_command, free_address
-from benchmarks.sums_evidence import judge_sums
+from benchmarks.sums_evidence import Trained, by_moves, by_noise, judge_sums
 from benchmarks.tasks import Noise
 
 COORDINATOR = "coordinator"
 SITES = ("a", "b", "c")
 TASK = "benchmarks.tasks:noise"
-MESH_TASK = "benchmarks.crew_task:task"
+MESH_TASK, MESH_TASK_IN_SUMS = "benchmarks.crew_task:task", "benchmarks.crew_task:moves"
 RANK = "rank"
 """A rank of the client with a mesh, among the processes that die."""
 CHECKPOINT_EVERY = "3 steps"
@@ -51,6 +51,10 @@ SUMS: dict[str, object] = {
     "model__keep_versions": 100,
 }
 """The settings of secure sums: no update is cut, and the weights are of more than one kind."""
+
+
+SUMS_OF_A_MESH: dict[str, object] = {"secure__stage_timeout": 90.0}
+"""A mesh that masks has time to start its ranks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +162,15 @@ class Federation:
             self.end,
             in_logs,
             versions=self.state / "runs" / run / "versions",
-            task=Noise({"ATOLL_BENCH_ELEMENTS": str(self.shape.num_elements)}),
-            of_training=(SEED, NAME, EXAMPLES_MAX),
+            trained=self._trained(),
+            examples_max=EXAMPLES_MAX,
             states={site: self.folder / site for site in self.shape.sites},
             logs=logs,
         )
+
+    def _trained(self) -> Trained:
+        size = self.shape.num_elements
+        return by_moves(size) if self.shape.mesh else by_noise(Noise({"ATOLL_BENCH_ELEMENTS": str(size)}), SEED, NAME)
 
     @property
     def state(self) -> Path:
@@ -212,7 +220,8 @@ class Federation:
         self.recoveries.append(Recovery(RANK, planned.step, healed - at or None))
 
     def _command(self, name: str) -> list[str]:
-        task = MESH_TASK if self.shape.mesh else TASK
+        of_mesh = MESH_TASK_IN_SUMS if self.shape.in_sums else MESH_TASK
+        task = of_mesh if self.shape.mesh else TASK
         if name == COORDINATOR:
             return coordinator_command(
                 task,
@@ -226,7 +235,7 @@ class Federation:
                 coordinator__listen=self._address,
                 coordinator__state=self.state,
                 coordinator__lease=LEASE_S,
-                **(SUMS if self.shape.in_sums else {}),
+                **((SUMS | SUMS_OF_A_MESH if self.shape.mesh else SUMS) if self.shape.in_sums else {}),
             )
         equip(self.state, self.folder / name, Identity(Role.CLIENT, name))
         crew: dict[str, object] = {}

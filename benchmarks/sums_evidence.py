@@ -4,9 +4,10 @@ The expected model of a round is computed here, from the updates that the task d
 record says are in it; nothing of Atoll's sums is used for that.
 """
 
+import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ TOLERANCE = 2e-6
 """Largest difference of an element of a version; a value has 44 bits within ten times the norm, and is a float32."""
 
 Arrays = dict[str, NDArray[Any]]
+Trained = Callable[[str, int, Arrays], tuple[Arrays, float]]
+"""(site, round, base version) -> the update that the site made, and the number of its examples."""
 
 
 def judge_sums(
@@ -33,8 +36,8 @@ def judge_sums(
     in_logs: set[Promise],
     *,
     versions: Path,
-    task: Noise,
-    of_training: tuple[int, str, int],
+    trained: Trained,
+    examples_max: int,
     states: dict[str, Path],
     logs: dict[str, str],
 ) -> Verdict:
@@ -44,8 +47,8 @@ def judge_sums(
         end: the ledger at the end.
         in_logs: round and client of the updates that agents' logs call accepted.
         versions: the folder with every version.
-        task: the task of the sites.
-        of_training: seed and name of the run, and the examples of a whole weight.
+        trained: the update of a site in a round, and the number of its examples.
+        examples_max: the examples of a whole weight.
         states: the agents' state directories, by site.
         logs: the logs, by process.
     """
@@ -54,7 +57,7 @@ def judge_sums(
         verdict.faults.append(f"the run is {end.state} ({end.cause})")
     for record in end.records:
         if record.phase is Phase.COMMITTED:
-            verdict.is_same &= _is_the_sum(record, versions, task, of_training)
+            verdict.is_same &= _is_the_sum(record, versions, trained, examples_max)
         elif record.abandon_reason is not AbandonReason.SECURE_FAILED:
             verdict.faults.append(f"round {record.round_id} is {record.phase}: {record.abandon_reason} {record.detail}")
     records = {record.round_id: record for record in end.records}
@@ -70,23 +73,43 @@ def judge_sums(
     return verdict
 
 
-def _is_the_sum(record: RoundRecord, versions: Path, task: Noise, of_training: tuple[int, str, int]) -> bool:
+def _is_the_sum(record: RoundRecord, versions: Path, trained: Trained, examples_max: int) -> bool:
     """Return whether a version is its base and the mean of the updates of its clients, by their weights."""
-    seed, name, examples_max = of_training
     base, made = (_version(versions, int(v)) for v in (record.base_version, record.version_after))
     total, weights = {key: np.zeros(values.shape) for key, values in base.items()}, 0.0
     for client_id, row in record.clients.items():
         if row.used_in != record.round_id:
             continue
-        of_site = training_seed(seed, name, record.round_id, client_id)
-        trained = task.train(base, _instructions(of_site))
-        weight = min(1.0, trained.num_examples / examples_max)
+        update, num_examples = trained(client_id, record.round_id, base)
+        weight = min(1.0, num_examples / examples_max)
         weights += weight
-        for key, values in trained.update.items():
+        for key, values in update.items():
             total[key] += weight * np.asarray(values, np.float64)
     return weights > 0 and all(
         float(np.max(np.abs(made[key] - (base[key] + total[key] / weights)))) <= TOLERANCE for key in base
     )
+
+
+def by_noise(task: Noise, seed: int, name: str) -> Trained:
+    """Return the updates of a task of noise, of a run of this seed and name."""
+
+    def trained(site: str, round_id: int, base: Arrays) -> tuple[Arrays, float]:
+        done = task.train(base, _instructions(training_seed(seed, name, round_id, site)))
+        return {name: np.asarray(values) for name, values in done.update.items()}, done.num_examples
+
+    return trained
+
+
+def by_moves(num_elements: int) -> Trained:
+    """Return the updates of `crew_task.moves`, for a model of this many numbers."""
+    os.environ["ATOLL_BENCH_ELEMENTS"] = str(num_elements)
+    from benchmarks.crew_task import moved  # with torch, which the other runs do without
+
+    def trained(site: str, round_id: int, base: Arrays) -> tuple[Arrays, float]:
+        update, num_examples = moved(site)
+        return {"w": update.numpy()}, num_examples
+
+    return trained
 
 
 def _instructions(seed: int) -> Instructions:

@@ -386,7 +386,7 @@ class Agent:
             return None
         if not (decision := self._gate.ask(request)).is_allowed:
             return self._forbidden(request, decision)
-        if isinstance(request, Invitation) and (fault := self._sums.objection(request)):
+        if not isinstance(request, StatisticsRequest) and (fault := self._sums.objection(request)):
             return Forbidden(request, FailureReason.SESSION_REFUSED, fault)
         return None
 
@@ -440,8 +440,8 @@ class Agent:
                 self._report_statistics(effect)
             case Upload(key, digest):
                 self._uploads.begin(key, digest)
-            case Join(invitation):
-                self._sums.join(invitation)
+            case Join(request, sums):
+                self._sums.join(request, sums)
             case Forget(key):
                 self._sums.forget(key)
             case Discard(key, digest, accepted, is_answered):

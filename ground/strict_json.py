@@ -28,21 +28,21 @@ def refuse(path: str, value: object, allowed: str) -> NoReturn:
     raise ManifestError(f"{path}: got {_short.repr(value)}; allowed: {allowed}")
 
 
-def read_object(data: bytes, *, num_bytes_max: int) -> dict[str, Any]:
-    """Decode one JSON object: ASCII, no key twice, no NaN or Infinity, no nesting beyond Python's limit.
+def read_object(data: bytes, *, num_bytes_max: int, what: str = "manifest") -> dict[str, Any]:
+    """Decode one JSON object, `what`: ASCII, no key twice, no NaN or Infinity, no nesting beyond Python's limit.
 
     The worst that 4 MiB can hold (a million empty lists) costs about 0.3 s and 100 MB, once, before it is refused.
     """
     if len(data) > num_bytes_max:
-        raise ManifestError(f"manifest: {count_of(len(data), 'byte')}; allowed: at most {num_bytes_max}")
+        raise ManifestError(f"{what}: {count_of(len(data), 'byte')}; allowed: at most {num_bytes_max}")
     try:
         document = json.loads(data.decode("ascii"), object_pairs_hook=_no_key_twice, parse_constant=_no_constant)
-    except ManifestError:
-        raise
+    except ManifestError as fault:
+        raise ManifestError(f"{what}: {fault}") from None
     except (ValueError, RecursionError) as error:  # not ASCII, no JSON, an integer of thousands of digits, deep nesting
-        raise ManifestError(f"manifest: not JSON in ASCII: {_short.repr(str(error))}") from None
+        raise ManifestError(f"{what}: not JSON in ASCII: {_short.repr(str(error))}") from None
     if type(document) is not dict:
-        refuse("manifest", document, "an object")
+        refuse(what, document, "an object")
     return document
 
 
@@ -51,12 +51,12 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for index, name in enumerate(names) if name in names[:index])
-        raise ManifestError(f"manifest: key {_short.repr(twice)} occurs twice in one object")
+        raise ManifestError(f"key {_short.repr(twice)} occurs twice in one object")
     return fields
 
 
 def _no_constant(literal: str) -> NoReturn:
-    raise ManifestError(f"manifest: got {literal}; allowed: finite numbers")
+    raise ManifestError(f"got {literal}; allowed: finite numbers")
 
 
 def fields_of(value: object, path: str, *, keys: frozenset[str]) -> dict[str, Any]:

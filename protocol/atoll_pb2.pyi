@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClientMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "failed", "evaluated", "goodbye", "ready", "give_statistics", "secure_keys", "secure_shares", "secure_agree", "secure_reveal", "secure_gone")
+    __slots__ = ("hello", "heartbeat", "failed", "evaluated", "goodbye", "ready", "give_statistics", "secure_keys", "secure_shares", "secure_agree", "secure_reveal", "secure_gone", "secure_masked")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class ClientMessage(_message.Message):
     SECURE_AGREE_FIELD_NUMBER: _ClassVar[int]
     SECURE_REVEAL_FIELD_NUMBER: _ClassVar[int]
     SECURE_GONE_FIELD_NUMBER: _ClassVar[int]
+    SECURE_MASKED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     failed: Failed
@@ -32,7 +33,8 @@ class ClientMessage(_message.Message):
     secure_agree: SecureAgree
     secure_reveal: SecureReveal
     secure_gone: SecureGone
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., give_statistics: _Optional[_Union[GiveStatistics, _Mapping]] = ..., secure_keys: _Optional[_Union[SecureKeys, _Mapping]] = ..., secure_shares: _Optional[_Union[SecureShares, _Mapping]] = ..., secure_agree: _Optional[_Union[SecureAgree, _Mapping]] = ..., secure_reveal: _Optional[_Union[SecureReveal, _Mapping]] = ..., secure_gone: _Optional[_Union[SecureGone, _Mapping]] = ...) -> None: ...
+    secure_masked: SecureMasked
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., give_statistics: _Optional[_Union[GiveStatistics, _Mapping]] = ..., secure_keys: _Optional[_Union[SecureKeys, _Mapping]] = ..., secure_shares: _Optional[_Union[SecureShares, _Mapping]] = ..., secure_agree: _Optional[_Union[SecureAgree, _Mapping]] = ..., secure_reveal: _Optional[_Union[SecureReveal, _Mapping]] = ..., secure_gone: _Optional[_Union[SecureGone, _Mapping]] = ..., secure_masked: _Optional[_Union[SecureMasked, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("welcome", "invite", "release", "evaluate", "run_ended", "ranks", "ask_statistics", "notice", "secure_roster", "secure_boxes", "secure_survivors", "secure_opening", "signature")
@@ -314,16 +316,18 @@ class SecureTerms(_message.Message):
     def __init__(self, terms: _Optional[bytes] = ..., ranges: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SecureSession(_message.Message):
-    __slots__ = ("run_id", "round_id", "attempt", "session")
+    __slots__ = ("run_id", "round_id", "attempt", "session", "purpose")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round_id: int
     attempt: int
     session: int
-    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., attempt: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
+    purpose: str
+    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., attempt: _Optional[int] = ..., session: _Optional[int] = ..., purpose: _Optional[str] = ...) -> None: ...
 
 class SecureKeys(_message.Message):
     __slots__ = ("of", "keys")
@@ -393,6 +397,14 @@ class SecureBoxes(_message.Message):
     boxes: _containers.RepeatedCompositeFieldContainer[SecureBox]
     def __init__(self, of: _Optional[_Union[SecureSession, _Mapping]] = ..., boxes: _Optional[_Iterable[_Union[SecureBox, _Mapping]]] = ...) -> None: ...
 
+class SecureMasked(_message.Message):
+    __slots__ = ("of", "words")
+    OF_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    of: SecureSession
+    words: bytes
+    def __init__(self, of: _Optional[_Union[SecureSession, _Mapping]] = ..., words: _Optional[bytes] = ...) -> None: ...
+
 class SecureSurvivors(_message.Message):
     __slots__ = ("of", "members")
     OF_FIELD_NUMBER: _ClassVar[int]
@@ -458,7 +470,7 @@ class Release(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., reason: _Optional[str] = ..., submit: bool = ...) -> None: ...
 
 class Evaluate(_message.Message):
-    __slots__ = ("run_id", "task", "version", "model_digest", "time_left_s", "manifest", "local", "counted_round", "model_seed", "run_number", "asked_at")
+    __slots__ = ("run_id", "task", "version", "model_digest", "time_left_s", "manifest", "local", "counted_round", "model_seed", "run_number", "asked_at", "secure")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -470,6 +482,7 @@ class Evaluate(_message.Message):
     MODEL_SEED_FIELD_NUMBER: _ClassVar[int]
     RUN_NUMBER_FIELD_NUMBER: _ClassVar[int]
     ASKED_AT_FIELD_NUMBER: _ClassVar[int]
+    SECURE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     task: str
     version: int
@@ -481,7 +494,8 @@ class Evaluate(_message.Message):
     model_seed: int
     run_number: int
     asked_at: float
-    def __init__(self, run_id: _Optional[str] = ..., task: _Optional[str] = ..., version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., manifest: _Optional[bytes] = ..., local: _Optional[str] = ..., counted_round: _Optional[int] = ..., model_seed: _Optional[int] = ..., run_number: _Optional[int] = ..., asked_at: _Optional[float] = ...) -> None: ...
+    secure: SecureTerms
+    def __init__(self, run_id: _Optional[str] = ..., task: _Optional[str] = ..., version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., manifest: _Optional[bytes] = ..., local: _Optional[str] = ..., counted_round: _Optional[int] = ..., model_seed: _Optional[int] = ..., run_number: _Optional[int] = ..., asked_at: _Optional[float] = ..., secure: _Optional[_Union[SecureTerms, _Mapping]] = ...) -> None: ...
 
 class RunEnded(_message.Message):
     __slots__ = ("run_id", "state", "cause", "num_open")
@@ -825,12 +839,14 @@ class Refusal(_message.Message):
     def __init__(self, detail: _Optional[str] = ..., is_revoked: bool = ...) -> None: ...
 
 class OpenedUpdate(_message.Message):
-    __slots__ = ("verdict", "kept")
+    __slots__ = ("verdict", "kept", "has_words")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    HAS_WORDS_FIELD_NUMBER: _ClassVar[int]
     verdict: Verdict
     kept: bool
-    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., kept: bool = ...) -> None: ...
+    has_words: bool
+    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., kept: bool = ..., has_words: bool = ...) -> None: ...
 
 class SubmittedUpdate(_message.Message):
     __slots__ = ("opened", "rank", "meta", "reason", "detail")

@@ -77,7 +77,7 @@ def parse_part(data: bytes) -> PartManifest:
     Raises:
         ManifestError: the bytes are not canonical.
     """
-    fields = fields_of(read_object(data, num_bytes_max=PART_BYTES_MAX), "part", keys=_KEYS)
+    fields = fields_of(read_object(data, num_bytes_max=PART_BYTES_MAX, what="part"), "part", keys=_KEYS)
     constant(fields["format"], "format", expected=FORMAT)
     constant(fields["kind"], "kind", expected="part")
     index = integer(fields["index"], "index", low=0, high=PARTS_MAX - 1)

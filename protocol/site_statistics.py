@@ -62,7 +62,7 @@ def decode(data: bytes) -> SiteStatistics:
         ManifestError: the bytes are not an answer, or too many; the text has the path, the value and the allowed
             values.
     """
-    return from_plain(read_object(data, num_bytes_max=BYTES_MAX))
+    return from_plain(read_object(data, num_bytes_max=BYTES_MAX, what="statistics"))
 
 
 def from_plain(document: object) -> SiteStatistics:

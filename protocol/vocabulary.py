@@ -5,7 +5,7 @@ each one, and a test checks this.
 """
 
 from enum import StrEnum
-from typing import NewType
+from typing import Literal, NewType
 
 ClientId = NewType("ClientId", str)
 RunId = NewType("RunId", str)
@@ -15,6 +15,8 @@ Version = NewType("Version", int)
 """Number of a version of the global model: 0 is the initial one, each commit adds 1."""
 Digest = NewType("Digest", str)
 """SHA-256 of a canonical manifest or of a piece's bytes, in lower-case hexadecimal."""
+Purpose = Literal["update", "evaluation", "statistics"]
+"""What a secure sum adds."""
 
 
 class Phase(StrEnum):

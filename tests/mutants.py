@@ -839,8 +839,8 @@ PLANTED = (
     Mutant(
         "an evaluation shortened by the clock",
         RUN,
-        "            down = min(max(0.0, now - event.down_since), self.rules.policy.outage_max)",
-        "            down = min(now - event.down_since, self.rules.policy.outage_max)",
+        "        down = min(max(0.0, now - event.down_since), self.rules.policy.outage_max)",
+        "        down = min(now - event.down_since, self.rules.policy.outage_max)",
         "such a clock shortens the time for the clients' answers",
     ),
     Mutant(

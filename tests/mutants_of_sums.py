@@ -4,8 +4,17 @@ from tests.mutant import Mutant
 
 MEMBER, PROMISES = "client/secure/member.py", "client/secure/promises.py"
 AGREED, SECURITY = "client/session/agreed_terms.py", "client/site/security.py"
+SESSION, ROUND = "server/sessions/session.py", "server/rounds/secure_round.py"
 LIES = ("tests/server/sessions/test_lies.py",)
 OF_TERMS = ("tests/client/session/test_agreed_terms.py",)
+_ROUNDS, _WORLDS = "tests/server/rounds/test_secure_round.py", "tests/histories/test_worlds.py"
+OF_ROUNDS = (
+    "tests/server/sessions/test_schedules.py",
+    f"{_ROUNDS}::test_a_masked_update_that_comes_after_the_survivors_were_told_is_refused",
+    f"{_ROUNDS}::test_a_schedule_of_faults_opens_exact_sums_or_ends[0-49]",
+    f"{_WORLDS}::test_every_history_with_secure_sums_has_exact_sums_or_clean_ends[0]",
+)
+OF_METRICS = ("tests/client/work/test_sums_of_metrics.py",)
 OF_SITES = ("tests/client/site/test_security.py",)
 
 
@@ -310,10 +319,26 @@ OF_SUMS = (
         file=PROMISES,
         new="",
     ),
+    Mutant(
+        "sum: metrics in two sums",
+        PROMISES,
+        '        if terms.purpose != "update" and signed:\n',
+        "        if False:\n",
+        "two sums of one version's metrics tell those of the sites that differ",
+        OF_METRICS,
+    ),
+    Mutant(
+        "sum: metrics_min_sites",
+        SECURITY,
+        "            others = self._gate.disclosure.min_sites - 1\n",
+        "            others = 0\n",
+        "the metrics of a site are in a sum of fewer sites than its policy says",
+        OF_METRICS,
+    ),
     # ---------------------------------------------------------------- terms, and whom a site trusts
     *(
         Mutant(
-            f"sum: terms, {line.split(chr(34))[1]}",
+            f"sum: terms, {line}",
             AGREED,
             f"        {line}\n",
             "",
@@ -321,19 +346,31 @@ OF_SUMS = (
             OF_TERMS,
         )
         for line in (
-            '("run", invitation.run_id, terms.run),',
-            '("round", invitation.round_id, terms.round),',
+            '("run", request.run_id, terms.run),',
+            '("round", request.round_id, terms.round),',
             '("purpose", "update", terms.purpose),',
-            '("base", invitation.base_version, terms.base),',
-            '("model", invitation.model_digest, terms.model),',
-            '("task", invitation.task, terms.task),',
-            '("algorithm", invitation.algorithm, terms.algorithm),',
-            '("local", invitation.local, terms.local),',
-            '("ranges", ranges_digest(invitation.ranges), terms.ranges),',
+            '("base", request.base_version, terms.base),',
+            '("model", request.model_digest, terms.model),',
+            '("task", request.task, terms.task),',
+            '("algorithm", request.algorithm, terms.algorithm),',
+            '("local", request.local, terms.local),',
+            '("ranges", ranges_digest(request.ranges), terms.ranges),',
+            '("round", request.version, terms.round),',
+            '("purpose", "evaluation", terms.purpose),',
+            '("base", request.version, terms.base),',
+            '("algorithm", "", terms.algorithm),',
+            '("ranges", ranges_digest(()), terms.ranges),',
+            '("bits", 64, terms.bits),',
+            '("receivers", (), terms.receivers),',
         )
     ),
     Mutant(
-        "sum: a codec", AGREED, "    if invitation.codec:\n", "    if False:\n", "masked words are encoded", OF_TERMS
+        "sum: a codec",
+        AGREED,
+        "    if isinstance(request, Invitation) and request.codec:\n",
+        "    if False:\n",
+        "masked words are encoded",
+        OF_TERMS,
     ),
     Mutant(
         "sum: certified keys",
@@ -414,5 +451,110 @@ OF_SUMS = (
         '        return ""\n',
         "a site trains for a sum that its policy does not allow",
         OF_SITES,
+    ),
+    # ---------------------------------------------------------------- the coordinator's side
+    Mutant(
+        "sum: opened twice at a time",
+        SESSION,
+        "        if self._is_opening:\n            return []  #",
+        "        if False:\n            return []  #",
+        "a second opening begins before the outcome of the first",
+        OF_ROUNDS,
+    ),
+    Mutant(
+        "sum: opened with one reveal too few",
+        SESSION,
+        "Stage.OPENING: len(self.reveals) >= max(self.roster.threshold, self._opened_with + 1),",
+        "Stage.OPENING: len(self.reveals) >= self.roster.threshold - 1,",
+        "t - 1 reveals are tried",
+        OF_ROUNDS,
+    ),
+    Mutant(
+        "sum: opening with the agreements of too few",
+        SESSION,
+        "        if len(self._agreed) < self.roster.threshold:\n",
+        "        if not self._agreed:\n",
+        "members are told an opening that they refuse",
+        OF_ROUNDS,
+    ),
+    Mutant(
+        "sum: members that have not shared are asked to mask",
+        SESSION,
+        "self.masking = frozenset(self._shares) - {*self.gone}",
+        "self.masking = frozenset(range(self.size)) - {*self.gone}",
+        "U2 has members whose boxes nobody has",
+        OF_ROUNDS,
+    ),
+    Mutant(
+        "sum: survivors without a masked update",
+        SESSION,
+        "self.survivors, self.stage = frozenset(self._masked), Stage.AGREEING",
+        "self.survivors, self.stage = self.masking, Stage.AGREEING",
+        "the sum lacks an update whose mask is taken off",
+        OF_ROUNDS,
+    ),
+    Mutant(
+        "sum: a masked update after the survivors were told",
+        ROUND,
+        "return session is not None and session.stage is Stage.MASKING and position in session.masking",
+        "return session is not None and position in session.masking",
+        "a masked update that is in no sum is acknowledged",
+        OF_ROUNDS,
+    ),
+    Mutant(
+        "sum: another attempt after the survivors were told",
+        SESSION,
+        '            return self._fail("agreements", len(self._agreed), may_repeat=False)',
+        '            return self._fail("agreements", len(self._agreed), may_repeat=True)',
+        "members that have signed are asked for another attempt",
+        OF_ROUNDS,
+    ),
+    Mutant(
+        "sum: another opening for each member",
+        SESSION,
+        "        return self._tell(self._agreed, self._question)\n\n    def _open",
+        "        return self._tell(self.survivors, lambda _: self._opening)\n\n    def _open",
+        "a member that has not signed is told the opening",
+        OF_ROUNDS,
+    ),
+    Mutant(
+        "sum: a stage that never ends",
+        SESSION,
+        "        return self._end_stage() if is_enough or not self.missing() else []",
+        "        return self._end_stage() if is_enough else []",
+        "a stage waits for its deadline although all have answered",
+        OF_ROUNDS,
+    ),
+    Mutant(
+        "sum: an attempt with the keys of the one before",
+        ROUND,
+        "of.session, of.opening, of.keys, of.asked = None, None, {}, {*left}",
+        "of.session, of.opening, of.asked = None, None, {*left}",
+        "the roster of another attempt has the keys of the one before",
+        OF_ROUNDS,
+    ),
+    Mutant(
+        "sum: a masked update of an earlier attempt",
+        ROUND,
+        "            self._forget_masked(client_id, now)\n",
+        "            pass\n",
+        "an update under the masks of an earlier attempt is in the sum",
+        OF_ROUNDS,
+    ),
+    Mutant(
+        "sum: an opening forgotten in a crash",
+        ROUND,
+        "        pending = (each for each in self._running if each.opening is not None)\n",
+        "        pending = ()\n",
+        "after a crash the sum is never opened",
+        OF_ROUNDS,
+    ),
+    Mutant(
+        "sum: a session that is not open is folded",
+        ROUND,
+        "[each for each in self._sums if each.is_opened and not each.record.is_dropped]",
+        "[each for each in self._sums if each.session is not None and not each.record.is_dropped]",
+        "a session without an opening is added to the version",
+        OF_ROUNDS,
     ),
 )

@@ -91,7 +91,7 @@ def seconds(duration: float | None) -> str:
 def metrics_text(measured: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the metrics of one version as one cell: `accuracy 0.93, loss 0.21; clients: accuracy 0.91`."""
     parts = []
-    for source, metrics in sorted(measured.items(), reverse=True):  # the server's own first
+    for source, metrics in sorted(measured.items(), key=lambda one: (one[0] != "server", one[0])):
         listed = ", ".join(f"{name} {_metric_value(value)}" for name, value in metrics.items())
         parts.append(listed if source == "server" else f"{source}: {listed}")
     return "; ".join(parts)

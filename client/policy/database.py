@@ -82,6 +82,12 @@ _STEPS = {
 """Statements that migrate each schema version to the current one."""
 
 
+WAY_OUT = (
+    "put the state directory back from a newer copy, or move this file away and begin again with `atoll site "
+    "accept-rollback --new-key`"
+)
+
+
 class HistoryUnusable(OSError):
     """Error: the file cannot be read or written; the message names it and the cause."""
 
@@ -105,6 +111,8 @@ class PolicyDatabase:
                 version = self._prepared()
             if version != SCHEMA:
                 raise HistoryUnusable(f"{self.path} has schema {version}, this Atoll knows {SCHEMA}: use a newer Atoll")
+            with self.faults():
+                self._check_pages()
         except BaseException:
             self._db.close()
             raise
@@ -145,8 +153,10 @@ class PolicyDatabase:
         try:
             yield
         except (sqlite3.Error, ValueError) as error:  # ValueError: an unknown standing in the file
-            unusable = HistoryUnusable(f"{self.path} cannot be used: {error}")
-            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            code = getattr(error, "sqlite_errorcode", None)
+            way_out = f"; {WAY_OUT}" if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) else ""
+            unusable = HistoryUnusable(f"{self.path} cannot be used: {error}{way_out}")
+            if code == sqlite3.SQLITE_FULL:
                 unusable.errno = errno.ENOSPC
             raise unusable from error
 
@@ -164,6 +174,12 @@ class PolicyDatabase:
                 version = SCHEMA
                 self._db.execute(f"PRAGMA user_version = {version}")
         return int(version)
+
+    def _check_pages(self) -> None:
+        """Check every page and index: damage in a part that is not read now would be found too late, or never."""
+        found = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if found != "ok":
+            raise HistoryUnusable(f"{self.path} is damaged: {' '.join(found.split())}; {WAY_OUT}")
 
     def _warn_of_approvals(self) -> None:
         for (run_id,) in self._db.execute("SELECT run_id FROM runs WHERE standing = 'approved'"):

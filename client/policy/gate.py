@@ -313,6 +313,7 @@ def _asked(request: ModelRequest, num_bytes: int | None, disclosure: Disclosure)
             number=request.version,
             local=request.local,
             metrics=str(disclosure),
+            terms=request.secure,
         )
     return PolicyRequest(
         kind=Kind.TRAIN,

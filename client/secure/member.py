@@ -72,6 +72,10 @@ class Stream:
     key: bytes
     sign: int
 
+    def __repr__(self) -> str:
+        """Return the sign alone: keys are in no log and no traceback."""
+        return f"Stream(sign={self.sign})"
+
 
 @value
 class KeepPromise:
@@ -225,7 +229,8 @@ class Member:
     def _check_size(self, members: int, threshold: int) -> None:
         rules, wanted = self._rules, self.terms.threshold_of(members)
         least = max(MEMBERS_MIN, rules.min_others + 1)
-        _check(members >= least, f"the roster has {count_of(members, 'member')}; this site demands {least}")
+        demanded = f"this site demands {least} (min_others = {rules.min_others})"
+        _check(members >= least, f"the roster has {count_of(members, 'member')}; {demanded}")
         _check(
             members <= self.terms.members_max,
             f"the roster has {count_of(members, 'member')}; the terms allow {self.terms.members_max}",
@@ -234,7 +239,7 @@ class Member:
         _check(
             threshold <= members and 2 * threshold > members + rules.colluders_max,
             f"threshold {threshold} of {count_of(members, 'member')}; this site demands more than half of members and "
-            f"{rules.colluders_max} colluders, and no more than there are",
+            f"{rules.colluders_max} colluders (colluders_max), and no more than there are",
         )
 
     def _check_each(self, checks: Iterable[tuple[MemberKeys, Callable[[], None]]]) -> None:
@@ -345,7 +350,9 @@ class Member:
         _check(positions <= {*within}, f"members that {verb} are none of those before")
         _check(self._place in positions, f"this site is not among the members that {verb}")
         least = max(self._threshold, self._rules.min_others + 1)
-        _check(len(positions) >= least, f"{count_of(len(positions), 'member')} {verb}; this site demands {least}")
+        by = f"threshold {self._threshold}, min_others = {self._rules.min_others}"
+        have = count_of(len(positions), "member")
+        _check(len(positions) >= least, f"{have} {verb}; this site demands {least} ({by})")
 
     # ------------------------------------------------------------ secrets
 

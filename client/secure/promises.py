@@ -27,6 +27,10 @@ REMEMBERED = 64
 """Ends of a peer's chain that a site remembers."""
 
 
+_WORK = {"update": "round", "evaluation": "the evaluation of version", "statistics": "statistics"}
+"""What the number in the terms is the number of, by the purpose."""
+
+
 class Kind(StrEnum):
     """The kind of a promise."""
 
@@ -104,14 +108,20 @@ class Promises:
     def fault(self, terms: Terms) -> str:
         """Return why a session under these terms must not be joined; empty: it may."""
         newest = self._newest.get((terms.run, terms.purpose), (0, 0))
+        what = _WORK[terms.purpose]
         if (terms.run, terms.purpose, terms.round) in self._signed:
-            return f"this site has signed the survivors of round {terms.round}: no other attempt of it is joined"
+            return f"this site has signed the survivors of {what} {terms.round}: no other attempt of it is joined"
         if (terms.round, terms.attempt) <= newest:
             return (
-                f"round {terms.round}, attempt {terms.attempt} is not above the newest that this site has joined: "
-                f"round {newest[0]}, attempt {newest[1]}"
+                f"{what} {terms.round}, attempt {terms.attempt} is not above the newest that this site has joined: "
+                f"{what} {newest[0]}, attempt {newest[1]}"
             )
         signed = self._bases.get((terms.model, terms.purpose), 0)
+        if terms.purpose != "update" and signed:
+            return (
+                f"this site has signed a sum of {what} {terms.base} already: two sums of the same metrics over other "
+                "sites would tell those of the sites that differ"
+            )
         if signed >= self.base_repeats_max:
             return (
                 f"this site has signed {count_of(signed, 'sum')} from version {terms.base}'s model, over all runs; "

@@ -78,6 +78,8 @@ class EvaluationRequest:
     model_seed: int = 0
     run_number: int = 0
     asked_at: float = 0.0
+    secure: Terms | None = None
+    """Terms of the secure sum that the metrics are for; None: they are sent as they are."""
 
     @property
     def key(self) -> tuple[str, RunId, int]:
@@ -308,14 +310,16 @@ class KillWorker:
 
 @value
 class Join:
-    """Join the session that an invitation names, with the encoded update; again: repeat what it was last told."""
+    """Join the session that a request names, with what was encoded for it; again: repeat what it was last told."""
 
-    invitation: Invitation
+    request: ModelRequest
+    sums: Sums | None = None
+    """Of an evaluation that has just ended: the metrics that the sum adds."""
 
 
 @value
 class Forget:
-    """Delete the encoded update of a secure sum, and leave its session."""
+    """Delete what is encoded for a secure sum, and leave its session."""
 
     key: Key
 

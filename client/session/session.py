@@ -9,7 +9,8 @@ and no run takes the worker from another. Only the newest request of a run count
          any  --Released--> STOPPING --the worker answers, or is killed after its lease--> done
 
 An update for a secure sum is `Encoded` instead, and joins its session. What is sent is its masked form, which comes as
-`Masked`; another attempt at the sum masks it again, and needs no training.
+`Masked`; another attempt at the sum masks it again, and needs no training. The metrics of an evaluation join their
+session with `Evaluated`; their masked form is a message of the session.
 
 Loss of the connection alone never ends a job: the worker knows its deadline and stops in time by itself, and the update
 stays in the spool until the coordinator has answered (architecture, invariants 2 and 8). Randomness (the jitter of the
@@ -45,6 +46,7 @@ from atoll.client.session.events import (
     KillWorker,
     Masked,
     ModelReady,
+    ModelRequest,
     Released,
     ReportEvaluation,
     ReportFailure,
@@ -151,7 +153,7 @@ class Session:
         self.job: Job | None = None
         self.waiting: dict[RunId, Waiting] = {}  # requests that wait for the worker; the first one is next
         self.outgoing = {key: Outgoing(digest) for key, digest in (spooled or {}).items()}
-        self.encoded = dict.fromkeys(encoded, 0)  # updates for secure sums that are not over, with the newest attempt
+        self.encoded = dict.fromkeys(encoded, 0)  # what is for secure sums that are not over, with the newest attempt
         self.is_connected = False
         self.upload_seconds: float | None = None  # moving average of an upload's duration; None: not measured yet
         self._rng = rng
@@ -254,7 +256,7 @@ class Session:
             detail = f"task {request.task!r} is not allowed here (allowed: {allowed})"
             return self._report(request, FailureReason.TASK_NOT_ALLOWED, detail)
         if request.key in self.encoded:
-            assert isinstance(request, Invitation)
+            assert not isinstance(request, StatisticsRequest)
             return self._join(request)
         if request.key in self.outgoing:
             return ()  # the work is done, and its upload has started or will
@@ -346,17 +348,22 @@ class Session:
             case Encoded():
                 self.job = None
                 return self._begin_sum(job)
-            case Evaluated(_, statistics, detail, reason):
+            case Evaluated():
                 self.job = None
-                if job.is_released:
-                    return ()
-                return (_evaluation_report(job.request, statistics, detail, reason),)
+                return () if job.is_released else self._evaluated(job, event)
             case StatisticsMade(key, found):
                 self.job = None
                 return () if job.is_released else (ReportStatistics(key[1], key[2], found),)
             case JobFailed(_, reason, detail):
                 self.job = None
                 return () if job.is_released else self._report(job.request, reason, detail)
+
+    def _evaluated(self, job: Job, event: Evaluated) -> Effects:
+        """Send the metrics of an evaluation, or add them to its secure sum."""
+        assert isinstance(job.request, EvaluationRequest)
+        if job.request.secure is not None and event.statistics is not None:
+            return self._begin_sum(job, event.statistics)
+        return (_evaluation_report(job.request, event.statistics, event.detail, event.reason),)
 
     def _job_overdue(self, now: float) -> Effects:
         job, self.job = self.job, None
@@ -388,15 +395,15 @@ class Session:
             effects.append(Discard(key, self.outgoing.pop(key).digest))
         return (*effects, *self._forget([key]))
 
-    def _begin_sum(self, job: Job) -> Effects:
-        """Join the session of a finished training; the sums of earlier rounds of its run are over."""
+    def _begin_sum(self, job: Job, sums: Sums | None = None) -> Effects:
+        """Join the session of finished work; the sums of earlier work of its kind and run are over."""
         request, key = job.request, job.request.key
-        assert isinstance(request, Invitation)
-        older = [other for other in self.encoded if other[1] == key[1] and other[2] < key[2]]
+        assert not isinstance(request, StatisticsRequest)
+        older = [other for other in self.encoded if other[:2] == key[:2] and other[2] < key[2]]
         if job.is_released:
             return (*self._forget(older), Forget(key))
         self.encoded[key] = 1
-        return (*self._forget(older), Join(request))
+        return (*self._forget(older), Join(request, sums))
 
     def _masked(self, event: Masked, now: float) -> Effects:
         if event.key not in self.encoded:
@@ -404,18 +411,19 @@ class Session:
         self.outgoing[event.key] = Outgoing(event.digest, retry_at=now)
         return ()
 
-    def _join(self, invitation: Invitation) -> Effects:
+    def _join(self, request: ModelRequest) -> Effects:
         """Join a session again, or another attempt: what was masked for an earlier one is worthless in it."""
-        key, terms = invitation.key, invitation.secure
+        key, terms = request.key, request.secure
         if terms is None:
-            return self._report(invitation, FailureReason.SESSION_REFUSED, "the update was trained for a secure sum")
+            what = "the update was trained" if isinstance(request, Invitation) else "the version was evaluated"
+            return self._report(request, FailureReason.SESSION_REFUSED, f"{what} for a secure sum")
         before, self.encoded[key] = self.encoded[key], max(self.encoded[key], terms.attempt)
         if terms.attempt > before and key in self.outgoing:
-            return (Discard(key, self.outgoing.pop(key).digest), Join(invitation))
-        return (Join(invitation),)
+            return (Discard(key, self.outgoing.pop(key).digest), Join(request))
+        return (Join(request),)
 
     def _forget(self, keys: Iterable[Key]) -> Effects:
-        """Delete encoded updates, and leave their sessions."""
+        """Delete what is encoded, and leave its sessions."""
         known = [key for key in keys if key in self.encoded]
         for key in known:
             del self.encoded[key]

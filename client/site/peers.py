@@ -75,7 +75,8 @@ def parse_peers(content: bytes) -> Peers:
     Raises:
         ManifestError: it has another form; the text has the path of the value.
     """
-    found = fields_of(read_object(content, num_bytes_max=_BYTES_MAX), "peers", keys=frozenset({"pinned", "distrusted"}))
+    document = read_object(content, num_bytes_max=_BYTES_MAX, what="peers")
+    found = fields_of(document, "peers", keys=frozenset({"pinned", "distrusted"}))
     pinned, distrusted = found["pinned"], items_of(found["distrusted"], "distrusted", num_max=NUM_MAX)
     if type(pinned) is not dict or len(pinned) > NUM_MAX:
         refuse("pinned", pinned, f"an object of at most {NUM_MAX} names")

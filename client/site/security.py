@@ -154,11 +154,13 @@ class SiteSecurity:
             terms: for which `fault` returns nothing.
         """
         assert self._key is not None
-        policy = self._now_policy()
+        policy, others = self._now_policy(), 0
+        if terms.purpose == "evaluation":
+            others = self._gate.disclosure.min_sites - 1
         return Member(
             name,
             terms,
-            MemberRules(policy.min_others, policy.colluders_max),
+            MemberRules(max(policy.min_others, others), policy.colluders_max),
             key=self._key,
             site=self.identity,
             promises=self._promised(),

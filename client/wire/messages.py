@@ -168,6 +168,7 @@ def _evaluation_request(evaluate: pb.Evaluate) -> EvaluationRequest:
         model_seed=evaluate.model_seed,
         run_number=evaluate.run_number,
         asked_at=_instant(evaluate.asked_at),
+        secure=read_terms(evaluate.secure.terms) if evaluate.HasField("secure") else None,
     )
 
 

@@ -55,13 +55,16 @@ class Masking:
             remove(left)
         # A name of its own: ranks of a crew that this agent has lost may still write to the last one.
         out = self._work / f"masked.{secrets.token_hex(8)}"
-        if not entry.parts:
-            return await on_thread(None, self._whole, entry, out, streams)
-        order = await on_thread(None, _order_of, task, entry, out, tuple(streams))
-        pieces = await self._runner.mask(order)
-        if pieces is None:
-            pieces = await on_thread(None, _masked_here, order)
-        return await on_thread(None, self._in_parts, entry, out, pieces)
+        try:
+            if not entry.parts:
+                return await on_thread(None, self._whole, entry, out, streams)
+            order = await on_thread(None, _order_of, task, entry, out, tuple(streams))
+            pieces = await self._runner.mask(order)
+            if pieces is None:
+                pieces = await on_thread(None, _masked_here, order)
+            return await on_thread(None, self._in_parts, entry, out, pieces)
+        finally:
+            remove(out)
 
     def _whole(self, entry: Entry, out: Path, streams: Sequence[Stream]) -> Digest:
         encoded = parse_update(entry.manifest)

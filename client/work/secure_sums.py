@@ -2,7 +2,8 @@
 
 One task does the steps of each member in order, as a promise is durable before what follows it leaves. A member lives
 in memory alone: after a restart its encoded update may join another attempt, and to everything else the answer is that
-the session is lost.
+the session is lost. The metrics of an evaluation are in memory, too: after a restart the version is evaluated again for
+another attempt.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Any
 from atoll.client.disk.stores import Stores
 from atoll.client.secure.member import Effect, KeepPromise, Mask, Member, Send, Stage
 from atoll.client.session.agreed_terms import fault_of_terms
-from atoll.client.session.events import Event, Invitation, Key, Masked
+from atoll.client.session.events import EvaluationRequest, Event, Key, Masked, ModelRequest, Sums
 from atoll.client.site.security import LEFT, OPENED, SiteSecurity
 from atoll.client.work.masking import Masking
 from atoll.client.work.runner import Runner
@@ -22,13 +23,18 @@ from atoll.ground.durable import told_outside
 from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.secure import wire
-from atoll.protocol.secure.messages import Gone, Reveal, SealedShares
+from atoll.protocol.secure.messages import Gone, MaskedWords, Reveal, SealedShares
 from atoll.protocol.secure.terms import Terms
 from atoll.protocol.secure.wire import BadForm, SessionName
 from atoll.protocol.vocabulary import FailureReason, RoundId, RunId
+from atoll.tensors.masked.metrics import encode_metrics, mask_metrics
 from atoll.tensors.safetensors_file import TensorFileCorrupted
+from atoll.tensors.secure.masked_layout import layout_digest
 
 logger = logging.getLogger(__name__)
+
+KIND_OF_KEY = {"update": "round", "evaluation": "version"}
+"""The first part of the name of a request, by the purpose of its sum."""
 
 RESTARTED = str(FailureReason.SESSION_LOST)
 """Reason to leave: this agent was restarted, and the secrets of its session were in memory."""
@@ -37,8 +43,8 @@ RESTARTED = str(FailureReason.SESSION_LOST)
 class _Membership:
     """One member, and the task that does its steps in order."""
 
-    def __init__(self, member: Member, invitation: Invitation) -> None:
-        self.member, self.invitation = member, invitation
+    def __init__(self, member: Member, key: Key) -> None:
+        self.member, self.key = member, key
         self.steps: asyncio.Queue[Callable[[], list[Effect]]] = asyncio.Queue()
         self.is_dropped = False  # whether its session is over for this agent
 
@@ -71,6 +77,7 @@ class SecureSums:
         self._encoded, self._spool, self._masker = stores.encoded, stores.spool, Masking(stores, runner)
         self._send, self._spawn, self._on_event = send, spawn, on_event
         self._members: dict[Key, _Membership] = {}
+        self._metrics: dict[Key, bytes] = {}  # of evaluations, encoded; in memory, as another evaluation costs little
         self._masking = asyncio.Lock()
 
     @property
@@ -78,49 +85,70 @@ class SecureSums:
         """Whether this agent can join sessions."""
         return self._security is not None and self._security.joins
 
-    def objection(self, invitation: Invitation) -> str:
-        """Return why this site does not train for an invitation's sum, and log it; empty: it does, or has trained."""
-        terms = invitation.secure
-        if terms is None or invitation.key in self._encoded.entries():
+    def objection(self, request: ModelRequest) -> str:
+        """Return why this site does not work for the sum of a request, and log it; empty: it does, or has done so."""
+        terms = request.secure
+        if terms is None or request.key in self._encoded.entries() or request.key in self._metrics:
             return ""
         if self._security is None:
             return "this agent has no certificate (--insecure), so it joins no secure sum: enrol it with a join code"
-        fault = fault_of_terms(invitation, terms) or self._security.fault(terms, invitation.run_id)
+        fault = fault_of_terms(request, terms) or self._security.fault(terms, request.run_id)
         if fault:
             self._note(terms, fault, LEFT)
         return fault
 
     # ------------------------------------------------------------ in
 
-    def join(self, invitation: Invitation) -> None:
-        """Join a session with the encoded update, or repeat this member's first message."""
-        terms, known = invitation.secure, self._members.get(invitation.key)
+    def join(self, request: ModelRequest, sums: Sums | None = None) -> None:
+        """Join a session with what is encoded, or repeat this member's first message.
+
+        Args:
+            request: with the terms of the sum.
+            sums: metrics to encode, of an evaluation that has just ended.
+        """
+        terms, known = request.secure, self._members.get(request.key)
         assert terms is not None
         assert self._security is not None
         if known is not None and known.member.terms == terms:
             known.steps.put_nowait(known.member.start)
             return
-        if fault := fault_of_terms(invitation, terms) or self._security.policy_fault(terms, invitation.run_id):
+        if fault := fault_of_terms(request, terms) or self._security.policy_fault(terms, request.run_id):
+            self._refuse(terms, fault)
+            return
+        if isinstance(request, EvaluationRequest) and (fault := self._encode(request.key, terms, sums)):
             self._refuse(terms, fault)
             return
         if known is not None and known.member.terms.attempt >= terms.attempt:
             self._refuse(terms, "another attempt of this round has begun here, under other terms")
             return
-        self._drop(invitation.key)
+        self._drop(request.key)
         if known is None and self._security.has_joined(terms):
             self._say(terms, Gone(RESTARTED))
             return
-        membership = _Membership(self._security.member(self._site, terms), invitation)
-        self._members[invitation.key] = membership
+        membership = _Membership(self._security.member(self._site, terms), request.key)
+        self._members[request.key] = membership
         membership.steps.put_nowait(membership.member.start)
         self._spawn(self._work(membership))
+
+    def _encode(self, key: Key, terms: Terms, sums: Sums | None) -> str:
+        """Encode the metrics of an evaluation once, for all attempts at their sum; return why they cannot be added."""
+        if key in self._metrics:
+            return ""
+        if sums is None:
+            return "what this site has measured is in another sum already"
+        if terms.layout != layout_digest((), terms.metrics):
+            return "the terms of an evaluation are of tensors, and it adds metrics alone"
+        self._metrics[key], left_out = encode_metrics(sums, terms.metrics)
+        for sentence in left_out:
+            logger.warning("not in the secure sum of the evaluation of version %d: %s", terms.round, sentence)
+        return ""
 
     def asked(self, message: pb.ServerMessage) -> None:
         """Hand a question of the coordinator to the member that it is for; another message is for no member."""
         if not wire.kind_of(message):
             return
         of = wire.name_of(message)
-        membership = self._members.get(("round", of.run, of.round))
+        membership = self._members.get((KIND_OF_KEY.get(of.purpose, ""), of.run, of.round))
         if membership is None or _name(membership.member.terms) != of:
             self._send(wire.answer_message(of, Gone(RESTARTED)))
             return
@@ -135,9 +163,13 @@ class SecureSums:
         membership.steps.put_nowait(step)
 
     def forget(self, key: Key) -> None:
-        """Leave the session of a round, and delete its encoded update."""
+        """Leave the session of a request, and delete what is encoded for it."""
         self._drop(key)
+        self._delete(key)
+
+    def _delete(self, key: Key) -> None:
         self._encoded.discard(key)
+        self._metrics.pop(key, None)
 
     def _drop(self, key: Key) -> None:
         if (membership := self._members.pop(key, None)) is not None:
@@ -164,7 +196,7 @@ class SecureSums:
                 for effect in step():
                     await self._carry_out(membership, effect)
             except (OSError, TensorFileCorrupted) as error:
-                logger.error("the session of round %d is left: %s", membership.member.terms.round, error)
+                logger.error("the session of %s is left: %s", _work(membership.member.terms), error)
                 why = told_outside(error) if isinstance(error, OSError) else "one is damaged"
                 for effect in membership.member.leave(f"this site's files cannot be used: {why}"):
                     await self._carry_out(membership, effect)
@@ -177,29 +209,34 @@ class SecureSums:
                 self._security.keep(promise)
                 crash_points.reached("agent.promised", promise.kind)
             case Mask(streams):
-                await self._mask(membership, [(stream.key, stream.sign) for stream in streams])
+                pairs = [(stream.key, stream.sign) for stream in streams]
+                if member.terms.purpose == "update":
+                    await self._mask(membership, pairs)
+                elif (metrics := self._metrics.get(membership.key)) is not None and not membership.is_dropped:
+                    self._say(member.terms, MaskedWords(mask_metrics(metrics, pairs)))
+                    crash_points.reached("agent.masked")
             case Send(message):
                 if isinstance(message, Gone):
                     self._note(member.terms, message.reason, LEFT)
-                    logger.warning("left the secure sum of round %d: %s", member.terms.round, message.reason)
+                    logger.warning("left the secure sum of %s: %s", _work(member.terms), message.reason)
                 if isinstance(message, SealedShares):
                     self._security.remember_peers()
                 self._say(member.terms, message)
                 if isinstance(message, Reveal):
                     crash_points.reached("agent.revealed")
                     self._note(member.terms, "its sum was opened", OPENED)
-                    self._encoded.discard(membership.invitation.key)
+                    self._delete(membership.key)
 
     async def _mask(self, membership: _Membership, streams: list[tuple[bytes, int]]) -> None:
         """Mask the encoded update into the spool; one that is there already waits for its answer.
 
         Only one is masked at a time: what an earlier attempt has begun ends before the next attempt masks.
         """
-        key = membership.invitation.key
+        key = membership.key
         async with self._masking:
-            if membership.is_dropped or key in self._spool.entries():
-                return
-            digest = await self._masker.spooled(membership.invitation.task, self._encoded[key], streams)
+            if membership.is_dropped or key in self._spool.entries() or key not in self._encoded.entries():
+                return  # it waits for its answer, or its sum is over
+            digest = await self._masker.spooled(membership.member.terms.task, self._encoded[key], streams)
             if membership.is_dropped:
                 self._spool.discard(key)
                 return
@@ -216,11 +253,15 @@ class SecureSums:
         try:
             self._security.log(terms, text, action)
         except OSError as error:
-            logger.error("the log of decisions lacks a line about round %d: %s: %s", terms.round, text, error)
+            logger.error("the log of decisions lacks a line about %s: %s: %s", _work(terms), text, error)
 
     def _say(self, terms: Terms, message: Any) -> None:
         self._send(wire.answer_message(_name(terms), message))
 
 
+def _work(terms: Terms) -> str:
+    return f"round {terms.round}" if terms.purpose == "update" else f"the evaluation of version {terms.round}"
+
+
 def _name(terms: Terms) -> SessionName:
-    return SessionName(RunId(terms.run), RoundId(terms.round), terms.attempt, terms.session)
+    return SessionName(RunId(terms.run), RoundId(terms.round), terms.attempt, terms.session, terms.purpose)

@@ -255,7 +255,7 @@ class WorkerRunner:
     async def mask(self, order: MaskOrder) -> tuple[tuple[Piece, ...], ...] | None:
         """Mask parts by the ranks that have loaded the task, if they are at rest; see `Runner`."""
         crew = self._workers.get(order.task)
-        if not isinstance(crew, Crew) or not crew.is_ready or self._current is not None:
+        if not isinstance(crew, Crew) or self._current is not None:
             return None
         request = {
             "layout": [(tensor.name, tensor.dtype, tensor.shape) for tensor in order.layout],
@@ -270,8 +270,8 @@ class WorkerRunner:
             "streams": [(key.hex(), sign) for key, sign in order.streams],
         }
         try:
-            answer = await on_thread(None, partial(crew.call, "mask", MASK_TIMEOUT_S, **request))
-            return tuple(_pieces(pieces) for pieces in answer["parts"])
+            answer = await on_thread(None, partial(crew.call_at_rest, "mask", MASK_TIMEOUT_S, **request))
+            return None if answer is None else tuple(_pieces(pieces) for pieces in answer["parts"])
         except (WorkerError, WorkerHung, WorkerCrashed, RuntimeError) as error:
             logger.warning("the ranks have not masked the update, so this process does: %s", error)
             return None

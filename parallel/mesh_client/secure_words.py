@@ -8,7 +8,8 @@ mesh may mask what an earlier one has encoded. The keys come with the order to r
 collective. They are in no file, log or store, and end with the order.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -21,7 +22,7 @@ from atoll.parallel.mesh_client.crash_points import reached
 from atoll.parallel.mesh_client.together import together
 from atoll.task.errors import NotFinite, TaskMismatch
 from atoll.tensors.coverage import check_cover
-from atoll.tensors.layout import FLOATS, Piece, Tensor
+from atoll.tensors.layout import FLOATS, Layout, Piece, Tensor
 from atoll.tensors.masked import encode
 from atoll.tensors.masked.mask import mask_part
 from atoll.tensors.masked.parts import Box, assembled, encode_part, measure_part
@@ -84,7 +85,7 @@ def encode_parts(
 
     def measure() -> tuple[encode.Measured, list[Box]]:
         if ranks.is_first:
-            if faults := check_cover(layout, (piece for part in parts for piece in pieces_in(part))):
+            if faults := check_cover(layout, _of_dtypes(layout, parts)):
                 raise TaskMismatch(f"the update is not what a secure sum adds: {'; '.join(faults[:5])}")
             remove(out)
             out.mkdir(parents=True)
@@ -159,6 +160,13 @@ def mask_parts(request: Json, streams: Sequence[Sequence[Any]], ranks: Ranks) ->
 def pieces_in(fields: Iterable[Sequence[Any]]) -> tuple[Piece, ...]:
     """Return the pieces of a part without a codec, from the fields of the worker protocol."""
     return tuple(Piece(name, dtype, tuple(o), tuple(n), sha256) for name, dtype, o, n, sha256 in fields)
+
+
+def _of_dtypes(layout: Layout, parts: Iterable[Part]) -> Iterator[Piece]:
+    """Yield all pieces, integers in their tensor's dtype: the differences of the ranks may have more than one."""
+    dtypes = {tensor.name: tensor.dtype for tensor in layout}
+    for piece in (piece for part in parts for piece in pieces_in(part)):
+        yield piece if piece.dtype in FLOATS else replace(piece, dtype=dtypes.get(piece.tensor, piece.dtype))
 
 
 def _place(rank: int, has_part: Sequence[Any]) -> int:

@@ -69,7 +69,7 @@ class _Gradients:
                 if hooks:  # the engine calls them after the sums
                     hooks.clear()
         self._fetch, count = drawing(way.data, way.seed), min(ROWS, len(way.data))
-        self._places = torch.arange(count) * len(way.data) // count
+        self._indices = torch.arange(count) * len(way.data) // count
 
     def distance(self) -> float:
         """Return the distance of the batch's gradient from its parts' mean, relative to their norms; 0: unknown."""
@@ -78,14 +78,14 @@ class _Gradients:
             for module in self._model.modules():
                 if isinstance(module, _NormBase | _DropoutNd):
                     module.eval()
-            whole, _ = self._of(self._places)
-            again, _ = self._of(self._places, 1)
+            whole, _ = self._of(self._indices)
+            again, _ = self._of(self._indices, 1)
             if torch.allclose(whole, again, rtol=1e-5, atol=1e-9):  # it draws nothing, and keeps nothing that counts
                 break
         else:
             return 0.0
-        half = len(self._places) // 2
-        parts = [self._of(places) for places in (self._places[:half], self._places[half:])]
+        half = len(self._indices) // 2
+        parts = [self._of(indices) for indices in (self._indices[:half], self._indices[half:])]
         weights = [1.0 if self._units.is_sum else units for _, units in parts]
         total = 1.0 if self._units.is_sum else sum(weights)
         if not total:
@@ -94,9 +94,9 @@ class _Gradients:
         scale = max(float(whole.norm()), float(found.norm(dim=1).sum()))
         return float((found.sum(0) - whole).norm()) / scale if scale else 0.0
 
-    def _of(self, places: torch.Tensor, offset: int = 0) -> tuple[torch.Tensor, float]:
+    def _of(self, indices: torch.Tensor, offset: int = 0) -> tuple[torch.Tensor, float]:
         """Return the gradient of some rows as one vector, and their units."""
-        inputs, targets = self._fetch(0, places)
+        inputs, targets = self._fetch(0, indices)
         with seeded(self._seed + offset):
             outputs = self._model(inputs)
             if not self._units.is_said and disagreement(self._loss, self._units, _detached(outputs), targets):
@@ -105,7 +105,7 @@ class _Gradients:
             trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
             found = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
         vector = torch.cat([gradient.detach().to_dense().reshape(-1).double() for gradient in found])
-        return vector, float(units_in(self._units, targets, len(places)))
+        return vector, float(units_in(self._units, targets, len(indices)))
 
 
 def _detached(tree: Any) -> Any:

@@ -64,9 +64,9 @@ class MeshWay:
         """Build another model of the task, with the values of the seed."""
         return _new(self.task, self.seed)
 
-    def rows(self, places: torch.Tensor) -> Any:
+    def rows(self, indices: torch.Tensor) -> Any:
         """Return inputs and targets of some examples."""
-        return fetcher(self.data)(places)
+        return fetcher(self.data)(indices)
 
     @cached_property
     def two(self) -> Any:

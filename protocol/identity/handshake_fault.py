@@ -23,6 +23,9 @@ _FAILURES = "Tls handshake failed", "verification check failed"
 """gRPC's messages for an end that failed to prove its identity; a coordinator that is down gives the same status code,
 UNAVAILABLE."""
 
+_NO_TLS = "WRONG_VERSION_NUMBER"
+"""BoringSSL's message for an answer that is no TLS."""
+
 _NO_CONNECTION, _IN_HANDSHAKE = "failed to connect to all addresses", "Handshake read failed"
 _CLOSED = "Socket closed", "Connection reset by peer"
 """gRPC's messages for a connection closed by its server; without `_IN_HANDSHAKE` the server has shown its
@@ -43,8 +46,13 @@ async def explained(detail: str, address: str, own: Credential | None, server: I
         own: the credential that this machine has shown; None: the connection is insecure.
         server: the identity that the server should have proven.
     """
-    if own is None or not is_handshake_failure(detail):
+    if own is None:
+        return await _of_insecure_end(detail, address, server)
+    if not is_handshake_failure(detail):
         return detail
+    if _NO_TLS in detail:
+        way_out = "leave --insecure out at a coordinator there, or set it here"
+        return f"{address} speaks no TLS, and this end wants certificates: {way_out}"
     now = time.time()
     if (fault := own_fault(own, now)) is not None:
         return fault
@@ -59,6 +67,19 @@ async def explained(detail: str, address: str, own: Credential | None, server: I
         mine = validity_of(read_certificates(own.certificate_pem)[0])
         return refused_in_time(f"the certificate of {own.identity}", mine, now)
     return with_clock_hint(detail, now)
+
+
+async def _of_insecure_end(detail: str, address: str, server: Identity) -> str:
+    """Return that the server wants certificates, if it has closed a connection without TLS, or gRPC's message."""
+    if not any(text in detail for text in _CLOSED):
+        return detail
+    try:
+        await certificate_at(address, HttpProxy.of(os.environ), server, timeout_s=LOOK_S)
+    except (OSError, TimeoutError, ConfigError):
+        return detail
+    return (
+        f"{address} wants certificates, and this end is --insecure: enrol it with a join code, and leave --insecure out"
+    )
 
 
 def own_fault(own: Credential, now: float) -> str | None:

@@ -4,6 +4,7 @@
     MemberKeys                     Roster        all members' keys, sorted by name, and the threshold
     SealedShares                   Boxes         what others have sealed for this member: the members that masked (U2)
     (the masked update)            Survivors     whose masked updates are in (U3)
+     or MaskedWords, of an evaluation
     Agreement                      Opening       at least t agreements to these survivors
     Reveal
     Gone                           at any time: this member has left, with the reason
@@ -106,6 +107,13 @@ class Boxes:
     """The boxes that are sealed for a member, by sender."""
 
     boxes: Mapping[Position, bytes]
+
+
+@value
+class MaskedWords:
+    """What a member adds to the sum of an evaluation, masked: words of 64 bits, little-endian."""
+
+    words: bytes
 
 
 @value

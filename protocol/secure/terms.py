@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from atoll.ground.strict_json import (
     check_canonical,
@@ -35,12 +35,11 @@ from atoll.protocol.secure.session_size import (
 )
 from atoll.protocol.secure.transcript import digest
 from atoll.protocol.value_type import value
+from atoll.protocol.vocabulary import Purpose
 
 PROTOCOL = 1
 _INT_MAX = 2**53
 _METRICS_MAX, _SUMS_MAX, _NAME_MAX = 100, 10_000, 200
-
-Purpose = Literal["update", "evaluation", "statistics"]
 
 
 @value
@@ -49,7 +48,7 @@ class Terms:
 
     Attributes:
         run: the run's id.
-        round: the round's number, or that of the request, by `purpose`.
+        round: the round's number, or the evaluated version's, by `purpose`.
         attempt: 1 to `ATTEMPTS_MAX`: another one has new keys and adds the same encoded values.
         session: number of the session in its round, from 0.
         purpose: what is added.
@@ -66,7 +65,7 @@ class Terms:
         threshold: rule of the least number that opens a sum: "two_thirds", or a number in decimal digits.
         privacy: terms of differential privacy, JSON; empty: none.
         receivers: aggregation ranks that get parts of the masked update.
-        metrics: of the training whose sums are added, by name, each with its number of sums.
+        metrics: of the training, or of the evaluation, whose sums are added, by name, each with its number of sums.
     """
 
     run: str
@@ -128,7 +127,7 @@ def read_terms(data: bytes) -> Terms:
         ManifestError: they have another form, or a value out of range; the text has its path.
     """
     keys = frozenset({"protocol", *(field.name for field in fields(Terms))})
-    found = fields_of(read_object(data, num_bytes_max=BYTES_MAX), "terms", keys=keys)
+    found = fields_of(read_object(data, num_bytes_max=BYTES_MAX, what="terms"), "terms", keys=keys)
     integer(found["protocol"], "terms.protocol", low=PROTOCOL, high=PROTOCOL)
     one_of(found["purpose"], "terms.purpose", allowed=("update", "evaluation", "statistics"))
     for name, low, high in (

@@ -12,6 +12,7 @@ from atoll.protocol.secure.messages import (
     Boxes,
     Chain,
     Gone,
+    MaskedWords,
     MemberKeys,
     Opening,
     Position,
@@ -36,8 +37,11 @@ CERTIFICATION_BYTES_MAX = 128
 COUNT_MAX = 2**53
 """Largest number of sessions of a site: every peer writes it into its database."""
 DETAIL_MAX = 2000
+WORD_BYTES = 8
+WORDS_BYTES_MAX = WORD_BYTES * 2**16
+"""Largest size of the masked words in a message [bytes]."""
 
-_ANSWERS = ("secure_keys", "secure_shares", "secure_agree", "secure_reveal", "secure_gone")
+_ANSWERS = ("secure_keys", "secure_shares", "secure_masked", "secure_agree", "secure_reveal", "secure_gone")
 _QUESTIONS = ("secure_roster", "secure_boxes", "secure_survivors", "secure_opening")
 
 
@@ -47,12 +51,13 @@ class BadForm(ValueError):
 
 @value
 class SessionName:
-    """Name of a session: which attempt at which sum of a round."""
+    """Name of a session: which attempt at which sum of a round, or of the evaluation of the version `round`."""
 
     run: RunId
     round: RoundId
     attempt: int
     session: int
+    purpose: str = "update"
 
 
 def kind_of(message: pb.ClientMessage | pb.ServerMessage) -> str:
@@ -64,7 +69,7 @@ def kind_of(message: pb.ClientMessage | pb.ServerMessage) -> str:
 def name_of(message: pb.ClientMessage | pb.ServerMessage) -> SessionName:
     """Return the session that a message belongs to."""
     of = getattr(message, kind_of(message)).of
-    return SessionName(RunId(of.run_id), RoundId(of.round_id), of.attempt, of.session)
+    return SessionName(RunId(of.run_id), RoundId(of.round_id), of.attempt, of.session, of.purpose or "update")
 
 
 # ---------------------------------------------------------------- a member's messages
@@ -74,7 +79,7 @@ _GONE = (FailureReason.SESSION_LOST, FailureReason.SESSION_REFUSED)
 """The reasons for which a member leaves, before the detail; a failed check has none, and is a refusal."""
 
 
-def answer_message(of: SessionName, content: MemberKeys | Answer | Gone) -> pb.ClientMessage:
+def answer_message(of: SessionName, content: MemberKeys | Answer | MaskedWords | Gone) -> pb.ClientMessage:
     """Return a member's message."""
     name = _name(of)
     match content:
@@ -82,6 +87,8 @@ def answer_message(of: SessionName, content: MemberKeys | Answer | Gone) -> pb.C
             return pb.ClientMessage(secure_keys=pb.SecureKeys(of=name, keys=_keys(content)))
         case SealedShares(boxes):
             return pb.ClientMessage(secure_shares=pb.SecureShares(of=name, boxes=_boxes(boxes)))
+        case MaskedWords(words):
+            return pb.ClientMessage(secure_masked=pb.SecureMasked(of=name, words=words))
         case Agreement(signature):
             return pb.ClientMessage(secure_agree=pb.SecureAgree(of=name, signature=signature))
         case Reveal(shares):
@@ -95,7 +102,7 @@ def answer_message(of: SessionName, content: MemberKeys | Answer | Gone) -> pb.C
             return pb.ClientMessage(secure_gone=gone)
 
 
-def answer_of(message: pb.ClientMessage) -> MemberKeys | Answer | Gone:
+def answer_of(message: pb.ClientMessage) -> MemberKeys | Answer | MaskedWords | Gone:
     """Read a member's message.
 
     Raises:
@@ -106,6 +113,8 @@ def answer_of(message: pb.ClientMessage) -> MemberKeys | Answer | Gone:
             return _read_keys(message.secure_keys.keys)
         case "secure_shares":
             return SealedShares(_read_boxes(message.secure_shares.boxes))
+        case "secure_masked":
+            return MaskedWords(_read_words(message.secure_masked.words))
         case "secure_agree":
             return Agreement(_sized(message.secure_agree.signature, "signature", SIGNATURE_BYTES))
         case "secure_reveal":
@@ -122,7 +131,7 @@ def encoded(message: pb.ClientMessage) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def answer_from(content: bytes) -> MemberKeys | Answer | Gone:
+def answer_from(content: bytes) -> MemberKeys | Answer | MaskedWords | Gone:
     """Read a member's message from `encoded` bytes; raises the errors of `answer_of`."""
     message = pb.ClientMessage()
     message.ParseFromString(content)
@@ -177,7 +186,8 @@ def question_of(message: pb.ServerMessage, members: int) -> Question:
 
 
 def _name(of: SessionName) -> pb.SecureSession:
-    return pb.SecureSession(run_id=of.run, round_id=of.round, attempt=of.attempt, session=of.session)
+    purpose = "" if of.purpose == "update" else of.purpose
+    return pb.SecureSession(run_id=of.run, round_id=of.round, attempt=of.attempt, session=of.session, purpose=purpose)
 
 
 def _keys(keys: MemberKeys) -> pb.MemberKeys:
@@ -253,6 +263,12 @@ def _read_shares(shares: Iterable[bytes]) -> tuple[int, ...]:
             f"shares: {len(found)} of which one may be no share; allowed: at most {MEMBERS_MAX}, each below p"
         )
     return found
+
+
+def _read_words(words: bytes) -> bytes:
+    if len(words) % WORD_BYTES or len(words) > WORDS_BYTES_MAX:
+        raise BadForm(f"words: {count_of(len(words), 'byte')}; allowed: a multiple of 8, at most {WORDS_BYTES_MAX}")
+    return words
 
 
 def _sized(content: bytes, field: str, size: int) -> bytes:

@@ -178,12 +178,11 @@ def faults_of_watching(model: ModelConfig, stop: StopConfig, *, every: Mapping[S
     Args:
         model: the settings of the run's versions.
         stop: the settings of the early stop.
-        every: the interval of the evaluations by the server and by the clients; 0: never, and without the source the
-            metrics are refused elsewhere.
+        every: the interval of the evaluations by the server and by the clients; 0: never.
     """
     for table, name, metric in _watched(model, stop):
-        if not every.get(metric.source, 1):
+        if not every[metric.source]:
             other: Source = "clients" if metric.source == "server" else "server"
-            way_out = f"set it to 1 or more, or source = {other!r}" if every.get(other) else "set it to 1 or more"
+            way_out = f"set it to 1 or more, or source = {other!r}" if every[other] else "set it to 1 or more"
             setting = f"evaluation.{metric.source}_every"
             yield f"{table}: {name} {metric.name!r} is measured by {setting}, which is 0: {way_out}"

@@ -36,6 +36,12 @@ WITHOUT_CERTIFICATES = (
 )
 """The fault of a run with secure sums at a coordinator without an authority."""
 
+STATISTICS = (
+    "secure: got a table, and statistics of the sites' data are not added in sessions: this coordinator would see each "
+    "site's; allowed is a request for a plan without [secure], of which each site's policy decides"
+)
+"""The fault of a request for statistics before a run with secure sums."""
+
 OF_SESSIONS = ("median", "trimmed_mean")
 """Rules that may reduce the means of sessions, element by element."""
 
@@ -88,9 +94,10 @@ class SecureConfig(BaseModel):
     keys, and no client trains again."""
 
     metrics: dict[str, Annotated[int, Field(ge=1, le=SUMS_MAX)]] = {}
-    """Metrics of the training that are added, by the task's name for them, each with its number of sums: 2 for a plain
-    function, which returns (total, count). The loss always is, with 2. The record of a round has no other ones: names
-    and numbers are part of the sum's terms, so they are told before any site trains."""
+    """Metrics of the training, and of evaluations by clients, that are added, by the task's name for them, each with
+    its number of sums: 2 for a plain function, which returns (total, count). The loss always is, with 2. The record of
+    a round and an evaluation have no other ones: names and numbers are part of the sum's terms, so they are told before
+    any site works."""
 
     @field_validator("metrics")
     @classmethod
@@ -215,20 +222,23 @@ class SecureConfig(BaseModel):
         if why := _SEES_SITES.get(sampler):
             yield _fault("cohort.sampler", sampler, why, '"uniform", "stratified", or a custom one')
 
-    def faults_of_evaluation(self, clients_every: int, keep_sites: int, kept_by_default: int) -> Iterator[str]:
-        """Yield the settings of the evaluations by clients, each of whose answers the coordinator would see."""
-        if clients_every:
-            out = "0, with evaluation.server_every on the server's test data"
-            yield _fault("evaluation.clients_every", clients_every, "it would show the metrics of single sites", out)
+    def faults_of_evaluation(
+        self, clients_every: int, clients_max: int, keep_sites: int, kept_by_default: int
+    ) -> Iterator[str]:
+        """Yield the settings of the evaluations by clients that would make no sums, or show single sites."""
+        if clients_every and 0 < clients_max < MEMBERS_MIN:
+            what = f"the clients' metrics are added in sessions of at least {MEMBERS_MIN}"
+            yield _fault("evaluation.clients_max", clients_max, what, f"0, for all clients, or at least {MEMBERS_MIN}")
         if keep_sites not in (0, kept_by_default):
             yield _fault("evaluation.keep_sites", keep_sites, "there are no metrics of single sites", "0")
 
     def faults_of_watching(self, model: ModelConfig, stop: StopConfig) -> Iterator[str]:
-        """Yield the metrics of clients that would choose the best version or end the run."""
-        of_stop = None if stop.rule is None else stop.rule.metric
-        for key, metric in (("model.source", model.metric), ("stop.source", of_stop)):
-            if metric is not None and metric.source == "clients":
-                yield _fault(key, metric.source, f"{metric.name} would be that of single sites", '"server"')
+        """Yield the metrics of clients that choose the best version or end the run, and that no sum has."""
+        of_stop, added = None if stop.rule is None else stop.rule.metric, {**LOSS, **self.metrics}
+        for key, metric in (("model.best", model.metric), ("stop.metric", of_stop)):
+            if metric is not None and metric.source == "clients" and metric.name not in added:
+                out = f'a metric of secure.metrics ({", ".join(sorted(added))}), or source = "server"'
+                yield _fault(key, metric.name, "the clients add only the metrics that the terms name", out)
 
     def faults_of_program(self, main: str) -> Iterator[str]:
         """Yield the fault of a run of messages, whose replies the program reads one by one."""

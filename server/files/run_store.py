@@ -80,7 +80,7 @@ class RunStore(VersionFolder):
         is_durable: bool = True,
         has_values: bool = True,
     ) -> None:
-        self.is_durable, self._has_values = is_durable, has_values
+        self.is_durable, self.has_values = is_durable, has_values
         super().__init__(folder)
         self._updates, self._incoming = folder / "updates", folder / "incoming"
         self._disk, self._has_files_only = disk, has_files_only
@@ -172,7 +172,7 @@ class RunStore(VersionFolder):
                 self._check_quota(missing + reserved, wanted)
             with naming_full_disk(path):
                 has_file = self._has_files_only or part is not None
-                upload = Incoming(path, total_bytes, self._closed, has_file=has_file, has_values=self._has_values)
+                upload = Incoming(path, total_bytes, self._closed, has_file=has_file, has_values=self.has_values)
             self._open[upload] = whole_bytes
         return upload
 
@@ -249,7 +249,7 @@ class RunStore(VersionFolder):
             return None
         path = self.update_path(manifest.digest)
         is_whole = path.stat().st_size == manifest.num_bytes
-        inspection = inspect(path, manifest.pieces, has_values=self._has_values) if is_whole else None
+        inspection = inspect(path, manifest.pieces, has_values=self.has_values) if is_whole else None
         if inspection is None or not inspection.is_sound:  # unsynced bytes are lost in a crash of the machine
             path.unlink()
             return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from atoll.protocol.vocabulary import RunId, Version
 from atoll.server.folding.evaluator import EvaluationFailed, Evaluator
 from atoll.server.journal.journal import EvaluationRow
-from atoll.server.journal.sources import SITE, TRAINING, WHOLE
+from atoll.server.journal.sources import IN_SUMS, SITE, TRAINING, WHOLE
 from atoll.server.rounds.events import Sums
 from atoll.task.metrics import merge, names_refused, values
 
@@ -55,7 +55,7 @@ def history_of(last: Version, rows: Iterable[EvaluationRow]) -> History:
     for row in rows:
         if row.statistics is None:
             continue
-        if row.source.startswith(TRAINING):
+        if row.source == IN_SUMS or row.source.startswith(TRAINING):
             trained.setdefault(row.version + 1, []).append(row.statistics)
         elif row.source.startswith(SITE):
             refused.setdefault(str(row.version), {}).update(_not_finite(row.statistics))

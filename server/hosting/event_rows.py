@@ -20,11 +20,12 @@ from atoll.server.journal.journal import (
     UpdateRow,
     VersionRow,
 )
-from atoll.server.journal.sources import SITE, TRAINING
+from atoll.server.journal.sources import IN_SUMS, SITE, TRAINING
 from atoll.server.rounds.client_evaluation import IN_SUMS_ALONE, shown_alone, shown_sum
 from atoll.server.rounds.events import (
     Abandon,
     Accept,
+    Aggregated,
     AmendRecord,
     CloseEvaluation,
     Commit,
@@ -73,6 +74,7 @@ def add_rows(
             case Commit(round_id, version, model_digest):
                 rows.add_version(version, model_digest)
                 rows.add_record(round_id)
+                rows.add_training_in_sums(round_id)
                 rows.add_snapshot()
             case Abandon(round_id):
                 rows.add_record(round_id)
@@ -149,6 +151,8 @@ class _Rows:
         self.batch.snapshots.append(Snapshot(run_id, seq, self._decided.at, body, written.first, written.num_members))
 
     def add_clients_evaluation(self, effect: CloseEvaluation) -> None:
+        if self._machine.rules.secure is not None:
+            self.batch.forgotten.append((self._decided.run_id, self._decided.seq))
         found, too_few = shown_sum(effect)
         left_out = [*effect.refused.items(), *effect.failures.items(), *found.said]
         each = (f"{client}: {why}" for client, why in sorted(left_out))
@@ -173,6 +177,16 @@ class _Rows:
         sums, why = (only_finite(update.statistics), "") if is_shown else (None, IN_SUMS_ALONE)
         row = self._of_site(f"{TRAINING}{update.client_id}", update.base_version, sums, why)
         self.batch.evaluations.append(row)
+
+    def add_training_in_sums(self, round_id: RoundId) -> None:
+        """Add the metrics of the training that the secure sums of a committed round have added up."""
+        event, record = self._decided.event, self._machine.record_of(round_id)
+        if not isinstance(event, Aggregated) or not event.statistics or record is None:
+            return
+        members = sum(client.used_in == round_id for client in record.clients.values())
+        run_id, at = self._decided.run_id, self._decided.at
+        sums = only_finite(event.statistics)
+        self.batch.evaluations.append(EvaluationRow(run_id, record.base_version, IN_SUMS, sums, members, "", at))
 
     def _of_site(self, source: str, version: Version, sums: Sums | None, detail: str) -> EvaluationRow:
         is_shown = sums is not None

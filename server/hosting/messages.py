@@ -112,10 +112,13 @@ def invitation(
     )
 
 
-def evaluation_request(effect: AskEvaluation, terms: RunTerms, model: OfferedModel, *, now: float) -> pb.ServerMessage:
+def evaluation_request(
+    effect: AskEvaluation, terms: RunTerms, model: OfferedModel, *, now: float, secure: pb.SecureTerms | None = None
+) -> pb.ServerMessage:
     """Make the order to evaluate a version on the client's data; see `invitation` for the arguments."""
     return pb.ServerMessage(
         evaluate=pb.Evaluate(
+            secure=secure,
             run_id=terms.run_id,
             task=terms.task,
             version=effect.version,

@@ -256,7 +256,8 @@ class RunDriver(JournaledDriver[Event, Effect]):
     def _evaluation_request(self, effect: AskEvaluation) -> ServerMessage:
         version = self.reducer.version(effect.version)
         model = messages.OfferedModel(version.digest, version.manifest_bytes)
-        return messages.evaluation_request(effect, self._terms, model, now=self._clock.now())
+        secure = None if effect.sum is None else self.sums.asked(effect)
+        return messages.evaluation_request(effect, self._terms, model, now=self._clock.now(), secure=secure)
 
     def _end(self, state: RunState, cause: str) -> None:
         self._shared.announce_end(self.run_id, self.machine.ledger.membership.members, state, cause)

@@ -3,29 +3,30 @@
 import time
 from collections.abc import Callable
 
-from atoll.ground.printable import printable
+from atoll.ground.printable import count_of, printable
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.statement import NotTrusted
 from atoll.protocol.secure import wire
-from atoll.protocol.secure.messages import Agreement, Answer, Gone, MemberKeys, Reveal, SealedShares
+from atoll.protocol.secure.messages import Agreement, Answer, Gone, MaskedWords, MemberKeys, Reveal, SealedShares
 from atoll.protocol.secure.site_key import check_certified, is_signed
 from atoll.protocol.secure.terms import Terms
 from atoll.protocol.secure.wire import BadForm, SessionName
 from atoll.protocol.threads import on_thread
-from atoll.protocol.vocabulary import ClientId, FailureReason, RoundId, RunId, Version
+from atoll.protocol.vocabulary import ClientId, FailureReason, Purpose, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.files.versions import Versions
-from atoll.server.hosting.secure_terms import SumBase, terms_of
+from atoll.server.folding.metric_sums import num_bytes_of, opened_metrics
+from atoll.server.hosting.secure_terms import SumBase, terms_of, terms_of_evaluation
 from atoll.server.opening.streams import NotOpened, open_sum
-from atoll.server.rounds.events import (
-    Event,
-    Invite,
-)
+from atoll.server.rounds.events import AskEvaluation, Event, Invite
 from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.secure_evaluation import SecureEvaluation
 from atoll.server.rounds.secure_round import SecureRound
 from atoll.server.rounds.session_events import (
     KeysCame,
+    MaskedCame,
     MemberAnswered,
+    OfMember,
     OpeningFailed,
     OpenSum,
     SessionLeft,
@@ -36,8 +37,9 @@ from atoll.server.rounds.session_events import (
     SurvivorsSigned,
     TellMember,
 )
+from atoll.tensors.secure.exact import WrongSum
+from atoll.tensors.secure.masked_layout import Metrics
 
-OfSession = KeysCame | MemberAnswered | SessionLeft
 _ANSWERED: dict[type[Answer], type[MemberAnswered]] = {
     SealedShares: SharesCame,
     Agreement: SurvivorsSigned,
@@ -92,9 +94,24 @@ class SecureSums:
             base=SumBase(base_version, base.digest, base.manifest.layout, self._receivers),
         )
 
+    def asked(self, effect: AskEvaluation) -> pb.SecureTerms:
+        """Return the part of a request for an evaluation with the terms of its sum."""
+        assert effect.sum is not None
+        return pb.SecureTerms(terms=self._terms_of_evaluation(effect.version, effect.sum).canonical())
+
+    def _terms_of_evaluation(self, version: Version, place: SumPlace) -> Terms:
+        return terms_of_evaluation(
+            self._config(),
+            run_id=self._run_id,
+            task=self._task,
+            version=version,
+            model=self._reducer.version(version).digest,
+            place=place,
+        )
+
     def question(self, effect: TellMember) -> pb.ServerMessage:
         """Return the message of a question to a member."""
-        name = SessionName(self._run_id, effect.round_id, effect.attempt, effect.session)
+        name = SessionName(self._run_id, effect.round_id, effect.attempt, effect.session, effect.purpose)
         return wire.question_message(name, effect.question, effect.members)
 
     # ------------------------------------------------------------ in
@@ -104,27 +121,68 @@ class SecureSums:
 
         A message that fails a check is its sender's end in this session alone, and never an exception.
         """
-        round_, of = self._machine.round, wire.name_of(message)
-        if not isinstance(round_, SecureRound) or round_.record.round_id != of.round:
+        of = wire.name_of(message)
+        if (sums := self._sums_of(of)) is None:
             return None
+        event = self._event(client_id, of, message, sums)
+        if isinstance(event, MaskedCame):
+            is_news = isinstance(sums, SecureEvaluation) and sums.is_news_of(event)
+        else:
+            is_news = event is not None and sums.is_news_of(event)
+        return event if is_news else None
+
+    def _sums_of(self, of: SessionName) -> SecureRound | SecureEvaluation | None:
+        """Return the open round or evaluation that a session belongs to; None: it is over."""
+        if of.purpose == "evaluation":
+            evaluation = self._machine.sums_of_evaluation
+            return evaluation if evaluation is not None and evaluation.number == of.round else None
+        round_ = self._machine.round
+        is_its = of.purpose == "update" and round_ is not None and round_.record.round_id == of.round
+        return round_ if is_its and isinstance(round_, SecureRound) else None
+
+    def _event(
+        self, client_id: ClientId, of: SessionName, message: pb.ClientMessage, sums: SecureRound | SecureEvaluation
+    ) -> OfMember | None:
+        purpose: Purpose = "evaluation" if isinstance(sums, SecureEvaluation) else "update"
         at = (client_id, of.round, of.session, of.attempt)
         try:
             answer = wire.answer_of(message)
             if isinstance(answer, Gone):
                 reason, _, detail = answer.reason.partition(": ")
                 refused = tuple(ClientId(name) for name in answer.refused)
-                event: OfSession = SessionLeft(*at, FailureReason(reason), printable(detail), refused)
-            elif isinstance(answer, MemberKeys):
-                event = KeysCame(*at, wire.encoded(message).hex())
-                if round_.is_news_of(event):
-                    self.check_keys(round_, of, client_id, answer)
-            else:
-                event = _ANSWERED[type(answer)](*at, wire.encoded(message).hex())
+                return SessionLeft(*at, FailureReason(reason), printable(detail), refused, purpose)
+            content = wire.encoded(message).hex()
+            if isinstance(answer, MemberKeys):
+                event = KeysCame(*at, content, purpose)
+                if sums.is_news_of(event):
+                    self.check_keys(sums, of, client_id, answer)
+                return event
+            if isinstance(answer, MaskedWords):
+                return self._masked(at, content, answer) if isinstance(sums, SecureEvaluation) else None
+            return _ANSWERED[type(answer)](*at, content, purpose)
         except (BadForm, NotTrusted) as fault:
-            event = SessionLeft(*at, FailureReason.SESSION_REFUSED, str(fault))
-        return event if round_.is_news_of(event) else None
+            return SessionLeft(*at, FailureReason.SESSION_REFUSED, str(fault), purpose=purpose)
 
-    def check_keys(self, round_: SecureRound, of: SessionName, client_id: ClientId, keys: MemberKeys) -> None:
+    def _masked(self, at: tuple[ClientId, RoundId, int, int], content: str, answer: MaskedWords) -> MaskedCame:
+        """Return the event of masked words.
+
+        Raises:
+            BadForm: they are more or fewer than those of the sum.
+        """
+        allowed = num_bytes_of(self._metrics)
+        if len(answer.words) != allowed:
+            raise BadForm(f"words: {count_of(len(answer.words), 'byte')}; allowed in this sum: {allowed}")
+        return MaskedCame(*at, content)
+
+    @property
+    def _metrics(self) -> Metrics:
+        secure = self._config().secure
+        assert secure is not None
+        return secure.rules().metrics
+
+    def check_keys(
+        self, sums: SecureRound | SecureEvaluation, of: SessionName, client_id: ClientId, keys: MemberKeys
+    ) -> None:
         """Check a client's keys before they are in a roster; wrong ones would end the session for every member.
 
         Raises:
@@ -132,7 +190,10 @@ class SecureSums:
         """
         if keys.name != client_id:
             raise NotTrusted(f"its keys are of {printable(keys.name)}")
-        terms = self.terms(of.round, round_.record.base_version, round_.place_of(client_id))
+        if isinstance(sums, SecureEvaluation):
+            terms = self._terms_of_evaluation(sums.evaluation.version, sums.place_of(client_id))
+        else:
+            terms = self.terms(of.round, sums.record.base_version, sums.place_of(client_id))
         if keys.terms != terms.digest:
             raise NotTrusted("its keys are for other terms")
         if not is_signed(keys.site.key, keys.statement(), keys.signature):
@@ -141,15 +202,28 @@ class SecureSums:
 
     async def open(self, effect: OpenSum) -> Event:
         """Check on a thread what members have revealed, and return the outcome."""
-        return await on_thread(None, opening_of, effect)
+        metrics = self._metrics if effect.purpose == "evaluation" else ()
+        return await on_thread(None, opening_of, effect, metrics)
 
 
-def opening_of(effect: OpenSum) -> SumOpened | OpeningFailed:
-    """Check what members of a session have revealed, and return the outcome."""
+def opening_of(effect: OpenSum, metrics: Metrics = ()) -> SumOpened | OpeningFailed:
+    """Check what members of a session have revealed, and return the outcome.
+
+    Args:
+        effect: what was revealed; of an evaluation, also the masked words.
+        metrics: of an evaluation, those of the sum.
+    """
     summed, names = effect.sum, effect.sum.roster.members
+    at = (effect.round_id, summed.session, summed.attempt)
     try:
         opened = open_sum(summed.roster, summed.id, summed.masking, summed.survivors, summed.reveals)
     except NotOpened as fault:
-        return OpeningFailed(effect.round_id, summed.session, summed.attempt, str(fault))
+        return OpeningFailed(*at, str(fault), effect.purpose)
     wrong = tuple(ClientId(names[position].name) for position in sorted(opened.wrong))
-    return SumOpened(effect.round_id, summed.session, summed.attempt, wrong)
+    if effect.purpose == "update":
+        return SumOpened(*at, wrong)
+    try:
+        sums = opened_metrics(effect.words, [(stream.key, stream.sign) for stream in opened.streams], metrics)
+    except WrongSum as fault:
+        return SumOpened(*at, wrong, effect.purpose, fault=str(fault))
+    return SumOpened(*at, wrong, effect.purpose, sums)

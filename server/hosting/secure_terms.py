@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from atoll.protocol.secure.session_size import TWO_THIRDS
 from atoll.protocol.secure.terms import Terms, ranges_digest
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
@@ -67,6 +68,50 @@ def terms_of(
         threshold=rules.threshold,
         privacy="",
         receivers=tuple(sorted(base.receivers)),
+        metrics=rules.metrics,
+    )
+
+
+def terms_of_evaluation(
+    config: RunConfig, *, run_id: RunId, task: str, version: Version, model: Digest, place: SumPlace
+) -> Terms:
+    """Return the terms of one sum of the metrics of an evaluation.
+
+    It adds no tensors, so word size and clip norm have values that matter to none; its sessions open with two thirds of
+    their members, whatever the run says of its cohort.
+
+    Args:
+        config: the settings of the run, with `[secure]`.
+        run_id: the run.
+        task: its name, as in its requests.
+        version: that is evaluated.
+        model: the digest of its manifest.
+        place: the session and its attempt.
+    """
+    secure = config.secure
+    assert secure is not None
+    rules = secure.rules()
+    return Terms(
+        run=run_id,
+        round=version,
+        attempt=place.attempt,
+        session=place.session,
+        purpose="evaluation",
+        base=version,
+        model=model,
+        frozen=config.model.frozen,
+        task=task,
+        algorithm="",
+        local=config.local_text,
+        layout=layout_digest((), rules.metrics),
+        bits=64,
+        clip_norm=1.0,
+        examples_max=0,
+        ranges=ranges_digest(()),
+        members_max=rules.session_max,
+        threshold=TWO_THIRDS,
+        privacy="",
+        receivers=(),
         metrics=rules.metrics,
     )
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, Literal, TypeVar
 
 from sqlalchemy import Connection
@@ -57,6 +57,13 @@ class Database(ABC):
 
     def settle(self, connection: Connection) -> None:  # noqa: B027 - a file is protected by a lock file beside it
         """Make this process the only writer, once the tables exist."""
+
+    def overwrite(self, connection: Connection) -> AbstractContextManager[None]:
+        """Return a context within a transaction in which what is deleted or replaced leaves no trace in the files."""
+        return nullcontext()
+
+    def shed(self) -> None:  # noqa: B027 - the log of a server is its operator's
+        """Drop what the write-ahead log still has of earlier contents."""
 
     @abstractmethod
     def close(self) -> None:

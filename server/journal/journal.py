@@ -286,6 +286,8 @@ class Journal:
             DiskFull: nothing was written; try again when the disk has room.
         """
         self._database.write(lambda connection: self._write(connection, batch))
+        if batch.forgotten:
+            self._database.shed()
 
     def _write(self, connection: Connection, batch: Batch) -> None:
         sql = self._statements
@@ -306,8 +308,10 @@ class Journal:
             connection.execute(update(RUNS).where(RUNS.c.run_id == change.run_id).values(_values(change)))
         for new in batch.settings:
             _change_settings(connection, new)
-        for run_id, seq in batch.forgotten:
-            forget_reveals(connection, run_id, seq)
+        if batch.forgotten:
+            with self._database.overwrite(connection):
+                for run_id, seq in batch.forgotten:
+                    forget_reveals(connection, run_id, seq)
 
     def load(self, run_id: RunId) -> RecoveredRounds:
         """Return the last good snapshot and the entries since.

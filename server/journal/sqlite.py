@@ -14,6 +14,7 @@ from atoll.server.errors import StateUnusable, StoreCorrupted
 from atoll.server.journal.database import Database
 
 BUSY_TIMEOUT_S = 10.0
+SHED_BUSY_MS = 50
 PRAGMAS = (
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = FULL",  # a commit is on disk when it returns
@@ -85,6 +86,30 @@ class SqliteDatabase(Database):
         faults = list(connection.exec_driver_sql("PRAGMA quick_check(5)").scalars())
         if faults != ["ok"]:
             raise StoreCorrupted(f"{self.path}: damaged: {'; '.join(faults)}")
+
+    @contextmanager
+    def overwrite(self, connection: Connection) -> Iterator[None]:
+        """Write zeros over what is deleted or replaced; else it would stay in free pages until they are used again."""
+        connection.exec_driver_sql("PRAGMA secure_delete = ON")
+        try:
+            yield
+        finally:
+            connection.exec_driver_sql("PRAGMA secure_delete = OFF")
+
+    def shed(self) -> None:
+        """Copy the write-ahead log into the file and empty it; while a reader needs it, at the next call."""
+        with self._lock:
+            pooled = self._engine.raw_connection()
+            connection = pooled.driver_connection
+            assert connection is not None
+            try:
+                connection.execute(f"PRAGMA busy_timeout = {SHED_BUSY_MS}")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            except sqlite3.OperationalError:  # a full disk: the copy is made later
+                pass
+            finally:
+                connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+                pooled.close()
 
     def close(self) -> None:
         """Copy the write-ahead log into the file and close it."""

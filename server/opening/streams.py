@@ -28,6 +28,10 @@ class Taken:
     key: bytes
     sign: int
 
+    def __repr__(self) -> str:
+        """Return the sign alone: keys are in no log and no traceback."""
+        return f"Taken(sign={self.sign})"
+
 
 @value
 class Opened:

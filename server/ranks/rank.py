@@ -90,6 +90,7 @@ class RemoteJudge:
 
     def __init__(self, rank: "Rank", manifest: UpdateManifest, opened: pb.UploadOpen) -> None:
         self._stub, self._rank, self._run_id = rank.aggregation, rank.place.rank, manifest.run_id
+        self._run_of = rank.run
         self._opened = pb.UploadOpen()
         self._opened.CopyFrom(opened)
         self._opened.ClearField("data")
@@ -100,6 +101,8 @@ class RemoteJudge:
         """Return the coordinator's verdict before the bytes arrive, if there is one."""
         reply: pb.OpenedUpdate = await _asked(lambda: self._stub.OpenUpdate(self._opened))
         self.is_kept = reply.kept
+        if reply.has_words:  # the coordinator knows the run
+            self._run_of(self._run_id).store.has_values = False
         return reply.verdict if reply.HasField("verdict") else None
 
     async def old_verdict(self) -> pb.Verdict | None:

@@ -100,7 +100,7 @@ class ShardedReducer(Reducer):
 
     def _encoded_plan_of_sums(self, effect: Aggregate) -> bytes:
         rows = self._accepted([c.digest for c in effect.contributions])
-        return self._plan_of_sums(effect, rows).encode()
+        return self._plan_of_sums(effect, rows)[0].encode()
 
     def _encoded_plan(self, effect: Aggregate) -> bytes:
         plan, _ = self._plan(effect, self._accepted([c.digest for c in effect.contributions]))

@@ -165,6 +165,8 @@ def _weight(sums: Sequence[float]) -> float:
 
 def shown_sum(closed: CloseEvaluation) -> tuple[Merged, str]:
     """Return the sum of an evaluation that may be shown, and why there is none."""
+    if closed.summed:
+        return Merged(closed.sums, {}, len(closed.summed)), ""
     least = _min_sites(closed)
     found = merged(closed.answers, least=least, max_share=closed.max_share)
     if found.sums is None and closed.answers and least:

@@ -4,12 +4,16 @@ A run with an early stop opens its next round after the value of the newest vers
 the values alone and never on the time that an evaluation takes.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from atoll.protocol.vocabulary import DECLINES, TERMINAL, RunState, Version
+from atoll.protocol.secure.session_size import MEMBERS_MIN
+from atoll.protocol.vocabulary import DECLINES, TERMINAL, ClientId, RunState, Version
 from atoll.server.rounds.client_evaluation import ClientEvaluation, clients_to_ask, shown_sum
 from atoll.server.rounds.events import (
+    AskEvaluation,
     ClientEvaluated,
     ComputeMetrics,
     Effect,
@@ -21,12 +25,21 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.run_rules import MeasuredVersion, RunRules, Source, WatchedMetric, value_in
+from atoll.server.rounds.session_events import OpeningFailed, SessionEvent, SessionLeft, SumOpened
 from atoll.server.rounds.update_claims import most_claimed, why_most
 from atoll.server.rounds.update_intake import Intake
+
+if TYPE_CHECKING:
+    from atoll.server.rounds.secure_evaluation import SecureEvaluation
+
+NOT_IN_SUM = "it answered outside of its secure sum"
+"""Failure of a client that sends metrics to a coordinator which wants none of a single site."""
 
 
 class Evaluations(Intake, ABC):
     """Part of a run's machine that requests evaluations and handles their results; `run_machine` has the rest."""
+
+    _sums: "SecureEvaluation | None" = None
 
     @abstractmethod
     def _next_round_or_end(self) -> Effects: ...
@@ -50,12 +63,58 @@ class Evaluations(Intake, ABC):
             connected = (c for c in ledger.membership.evaluating() if not self.invitations.is_training(c))
             most = rules.evaluate_clients_max
             asked = clients_to_ask(connected, most=most, seed=rules.seed, version=ledger.version)
-            if asked:
-                deadline = now + rules.evaluation_deadline
-                evaluation = ClientEvaluation(ledger.version, deadline, asked, asked_at=now)
-                effects += [evaluation.ask(c, ledger.membership.counted_round(c)) for c in asked]
-                ledger.evaluation = evaluation
+            effects += self._ask(asked, now) if asked else ()
         return tuple(effects)
+
+    def _ask(self, clients: list[ClientId], now: float) -> Effects:
+        """Request the evaluation of the newest version by clients."""
+        ledger, deadline = self.ledger, now + self.rules.evaluation_deadline
+        evaluation = ClientEvaluation(ledger.version, deadline, clients, asked_at=now)
+        if self.rules.secure is not None and len(clients) < MEMBERS_MIN:
+            why = f"a secure sum has at least {MEMBERS_MIN} members; asked: {len(clients)}"
+            evaluation.failures |= dict.fromkeys(clients, why)
+            return (evaluation.close(),)
+        ledger.evaluation = evaluation
+        if (sums := self.sums_of_evaluation) is not None:
+            return tuple(sums.asked(client_id) for client_id in clients)
+        return tuple(self._request(client_id) for client_id in clients)
+
+    def _request(self, client_id: ClientId) -> AskEvaluation:
+        assert self.ledger.evaluation is not None
+        return self.ledger.evaluation.ask(client_id, self.ledger.membership.counted_round(client_id))
+
+    def _asked_again(self, client_id: ClientId) -> Effects:
+        """Repeat the request to a client that has connected again, or what it was last told of its secure sum."""
+        if (sums := self.sums_of_evaluation) is not None:
+            return sums.joined(client_id)
+        evaluation = self.ledger.evaluation
+        return (self._request(client_id),) if evaluation and evaluation.is_waiting_for(client_id) else ()
+
+    @property
+    def sums_of_evaluation(self) -> "SecureEvaluation | None":
+        """The secure sums of the open evaluation; None: there is none, or it is plain."""
+        evaluation, rules = self.ledger.evaluation, self.rules.secure
+        if evaluation is None or rules is None:
+            return None
+        if self._sums is None or self._sums.evaluation is not evaluation:
+            from atoll.server.rounds.secure_evaluation import SecureEvaluation
+
+            self._sums = SecureEvaluation(evaluation, rules, self.rules.seed, self._request)
+        return self._sums
+
+    @property
+    def _evaluation_deadline(self) -> float | None:
+        """The time at which the open evaluation must go on without who is missing; None: no timer runs."""
+        if (sums := self.sums_of_evaluation) is not None:
+            return None if (by := sums.deadline) == math.inf else by
+        return self.ledger.evaluation.deadline if self.ledger.evaluation else None
+
+    def _extend_evaluation(self, seconds: float) -> None:
+        """Move the deadlines of the open evaluation by a time during which nothing could arrive."""
+        if (sums := self.sums_of_evaluation) is not None:
+            sums.extend(seconds)
+        if self.ledger.evaluation is not None:
+            self.ledger.evaluation.deadline += seconds
 
     def _model_evaluated(self, event: ModelEvaluated, now: float) -> Effects:
         if event.version not in self.ledger.unevaluated:
@@ -70,18 +129,58 @@ class Evaluations(Intake, ABC):
             self.ledger.membership.declined_evaluation(event.client_id)
         if self.ledger.evaluation is None:
             return ()
+        if (sums := self.sums_of_evaluation) is not None:
+            is_its = event.version == self.ledger.evaluation.version
+            found = sums.gave_up(event.client_id, event.detail or NOT_IN_SUM, now) if is_its else ()
+            return (*found, *self._close_evaluation_when_complete())
         most = most_claimed(self.ledger.membership, event.client_id, self.rules.policy)
         self.ledger.evaluation.answered(event, most, lambda: why_most(most, self.rules.policy))
         return self._close_evaluation_when_complete()
 
+    def _evaluation_lost(self, client_id: ClientId, reason: str, now: float) -> Effects:
+        """Continue the open evaluation without a client that is lost."""
+        effects: Effects = ()
+        if (sums := self.sums_of_evaluation) is not None:
+            effects = sums.gave_up(client_id, f"lost: {reason}", now)
+        elif self.ledger.evaluation is not None:
+            self.ledger.evaluation.lost(client_id, reason)
+        return (*effects, *self._close_evaluation_when_complete())
+
+    def _evaluation_overdue(self, now: float) -> Effects:
+        sums = self.sums_of_evaluation
+        return self._close_evaluation() if sums is None else self._with_sums(sums.time_passed(now))
+
+    def _event_of_evaluation(self, event: SessionEvent, now: float) -> Effects:
+        """Take an event of the secure sums of the open evaluation; one of another version changes nothing."""
+        if (sums := self.sums_of_evaluation) is None:
+            return ()
+        if isinstance(event, SumOpened):
+            sums.sum_opened(event)
+            return self._with_sums(())
+        if isinstance(event, OpeningFailed):
+            return self._with_sums(sums.opening_failed(event, now))
+        if not sums.is_news_of(event):
+            return ()
+        if isinstance(event, SessionLeft):
+            self.ledger.membership.noted(event.client_id, event.reason, event.detail, now)
+        return self._with_sums(sums.came(event, now))
+
+    def _with_sums(self, effects: Effects) -> Effects:
+        return (*effects, *self._close_evaluation_when_complete())
+
     def _close_evaluation_when_complete(self) -> Effects:
-        evaluation = self.ledger.evaluation
-        return self._close_evaluation() if evaluation and evaluation.is_complete else ()
+        evaluation, sums = self.ledger.evaluation, self.sums_of_evaluation
+        is_complete = sums.is_complete if sums is not None else evaluation is not None and evaluation.is_complete
+        return self._close_evaluation() if is_complete else ()
 
     def _close_evaluation(self) -> Effects:
-        evaluation, self.ledger.evaluation = self.ledger.evaluation, None
+        sums_of_evaluation = self.sums_of_evaluation
+        evaluation, self.ledger.evaluation, self._sums = self.ledger.evaluation, None, None
         assert evaluation is not None
-        closed = evaluation.close(self.rules.policy.max_share)
+        if sums_of_evaluation is not None:
+            closed = sums_of_evaluation.close()
+        else:
+            closed = evaluation.close(self.rules.policy.max_share)
         found, why = shown_sum(closed)
         sums = found.sums if self.rules.watches("clients") else None
         why_not = why or "; ".join(sorted(set(closed.failures.values())))

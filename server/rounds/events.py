@@ -428,6 +428,7 @@ class AskEvaluation:
     deadline: float
     counted_round: RoundId = RoundId(0)  # as in Invite
     asked_at: float = 0.0  # the instant at which the evaluation began
+    sum: SumPlace | None = None  # the secure sum that the metrics are for; None: the answer is plain
 
 
 @value
@@ -440,6 +441,8 @@ class CloseEvaluation:
     refused: Mapping[ClientId, str] = field(default_factory=dict)
     terms: Mapping[ClientId, Disclosure] = field(default_factory=dict)  # terms of the answers; absent: ANY_SUM
     max_share: float = 1.0  # largest share of one client in each metric
+    summed: tuple[ClientId, ...] = ()  # the clients in secure sums, whose answers are not known one by one
+    sums: Sums | None = None  # over them; None: nothing was summed, or the evaluation is plain
 
 
 @value

@@ -41,6 +41,9 @@ class Member:
     software: str = ""  # software of its agent
     dropped_sums: int = 0  # rounds in a row in which the secure sum with its update was dropped for what was added
     trouble: Trouble | None = None  # None: it has neither failed nor declined
+    uses: int = 0  # private sums that its updates are in, whether or not a version came of them
+    spent: float = 0.0  # the sum over these of 1 / z^2
+    is_spent: bool = False  # whether it may be in no further one
 
     @property
     def expected_seconds(self) -> float | None:

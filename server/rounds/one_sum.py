@@ -58,6 +58,16 @@ class OneSum:
         refusals = ((each.by, name) for each in self.record.refusals for name in each.of)
         return frozenset(ClientId(name) for name in left_out(refusals, members))
 
+    def repeated(self, keys: MemberKeys) -> str | None:
+        """Return why keys cannot be in a roster with the others: each member would refuse it; None: they can."""
+        for other in self.keys.values():
+            for name in ("mask_key", "box_key"):
+                if getattr(keys, name) == getattr(other, name):
+                    return f"its {name.replace('_', ' ')} is that of {other.name}"
+            if keys.site.key == other.site.key:
+                return f"its site key is that of {other.name}: one site would count twice"
+        return None
+
     def summed(self) -> SessionSum:
         """Return what opens the sum."""
         session = self.session

@@ -146,6 +146,17 @@ class Outage:
 
 
 @dataclass(slots=True)
+class ChargeRecord:
+    """Charge of a private round, made when it closed."""
+
+    clients: int  # clients that were charged, whose updates are in the sum
+    uses: int  # of the most used client of the run so far
+    epsilon: float  # of that client
+    epsilon_max: float  # the budget
+    delta: float
+
+
+@dataclass(slots=True)
 class RoundRecord:
     """All decisions about one round, with their reasons."""
 
@@ -187,6 +198,7 @@ class RoundRecord:
     ranges: list[int] = field(default_factory=list)  # exponents of the tensors' ranges after this round
     only_dropped: dict[ClientId, int] = field(default_factory=dict)  # clients that rest, as so many of their sums in a
     # row were dropped for what was added
+    charge: ChargeRecord | None = None  # of a private round that has closed; None: nothing was charged
 
     def with_fate(self, *fates: Fate) -> Iterator[tuple[ClientId, ClientRecord]]:
         """Return the invitations with one of these fates, sorted by client id."""

@@ -111,7 +111,7 @@ class RunMachine(Evaluations):
         """The deadline of the open round, or of the evaluation after which the next round opens."""
         if self.round is not None:
             return self.round.deadline
-        return self.ledger.evaluation.deadline if self.ledger.evaluation else None
+        return self._evaluation_deadline
 
     @property
     def _next_wake(self) -> float | None:
@@ -183,7 +183,7 @@ class RunMachine(Evaluations):
         if self.round is not None:
             return self.round.time_passed(now)
         assert self.ledger.evaluation is not None
-        return self._close_evaluation()
+        return self._evaluation_overdue(now)
 
     def _coordinator_started(self, event: CoordinatorStarted, now: float) -> Effects:
         """Disconnect all clients, extend the deadlines by the downtime, and repeat pending effects."""
@@ -196,9 +196,10 @@ class RunMachine(Evaluations):
         effects: list[Effect] = [*(EvaluateModel(version) for version in ledger.unevaluated), *ledger.computing]
         if self.round is not None:
             effects += self.round.coordinator_started(event.down_since, now)
-        if ledger.evaluation is not None:
-            down = min(max(0.0, now - event.down_since), self.rules.policy.outage_max)
-            ledger.evaluation.deadline += down
+        down = min(max(0.0, now - event.down_since), self.rules.policy.outage_max)
+        self._extend_evaluation(down)
+        if (sums := self.sums_of_evaluation) is not None:
+            effects += sums.pending()
         if ledger.is_round_due:
             effects.append(OpenNextRound(ledger.retry_at))
         return tuple(effects)
@@ -281,8 +282,7 @@ class RunMachine(Evaluations):
         effects = self.invitations.stood_still(seconds)
         if self.round is not None:
             effects += self.round.stood_still(seconds)
-        if ledger.evaluation is not None:
-            ledger.evaluation.deadline += seconds
+        self._extend_evaluation(seconds)
         return effects
 
     # ------------------------------------------------------------ clients
@@ -296,13 +296,12 @@ class RunMachine(Evaluations):
             why = f"its agent ({agent}) takes part in no secure sums: it needs this version, and certificates"
             membership.noted(client_id, FailureReason.SESSION_REFUSED, why, now)
             membership.declined(client_id)
+            membership.declined_evaluation(client_id)
         effects: list[Effect] = [*self.invitations.joined(client_id, now)]
         effects += (r for round_id in event.working_on for r in self._release(client_id, round_id))
         if self.round is not None:
             effects += self.round.client_joined(client_id, now)
-        evaluation = self.ledger.evaluation
-        if evaluation and evaluation.is_waiting_for(client_id):
-            effects.append(evaluation.ask(client_id, self.ledger.membership.counted_round(client_id)))
+        effects += self._asked_again(client_id)
         if self._are_enough_back:
             effects.append(ResumeRun())
         return tuple(effects)
@@ -331,10 +330,7 @@ class RunMachine(Evaluations):
         effects = self.invitations.ended(client_id, None, Fate.LOST, reason, "", now)
         if self.round is not None:
             effects += self.round.client_gave_up(client_id, Fate.LOST, reason, "", now)
-        if self.ledger.evaluation is not None:
-            self.ledger.evaluation.lost(client_id, reason)
-            return (*effects, *self._close_evaluation_when_complete())
-        return effects
+        return (*effects, *self._evaluation_lost(client_id, reason, now))
 
     # ------------------------------------------------------------ from round to round
 
@@ -384,7 +380,9 @@ class RunMachine(Evaluations):
         return round_.aggregated(event, now) if round_ else ()
 
     def _session_event(self, event: SessionEvent, now: float) -> Effects:
-        """Pass an event of secure sums to their round."""
+        """Pass an event of secure sums to their round, or their evaluation."""
+        if event.purpose == "evaluation":
+            return self._event_of_evaluation(event, now)
         round_ = self._open(event.round_id)
         if round_ is None or not round_.is_secure:
             return ()
@@ -498,8 +496,21 @@ class RunMachine(Evaluations):
             ledger.state, ledger.cause, ledger.pause_reason = RunState.PAUSED, ledger.pause_reason, None
             ledger.is_round_due, ledger.retry_at = False, 0.0
             return (PauseRun(ledger.cause),)
+        if cause := self._why_budget_is_spent():
+            return self._end(RunState.FINISHED, cause)
         ledger.is_round_due = True
         return (OpenNextRound(ledger.retry_at),)
+
+    def _why_budget_is_spent(self) -> str:
+        """Return why no further round keeps the budget: with it, the quorum would need a spent client; empty: one does.
+
+        Members that are away count as long as they may be used: the round waits for them.
+        """
+        privacy, membership = self.rules.privacy, self.ledger.membership
+        quorum = self.rules.policy.quorum_count
+        if privacy is None or len(membership.members) < quorum or membership.num_with_budget >= quorum:
+            return ""
+        return privacy.cause_of_end(membership.most_spent, self.ledger.version)
 
     def _end_when_done(self) -> Effects:
         ledger = self.ledger
@@ -533,6 +544,8 @@ class RunMachine(Evaluations):
             self._forget_measures(event.rules)
             ledger.rules = event.rules
             self._follow(event.rules)
+            if event.rules.privacy is not None:
+                ledger.membership.follow_budget(event.rules.privacy)
         ledger.membership.wake()
         if ledger.short_since is not None:  # another wait for disk space begins
             ledger.short_since, ledger.short_look = now, min(now + NEWS_S, now + self._short_until - ledger.short_since)

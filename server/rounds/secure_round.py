@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from atoll.ground.printable import count_of
 from atoll.protocol.secure import wire
-from atoll.protocol.secure.messages import Answer, Gone, MemberKeys, Reveal, Roster
+from atoll.protocol.secure.messages import Answer, Gone, MaskedWords, MemberKeys, Reveal, Roster
 from atoll.protocol.secure.session_size import MEMBERS_MIN, threshold_of
 from atoll.protocol.vocabulary import (
     TROUBLES,
@@ -52,6 +52,7 @@ from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.rounds.session_events import (
     KeysCame,
+    MaskedCame,
     MemberAnswered,
     OpeningFailed,
     OpenSum,
@@ -191,7 +192,7 @@ class SecureRound(Round):
             return ()
         keys = _content(event)
         assert isinstance(keys, MemberKeys)
-        if (fault := _repeated(keys, of.keys.values())) is not None:
+        if (fault := of.repeated(keys)) is not None:
             row.sum = MemberRecord(event.session, event.attempt)
             left = SessionLeft(client_id, event.round_id, event.session, event.attempt, _REFUSED, fault)
             return self._session_left(left, now)
@@ -213,6 +214,8 @@ class SecureRound(Round):
                 return self._sum_opened(event, now)
             case OpeningFailed():
                 return self._opening_failed(event, now)
+            case MaskedCame():  # an update is uploaded
+                return ()
             case _:
                 return self._member_answered(event, now)
 
@@ -415,8 +418,11 @@ class SecureRound(Round):
         names = of.names
         threshold = threshold_of(self._secure.threshold, len(names))
         if len(names) < MEMBERS_MIN or threshold > len(names):
-            need = max(MEMBERS_MIN, threshold)
-            return self._fails(of, f"{count_of(len(names), 'member')}; needed: {need}", may_repeat=False, now=now)
+            need = f"{threshold}, by {self._threshold_as_set}"
+            if threshold <= MEMBERS_MIN:
+                need = f"{MEMBERS_MIN} in any sum: a larger round.cohort_size or round.deadline"
+            reason = f"{count_of(len(names), 'member')} with keys; needed: {need}"
+            return self._fails(of, reason, may_repeat=False, now=now)
         roster = Roster(threshold, tuple(of.keys[name] for name in names))
         of.session, of.record.threshold, of.record.num_members = (
             Session(roster, roster.members[0].terms),
@@ -450,8 +456,13 @@ class SecureRound(Round):
                     of.opening, of.by = effect, math.inf
                     found += (OpenSum(self.record.round_id, of.summed()),)
                 case Fail(reason, may_repeat):
-                    found += self._fails(of, reason, may_repeat=may_repeat, now=now)
+                    by = f"{reason}, by {self._threshold_as_set}"
+                    found += self._fails(of, by, may_repeat=may_repeat, now=now)
         return found
+
+    @property
+    def _threshold_as_set(self) -> str:
+        return f"secure.threshold = {self._secure.threshold}"
 
     def _told(self, of: OneSum, tell: Tell) -> TellMember:
         name, number = of.names[tell.position], of.record.session
@@ -637,19 +648,8 @@ class SecureRound(Round):
         return (*effects, *self._conclude(now))
 
 
-def _repeated(keys: MemberKeys, others: Iterable[MemberKeys]) -> str | None:
-    """Return why keys cannot be in a roster with the others: each member would refuse it; None: they can."""
-    for other in others:
-        for name in ("mask_key", "box_key"):
-            if getattr(keys, name) == getattr(other, name):
-                return f"its {name.replace('_', ' ')} is that of {other.name}"
-        if keys.site.key == other.site.key:
-            return f"its site key is that of {other.name}: one site would count twice"
-    return None
-
-
 def _content(event: KeysCame | MemberAnswered) -> MemberKeys | Answer:
     """Return the message of an event, whose form was checked before the event."""
     message = wire.answer_from(bytes.fromhex(event.content))
-    assert not isinstance(message, Gone)
+    assert not isinstance(message, Gone | MaskedWords)
     return message

@@ -1,13 +1,15 @@
-"""Events and effects of a round with secure sums, between it and the members of its sessions. Pure values.
+"""Events and effects of secure sums, between a round or an evaluation and the members of its sessions. Pure values.
 
-They are events and effects of a run like all others (`events.py`).
+They are events and effects of a run like all others (`events.py`). Of an evaluation, `round_id` is the number of the
+evaluated version.
 """
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from atoll.protocol.value_type import value
-from atoll.protocol.vocabulary import ClientId, FailureReason, RoundId
+from atoll.protocol.vocabulary import ClientId, FailureReason, Purpose, RoundId
 
 if TYPE_CHECKING:
     from atoll.protocol.secure.messages import Position, Question, Roster
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 class KeysCame:
     """The arrival of a client's keys for its session, which the driver has checked: its update is encoded.
 
-    In these four events `content` is the message's canonical wire form, as hexadecimal digits; empty: it was deleted
+    In these five events `content` is the message's canonical wire form, as hexadecimal digits; empty: it was deleted
     after its round.
     """
 
@@ -26,6 +28,7 @@ class KeysCame:
     session: int
     attempt: int
     content: str
+    purpose: Purpose = "update"
 
 
 @value
@@ -37,6 +40,19 @@ class SharesCame:
     session: int
     attempt: int
     content: str
+    purpose: Purpose = "update"
+
+
+@value
+class MaskedCame:
+    """The arrival of what a member adds to the sum of an evaluation, masked."""
+
+    client_id: ClientId
+    round_id: RoundId
+    session: int
+    attempt: int
+    content: str
+    purpose: Purpose = "evaluation"
 
 
 @value
@@ -48,6 +64,7 @@ class SurvivorsSigned:
     session: int
     attempt: int
     content: str
+    purpose: Purpose = "update"
 
 
 @value
@@ -59,6 +76,7 @@ class SharesRevealed:
     session: int
     attempt: int
     content: str
+    purpose: Purpose = "update"
 
 
 MemberAnswered = SharesCame | SurvivorsSigned | SharesRevealed
@@ -78,16 +96,29 @@ class SessionLeft:
     reason: FailureReason
     detail: str = ""
     refused: tuple[ClientId, ...] = ()
+    purpose: Purpose = "update"
+
+
+OfMember = KeysCame | MaskedCame | MemberAnswered | SessionLeft
 
 
 @value
 class SumOpened:
-    """The answer to OpenSum: the reveals open the sum; `wrong` are the members that have revealed a wrong share."""
+    """The answer to OpenSum: the reveals open the sum.
+
+    Attributes:
+        wrong: the members that have revealed a wrong share.
+        statistics: of an evaluation, the sums of its metrics over the survivors.
+        fault: of an evaluation, why the opened words are no sum of the survivors; empty: they are.
+    """
 
     round_id: RoundId
     session: int
     attempt: int
     wrong: tuple[ClientId, ...] = ()
+    purpose: Purpose = "update"
+    statistics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    fault: str = ""
 
 
 @value
@@ -98,9 +129,10 @@ class OpeningFailed:
     session: int
     attempt: int
     detail: str = ""
+    purpose: Purpose = "update"
 
 
-SessionEvent = KeysCame | MemberAnswered | SessionLeft | SumOpened | OpeningFailed
+SessionEvent = OfMember | SumOpened | OpeningFailed
 
 
 # ---------------------------------------------------------------- effects
@@ -108,7 +140,7 @@ SessionEvent = KeysCame | MemberAnswered | SessionLeft | SumOpened | OpeningFail
 
 @value
 class SumPlace:
-    """Place of a client's update in a round with secure sums.
+    """Place of what a client adds in the secure sums of a round or an evaluation.
 
     Attributes:
         session: number of the sum.
@@ -131,6 +163,7 @@ class TellMember:
     attempt: int
     members: int
     question: "Question"
+    purpose: Purpose = "update"
 
 
 @value
@@ -163,10 +196,16 @@ class SessionSum:
 
 @value
 class OpenSum:
-    """Open the sum of a session, and check what its members have revealed."""
+    """Open the sum of a session, and check what its members have revealed.
+
+    Attributes:
+        words: of an evaluation, the masked words of each survivor.
+    """
 
     round_id: RoundId
     sum: SessionSum
+    purpose: Purpose = "update"
+    words: tuple[bytes, ...] = ()
 
 
 SessionEffect = TellMember | OpenSum

@@ -114,10 +114,13 @@ class AggregationService:
         judge = await self._judge(request)
         if isinstance(judge, pb.Verdict):
             return pb.OpenedUpdate(verdict=judge)
+        has_words = not judge.run.reducer.store.has_values
         if (verdict := await judge.before_bytes()) is not None or judge.part is None:
-            return pb.OpenedUpdate(verdict=verdict)
+            return pb.OpenedUpdate(verdict=verdict, has_words=has_words)
         async with _storing(context):
-            return await self._ranks.parts.open(judge, judge.run.reducer.store, judge.part.index, request.part)
+            opened = await self._ranks.parts.open(judge, judge.run.reducer.store, judge.part.index, request.part)
+        opened.has_words = has_words
+        return opened
 
     async def SubmitPart(self, requests: AsyncIterator[pb.SubmittedUpdate], context: Context) -> pb.UploadReply:
         """Record that a part is durable at a rank, and decide about the update if it was the last one."""

@@ -12,7 +12,7 @@ from atoll.ground.printable import count_of, printable
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.identity.names import Role
-from atoll.protocol.secure.wire import name_of
+from atoll.protocol.secure.wire import kind_of, name_of
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
 from atoll.protocol.wire.bulk_messages import DownloadMessage, UploadMessage
@@ -29,6 +29,7 @@ from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.membership_services import MembersAdmin
 from atoll.server.names.conflicts import Claimant
+from atoll.server.rounds.evaluations import NOT_IN_SUM
 from atoll.server.rounds.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.rounds.relevance import is_asked
 from atoll.server.services.reading_service import ReadingAdmin
@@ -132,7 +133,7 @@ class CoordinatorService:
                 self._evaluated(client_id, message.evaluated)
             case "give_statistics":
                 await self._coordinator.statistics.answered(client_id, message.give_statistics)
-            case "secure_keys" | "secure_shares" | "secure_agree" | "secure_reveal" | "secure_gone":
+            case _ if kind_of(message):
                 self._answered(client_id, message)
             case "ready":
                 attendance.introduce_again(connection)
@@ -173,6 +174,8 @@ class CoordinatorService:
         elif sums is not None:
             sums = only_finite(sums)
             detail = why_refused(sums)
+        if sums is not None and run.machine.rules.secure is not None:  # never written: it would be of a single site
+            sums, detail = None, NOT_IN_SUM
         named = evaluated.reason if sums is None else ""
         reason = FailureReason(named) if named in set(FailureReason) else None
         terms = Disclosure.read(evaluated.metrics, evaluated.min_sites)

@@ -56,7 +56,11 @@ class LogLine(str):
         """Make the line about an event, an effect or a record, with the round and the client that it names, if any."""
         line = super().__new__(cls, text)
         named = about.update if isinstance(about, UpdateReceived) else about
-        line.fields = {"round": getattr(named, "round_id", None), "site": site or getattr(named, "client_id", None)}
+        is_of_version = getattr(named, "purpose", "") == "evaluation"  # its number is in the place of a round's
+        line.fields = {
+            "round": None if is_of_version else getattr(named, "round_id", None),
+            "site": site or getattr(named, "client_id", None),
+        }
         return line
 
 
@@ -134,7 +138,8 @@ def _of_evaluation(machine: RunMachine, event: Event, effects: tuple[Effect, ...
             silent = [c for c, why in effect.failures.items() if why == SILENT]
             late = f"; no answer in time from {named(silent)}" if silent else ""
             found = merged(effect.answers, max_share=effect.max_share)
-            yield f"version {effect.version}: evaluated by {count_of(found.num_clients, 'client')}{late}"
+            number = count_of(len(effect.summed) or found.num_clients, "client")
+            yield f"version {effect.version}: evaluated by {number}{' in secure sums' if effect.summed else ''}{late}"
             nothing = [(client, why) for client, why in effect.failures.items() if LEFT_OUT in why]
             for client, why in sorted([*effect.refused.items(), *found.said, *nothing]):
                 yield f"version {effect.version}: of {client}, {why}"

@@ -34,26 +34,34 @@ _OF_QUESTION: dict[type[Question], str] = {
 
 
 def session_lines(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> Iterator[str]:
-    """Yield the lines of the log about the sessions of a round, for one event and its effects."""
+    """Yield the lines of the log about the sessions of a round or an evaluation, for one event and its effects."""
     match event:
+        case KeysCame(client_id, round_id, session, attempt, purpose="evaluation"):
+            again = f", attempt {attempt}" if attempt > 1 else ""
+            yield f"version {round_id}: {client_id} adds its metrics to the secure sum of session {session}{again}"
         case KeysCame(client_id, round_id, session, attempt):
             record = machine.record_of(round_id)
             row = record.clients.get(client_id) if record is not None else None
             if row is not None and row.fate is Fate.JOINED and row.sum is not None and row.sum.keys_at is not None:
                 again = f", attempt {attempt}" if attempt > 1 else ""
                 yield f"round {round_id}: {client_id} takes part in the secure sum of session {session}{again}"
-        case SessionLeft(client_id, round_id, session, _, reason, detail):
+        case SessionLeft(client_id, _, session, _, reason, detail):
             why = f": {conclusion(detail)}" if detail else ""
-            yield f"round {round_id}: {client_id} has left session {session}: {reason}{why}"
-        case SumOpened(round_id, session, _, wrong):
+            yield f"{_work(event)}: {client_id} has left session {session}: {reason}{why}"
+        case SumOpened(_, session, _, wrong):
             named = f"; wrong shares were revealed by {', '.join(wrong)}" if wrong else ""
-            yield f"round {round_id}: session {session}: its sum is open{named}"
-        case OpeningFailed(round_id, session, _, detail):
-            yield f"round {round_id}: session {session}: its sum is not open yet: {detail}"
+            dropped = f", and counts nowhere: {event.fault}" if event.fault else ""
+            yield f"{_work(event)}: session {session}: its sum is open{dropped}{named}"
+        case OpeningFailed(_, session, _, detail):
+            yield f"{_work(event)}: session {session}: its sum is not open yet: {detail}"
     yield from _told(effects)
     yield from _again(machine, effects)
     if isinstance(event, KeysCame | SessionLeft | SumOpened | OpeningFailed) or effects:
         yield from _ended(machine, effects)
+
+
+def _work(of: SessionLeft | SumOpened | OpeningFailed | TellMember) -> str:
+    return f"{'version' if of.purpose == 'evaluation' else 'round'} {of.round_id}"
 
 
 def _told(effects: tuple[Effect, ...]) -> Iterator[str]:
@@ -61,13 +69,14 @@ def _told(effects: tuple[Effect, ...]) -> Iterator[str]:
     for effect in effects:
         if isinstance(effect, TellMember):
             told.setdefault((effect.session, type(effect.question)), []).append(effect)
-    for (session, kind), asked in told.items():
-        if len(asked) < 2:
+    for (session, kind), tellings in told.items():
+        if len(tellings) < 2:
             continue  # repeated for a member that has connected again
-        first = asked[0]
+        first = tellings[0]
         threshold = f", {first.question.threshold} of which open it" if isinstance(first.question, Roster) else ""
-        members = count_of(len(asked), "member")
-        yield f"round {first.round_id}: session {session}: {members}{threshold}: {_OF_QUESTION[kind]}"
+        members = count_of(len(tellings), "member")
+        asked = _OF_QUESTION[kind] if first.purpose == "update" else _OF_QUESTION[kind].replace("updates", "metrics")
+        yield f"{_work(first)}: session {session}: {members}{threshold}: {asked}"
 
 
 def _again(machine: RunMachine, effects: tuple[Effect, ...]) -> Iterator[str]:
@@ -133,7 +142,11 @@ def _left_out(each: SumRecord, name: ClientId) -> str:
 
 def _sum(each: SumRecord) -> str:
     attempt = f", attempt {each.attempt}" if each.attempt > 1 else ""
-    needed = f"{each.threshold} of {count_of(each.num_members, 'member')} open it" if each.num_members else ""
+    needed = (
+        f"{each.threshold} of {count_of(each.num_members, 'member')} open it, by secure.threshold"
+        if each.num_members
+        else ""
+    )
     if each.is_dropped:
         return f"its sum was opened and counts in no version{attempt}: {each.detail}"
     if each.stage == FAILED:

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
-from atoll.ground.printable import printable_size
+from atoll.ground.printable import count_of, printable_size
 from atoll.protocol.json_values import plain
 from atoll.protocol.settings import effective
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Fate, RoundId, RunId, RunState, Version
@@ -17,7 +17,7 @@ from atoll.server.identity.register import Standing
 from atoll.server.journal.holder import run_folder
 from atoll.server.journal.journal import EvaluationRow, RunRow, SettingsChange, VersionRow
 from atoll.server.journal.placement import num_ranks_of
-from atoll.server.journal.sources import SITE, TRAINING
+from atoll.server.journal.sources import IN_SUMS, SITE, TRAINING
 from atoll.server.names.places import CLIENT
 from atoll.server.names.presence import Presence
 from atoll.server.rounds.membership import Membership
@@ -113,7 +113,7 @@ def newest_version(history: History, run_id: RunId) -> int:
 
 
 def measures(evaluations: Iterable[EvaluationRow]) -> dict[int, dict[str, Document]]:
-    """Return the values of the metrics by version and source ("server" or "clients").
+    """Return the values of the metrics by version and source ("server", "clients", or "training" in secure sums).
 
     The values come from the task's metrics. Before these are computed, two sums count as total and count, and all other
     sums are shown unchanged.
@@ -225,12 +225,29 @@ def _whole_run(history: History, row: RunRow) -> Document:
         "metrics": measures(evaluations),
         "unmeasured": unmeasured(evaluations),
         "best": _best(machine),
+        "privacy": _privacy(machine),
         "undecided": machine.undecided,
         "pausing": what_a_pause_waits_for(machine),
         "waiting": _wait(history, machine),
         "name_conflicts": _conflicts(history, machine),
         "settings": row.config.model_dump(mode="json"),
         "changes": [*_changes(history.settings(row.run_id))],
+    }
+
+
+def _privacy(machine: RunMachine) -> Document | None:
+    """Return the guarantee of what a run has released so far; None: it has none."""
+    rules, membership = machine.rules.privacy, machine.ledger.membership
+    if rules is None:
+        return None
+    guarantee = rules.guarantee(membership.most_spent, membership.most_uses)
+    return {
+        **asdict(guarantee),
+        "sentence": guarantee.sentence,
+        "epsilon_max": rules.epsilon,
+        "participations_max": rules.participations_max,
+        "clients": len(membership.members),
+        "clients_with_budget": membership.num_with_budget,
     }
 
 
@@ -279,6 +296,9 @@ def _round(history: History, run_id: RunId, number: int) -> Document:
     is_open = machine.round is not None and machine.round.record.round_id == record.round_id
     found["arriving"] = _arriving(history, run_id, {record.round_id})
     found["sentences"] += _sentences_of(found["arriving"], "update")
+    if record.sums:
+        found["training"]["in_sums"] = together = _in_sums(history, run_id, record)
+        found["sentences"] += _training_sentence(together)
     if is_open and (wait := _wait(history, machine)):
         found["sentences"].append(f"{wait[0].upper()}{wait[1:]}.")
     return found
@@ -313,6 +333,20 @@ def _trainings(history: History, run_id: RunId, record: RoundRecord) -> Document
     of_version = history.site_evaluations(run_id, record.base_version)
     found = sites(measurements((row for row in of_version if is_of_round(row, record)), TRAINING))
     return {key: found[key] for key in ("sites", "metrics", "not_shown")}
+
+
+def _in_sums(history: History, run_id: RunId, record: RoundRecord) -> Document:
+    """Return the metrics of the training that the round's secure sums have added up, and the number of members."""
+    of_round = (row for row in history.evaluations(run_id) if row.source == IN_SUMS and row.at == record.ended_at)
+    for row in of_round:
+        return {"metrics": measures([row])[row.version][IN_SUMS], "members": row.num_clients}
+    return {"metrics": {}, "members": 0}
+
+
+def _training_sentence(together: Document) -> list[str]:
+    values = (f"{name} {value:.4g}" for name, value in together["metrics"].items() if isinstance(value, float | int))
+    listed = ", ".join(values)
+    return [f"Training of {count_of(together['members'], 'member')}, in sums: {listed}."] if listed else []
 
 
 def is_of_round(row: EvaluationRow, record: RoundRecord) -> bool:

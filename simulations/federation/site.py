@@ -275,7 +275,7 @@ class Site:
 
     def _act_in_sum(self, effect: Effect) -> None:
         match effect:
-            case Join(invitation):
+            case Join(Invitation() as invitation):
                 self._members.join(invitation)
             case Forget(key):
                 self.encoded.pop(key, None)

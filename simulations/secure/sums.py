@@ -12,6 +12,7 @@ from atoll.server.config.run import RunConfig
 from atoll.server.files.versions import Versions
 from atoll.server.hosting.secure_sums import SecureSums
 from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.secure_evaluation import SecureEvaluation
 from atoll.server.rounds.secure_round import SecureRound
 from atoll.server.rounds.session_events import SumPlace
 from atoll.simulations.secure.cryptography import Cryptography, NoMasks, RealMasks
@@ -94,7 +95,9 @@ class CoordinatorSums(SecureSums):
             self._made[round_id, place] = super().terms(round_id, base_version, place)
         return self._made[round_id, place]
 
-    def check_keys(self, round_: SecureRound, of: SessionName, client_id: ClientId, keys: MemberKeys) -> None:
+    def check_keys(
+        self, sums: SecureRound | SecureEvaluation, of: SessionName, client_id: ClientId, keys: MemberKeys
+    ) -> None:
         """Check a client's keys before they are in a roster; without masks nothing depends on them."""
         if self._are_certified:
-            super().check_keys(round_, of, client_id, keys)
+            super().check_keys(sums, of, client_id, keys)

@@ -10,10 +10,10 @@ from atoll.server.rounds.record import ClientRecord, RoundRecord
 from atoll.task.randomness import training_seed
 from atoll.tensors.safetensors_file import write
 from benchmarks.evidence import Ledger
-from benchmarks.sums_evidence import faults_of_promises, judge_sums, left_behind
+from benchmarks.sums_evidence import by_noise, faults_of_promises, judge_sums, left_behind
 from benchmarks.tasks import Noise
 
-TASK, OF_TRAINING = Noise({"ATOLL_BENCH_ELEMENTS": "30"}), (7, "crash", 500)
+TASK = Noise({"ATOLL_BENCH_ELEMENTS": "30"})
 
 
 class Seeded:
@@ -51,8 +51,8 @@ def judged(ended, logs=(), in_logs=(), state=RunState.FINISHED):
         Ledger(state, "because", (record,), {}),
         set(in_logs),
         versions=folder,
-        task=TASK,
-        of_training=OF_TRAINING,
+        trained=by_noise(TASK, 7, "crash"),
+        examples_max=500,
         states={"a": folder / "a"},
         logs=dict(logs),
     )

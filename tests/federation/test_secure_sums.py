@@ -1,8 +1,15 @@
 """Secure sums as a user runs them: processes, sockets, certificates, kill -9. The model is the plain one's."""
 
+import sqlite3
+from base64 import b64encode
+from contextlib import closing
+
 import numpy as np
 import pytest
 
+from atoll.protocol.secure import wire
+from atoll.protocol.secure.shamir import combined, weights
+from atoll.server.journal.codec import decode_event
 from atoll.tensors.safetensors_file import read
 from benchmarks.sums_evidence import faults_of_promises, left_behind, promises_of
 from tests.cli.invoking import said
@@ -42,6 +49,10 @@ def test_a_secure_run_has_the_model_of_a_plain_one_and_no_single_update(tmp_path
             assert {row.num_examples for row in record.clients.values()} == {1}
         told = str(it.show("round", "show", "1"))
         assert "a takes part" not in told
+        assert "Training of 4 members, in sums: loss 0.5." in told
+        measured = it.show("run", "show", "trouble-1")["metrics"]
+        assert measured["0"]["training"] == {"loss": 0.5}
+        assert "training" not in measured["3"]
         assert "it has sent keys, shares, its masked update, its signature" in told
 
 
@@ -107,12 +118,36 @@ def test_a_coordinator_that_is_killed_in_a_session_opens_the_same_sum(tmp_path, 
         for site in "abcd":
             it.agent(site)
         it.running["coordinator"].wait(60)
+        secrets = opened_by(it.state) if step == "aggregate.after_fold" else set()
         it.coordinator(**SECURE, rounds=2)
         assert it.wait_for_end() == 0
+        for site in "abcd":
+            assert it.wait_for_end(site) == 0
+        assert files_with(it.folder, secrets) == set()
         first = it.rounds()[0]
         assert (first.round_id, first.phase) == (1, "committed")
         assert [first.clients[site].fate for site in "abcd"] == ["reported"] * 4
         np.testing.assert_allclose(model(it, 2), np.full(50_000, 2, np.float32), rtol=1e-6)
+
+
+def opened_by(state):
+    """Return the shares in the journal of a coordinator that died before a commit, and the seeds that they give."""
+    reveals = {}
+    with closing(sqlite3.connect(state / "state.db")) as database:
+        for (body,) in database.execute("SELECT body FROM journal WHERE kind = 'SharesRevealed'"):
+            event = decode_event("SharesRevealed", body, where="")
+            reveals[ord(event.client_id) - ord("a") + 1] = wire.answer_from(bytes.fromhex(event.content)).shares
+    factors = weights(chosen := sorted(reveals)[:3])
+    seeds = [combined(factors, [reveals[place][of] for place in chosen]) for of in range(4)]
+    shares = [share.to_bytes(33) for each in reveals.values() for share in each]
+    assert files_with(state, {share.hex().encode() for share in shares}), "they are there until the commit"
+    return {form for secret in (*seeds, *shares) for form in (secret, secret.hex().encode(), b64encode(secret)[:40])}
+
+
+def files_with(folder, secrets):
+    """Return the files below a folder that contain one of these secrets."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path for path in files if (content := path.read_bytes()) and any(secret in content for secret in secrets)}
 
 
 def test_ranks_open_the_sum_together(tmp_path):

@@ -2,6 +2,7 @@
 
 import random
 from functools import partial
+from typing import Protocol
 
 from atoll.client.session.events import (
     Asked,
@@ -11,14 +12,18 @@ from atoll.client.session.events import (
     Disconnected,
     Download,
     Effect,
+    Encoded,
     EvaluationRequest,
     Event,
     Extend,
     Forbidden,
+    Forget,
     Invitation,
     JobFailed,
+    Join,
     Key,
     KillWorker,
+    Masked,
     ModelReady,
     ReportEvaluation,
     ReportFailure,
@@ -38,6 +43,7 @@ from tests.histories.history import AgentStep, WorkerEnd
 from tests.histories.parts import PartedUpload, PartsServer, num_parts_of
 from tests.histories.scenario import TASK
 from tests.histories.scheduling import World
+from tests.histories.sums import AgentSums, Said, Sums, Told
 from tests.histories.wall_clocks import WallClock
 from tests.histories.worker import Worker
 
@@ -46,13 +52,20 @@ CLOCK_ERROR_S = 60.0
 clock goes wrong and is set right [s]; one that does so twice may show an instant three times."""
 
 
+class AgentWorld(World, Protocol):
+    """The world around an agent."""
+
+    sums: Sums
+    """The sites, masks and openings of its secure sums."""
+
+
 class SimulatedAgent:
     """The agent process; `life` counts its crashes, which `spool` and `faults` survive.
 
     Its time is that of its monotonic clock, which stands still while the machine sleeps, in all for `slept` seconds.
     """
 
-    def __init__(self, world: World, coordinator: PartsServer, client_id: ClientId, rng: random.Random) -> None:
+    def __init__(self, world: AgentWorld, coordinator: PartsServer, client_id: ClientId, rng: random.Random) -> None:
         self.world, self.coordinator, self.client_id, self.rng = world, coordinator, client_id, rng
         self.life = 0
         self.slept = self.wakes_at = 0.0
@@ -69,6 +82,7 @@ class SimulatedAgent:
         self._ahead = 0.0  # its wall clock less the coordinator's when they connected [s]
         self._parts_rng = random.Random(f"parts {world.history.seed} {client_id}")
         self.offline_until = self.approved_at = 0.0
+        self.sums = AgentSums(world, self, world.sums)
         self.num_parts = 0  # of the updates that this process makes; 0: it sends them as a whole
         self._forget()
 
@@ -101,7 +115,12 @@ class SimulatedAgent:
     @property
     def is_idle(self) -> bool:
         """Return whether the agent has no work and no update that waits for an answer."""
-        return not self.spool and self.worker is None and (self.session is None or self.session.job is None)
+        return (
+            not self.spool
+            and not self.sums.encoded
+            and self.worker is None
+            and (self.session is None or self.session.job is None)
+        )
 
     def start(self) -> None:
         """Start the process, for the first time or again."""
@@ -110,7 +129,9 @@ class SimulatedAgent:
         rules = SessionRules(tasks=frozenset({TASK}), lease=self.world.scenario.client_lease)
         rng = random.Random(self.rng.random())
         self.num_parts = self._parts_rng.choice([0, *range(1, self.world.scenario.parts + 1)])
-        self.session = Session(rules, rng, {key: update.digest for key, update in self.spool.items()})
+        self.session = Session(
+            rules, rng, {key: update.digest for key, update in self.spool.items()}, sorted(self.sums.encoded)
+        )
         self.world.history.agent_steps.append(AgentStep(self.now, self.client_id, Disconnected(), (), self.world.now))
         self._dial()
 
@@ -154,6 +175,7 @@ class SimulatedAgent:
             self.connection.cut(half_open=self.world.happens("half_open"))
         for upload in self.uploads.values():
             upload.cancel()
+        self.sums.crashed()
         self.life += 1
         self._forget()
         self.world.after(self.rng.expovariate(1 / self.world.scenario.faults.agent_downtime), self.start, self)
@@ -175,9 +197,13 @@ class SimulatedAgent:
         rounds = tuple(round_id for _, round_id in self.session.working_on)
         coordinator.streams.hello(self.connection, ClientJoined(self.client_id, name, self.profile, rounds))
 
-    def heard(self, connection: network.Connection, event: Event, issued_us: int = 0) -> None:
+    def heard(self, connection: network.Connection, event: network.Incoming, issued_us: int = 0) -> None:
         """Receive a message on the control stream, signed at an instant [us]; 0: it arrives once more."""
         if self.connection is connection:
+            if isinstance(event, network.OfSum):
+                assert isinstance(event, Told)
+                self.sums.asked(event)
+                return
             if issued_us and (refused := self._judged(event, issued_us)) is not None:
                 self._refuse(connection, event, refused)
                 return
@@ -185,9 +211,31 @@ class SimulatedAgent:
                 event = on_time
             if isinstance(event, Asked) and self.world.now < self.approved_at:
                 event = Forbidden(event.request, FailureReason.AWAITS_APPROVAL, "approval: the run waits for it here")
+            if isinstance(event, Asked) and (objection := self._objection(event.request)):
+                event = Forbidden(event.request, FailureReason.SESSION_REFUSED, objection)
             self._receive(event)
             if isinstance(event, Asked):  # afterwards, because an overdue job is judged by its older deadline
                 self._note_deadline(event)
+
+    def _objection(self, request: Request) -> str:
+        is_of_sum = isinstance(request, Invitation) and request.secure is not None
+        return self.sums.objection(request) if is_of_sum else ""  # type: ignore[arg-type]
+
+    def say(self, message: Said) -> None:
+        """Send a message of a member on the control stream, if there is one."""
+        if self.connection is not None and self.session is not None and self.session.is_connected:
+            self.connection.to_coordinator(message)
+
+    def dies_here(self) -> bool:
+        """Return whether the process crashes between two effects of a member."""
+        return self._dies_here()
+
+    def masked(self, key: Key, update: Update) -> None:
+        """Take a masked update into the spool; one that is there already waits for its answer."""
+        if key in self.spool:
+            return
+        self.spool[key], self.faults[update.digest] = update, None
+        self._receive(Masked(key, update.digest))
 
     def _judged(self, event: Event, issued_us: int) -> Refused | None:
         """Judge a message by the deployed rules; the tolerance for those that overtake each other is another one."""
@@ -293,6 +341,10 @@ class SimulatedAgent:
                 self._download = None
                 if self.worker is not None and self.worker.request.key == key:
                     self.worker.stop()
+            case Join(Invitation() as invitation):
+                self.sums.join(invitation)
+            case Forget(key):
+                self.sums.forget(key)
             case KillWorker():
                 self._worker_gone(was_killed=True)
             case _:
@@ -351,7 +403,7 @@ class SimulatedAgent:
 
     def worker_ended(self, event: Event) -> None:
         """Take the result of the worker, or its crash."""
-        if isinstance(event, Trained) and self._dies_here():
+        if isinstance(event, Trained | Encoded) and self._dies_here():
             return  # the next process finds the update in the spool
         self._worker_gone(was_killed=False)
         self._receive(event)

@@ -21,7 +21,10 @@ EPSILON = 1e-6
 
 
 def faults_of(history: History) -> Iterator[str]:
-    """Yield the faults of a history."""
+    """Yield the faults of a history; the referee knows the decisions of rounds without secure sums alone."""
+    if history.scenario.rules.secure is not None:
+        yield from _without_referee(history)
+        return
     referee = Referee(history.scenario.rules)
     for number, step in enumerate(history.steps):
         if (wrong := referee.judge(step.at, step.event, step.effects)) is not None:
@@ -38,6 +41,11 @@ def faults_of(history: History) -> Iterator[str]:
     yield from _workers(history)
     yield from _sessions(history)
     yield from faults_of_parts(history)
+
+
+def _without_referee(history: History) -> Iterator[str]:
+    for faults in (_ends, _written, _cohorts, _replay, _workers, _sessions, faults_of_parts):
+        yield from faults(history)
 
 
 def check(history: History) -> None:

@@ -17,8 +17,9 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.leases import Leases
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from tests.histories.network import Connection, Ready, StreamAgent
+from tests.histories.network import Connection, Incoming, Outgoing, Ready, StreamAgent
 from tests.histories.scheduling import Endpoint, World
+from tests.histories.sums import Said, is_news
 
 RUN = RunId("run")
 LOOKS_A_LEASE = 4
@@ -65,7 +66,7 @@ class ControlStreams:
 
     # ------------------------------------------------------------ out
 
-    def send(self, client_id: ClientId, event: client.Event) -> None:
+    def send(self, client_id: ClientId, event: Incoming) -> None:
         """Send an event to a client, if it is connected."""
         if (connection := self._streams.get(client_id)) is not None:
             connection.to_agent(event, self._coordinator.next_instant())
@@ -107,13 +108,16 @@ class ControlStreams:
         elif joined.working_on:
             self.send(joined.client_id, client.RunEnded(RUN))
 
-    def heard(self, connection: Connection, message: client.Effect | Ready | None) -> None:
+    def heard(self, connection: Connection, message: Outgoing | None) -> None:
         """Receive a message (None: a goodbye) on a control stream; one that was replaced is ignored."""
         client_id = connection.agent.client_id
         if self._streams.get(client_id) is not connection:
             return
         self.heard_from(client_id)
         match message:
+            case Said(event):
+                if self._is_running and is_news(self._coordinator.running, message):
+                    self._coordinator.post(event)
             case client.ReportFailure(_, round_id, reason, detail):
                 self._coordinator.post(ClientFailed(client_id, round_id, reason, detail))
             case client.ReportEvaluation(_, version, statistics, detail, reason):

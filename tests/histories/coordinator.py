@@ -3,6 +3,7 @@
 import hashlib
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from atoll.client.session import events as client
@@ -50,6 +51,7 @@ from atoll.server.rounds.events import (
     UploadBegun,
 )
 from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.session_events import OpenSum, TellMember
 from tests.histories.control_streams import RUN, ControlStreams
 from tests.histories.disk import Disk, Posted, Reply, Snapshot, records_of
 from tests.histories.history import Acknowledged, Restart, Step, facts_of
@@ -58,6 +60,7 @@ from tests.histories.parts import KeptParts
 from tests.histories.referee.measure_referee import values_of
 from tests.histories.scenario import TASK
 from tests.histories.scheduling import World
+from tests.histories.sums import Sums, told_of
 from tests.histories.wall_clocks import WallClock
 
 RESUMABLE = (RunState.STOPPED, RunState.FAILED)
@@ -69,6 +72,9 @@ LOOK_S = 30.0
 
 class CoordinatorWorld(World, Protocol):
     """The world around the coordinator."""
+
+    sums: Sums
+    """The members, masks and openings of its secure sums."""
 
     def drawn(self, effect: DrawCohort) -> tuple[ClientId, ...]:
         """Draw a cohort by the deployed sampler."""
@@ -387,6 +393,7 @@ class SimulatedCoordinator:
         match effect:
             case Invite(client_id, round_id, base, deadline):
                 invitation = client.Invitation(RUN, round_id, TASK, base, Digest(f"v{base}"), max(0.0, deadline - now))
+                invitation = replace(invitation, secure=self.world.sums.terms(effect))
                 self.streams.send(client_id, client.Asked(invitation))
             case Release(client_id, round_id, reason, submit):
                 self.streams.send(client_id, client.Released(RUN, round_id, reason, submit))
@@ -417,6 +424,10 @@ class SimulatedCoordinator:
             case EvaluateModel(version):
                 sums = self.world.scenario.sums_of(version)
                 self._later(1.0, lambda: self.post(ModelEvaluated(version, sums)))
+            case TellMember(client_id):
+                self.streams.send(client_id, told_of(effect))
+            case OpenSum():
+                self._later(1.0, lambda: self.post(self.world.sums.opening(effect)))
             case ComputeMetrics(version, source, statistics):
                 values = values_of(statistics)
                 self._later(1.0, lambda: self.post(MetricsComputed(version, source, values)))
@@ -452,8 +463,10 @@ class SimulatedCoordinator:
         if self.world.happens("fold_fails"):
             self.post(AggregationFailed(effect.round_id, "out of memory"))
             return
+        self.world.sums.check_fold(effect)
         text = repr((effect.base_version, effect.contributions))
-        self.post(Aggregated(effect.round_id, Digest(hashlib.sha256(text.encode()).hexdigest())))
+        ranges = (0,) if self.running.rules.secure is not None else ()
+        self.post(Aggregated(effect.round_id, Digest(hashlib.sha256(text.encode()).hexdigest()), ranges=ranges))
 
     # ------------------------------------------------------------ uploads
 

@@ -1,11 +1,14 @@
 """The history of a simulated world: the data of the checks, and the transcript for a person when one fails."""
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 
 from atoll.client.session import events as client
+from atoll.protocol.secure.messages import MemberKeys
+from atoll.protocol.secure.terms import Terms
 from atoll.protocol.vocabulary import ClientId, Digest, Fate, RoundId
 from atoll.server.rounds import events as server
 from atoll.server.rounds.ledger import Ledger
@@ -16,6 +19,7 @@ from tests.histories.scenario import Scenario
 Facts = dict[ClientId, tuple[Fate, Digest | None, RoundId | None, str]]
 """The fate of each invitation to a round, its accepted update, and which round's model has it or why none."""
 
+HEXADECIMAL = re.compile(r"[0-9a-f]{65,}")
 ALWAYS_THE_SAME = frozenset({"run_id", "task", "model_digest"})
 
 
@@ -153,8 +157,33 @@ def _arrows(effects: tuple[object, ...]) -> str:
     return "".join(f"\n{'':14}-> {_short(effect)}" for effect in effects)
 
 
+def _short_of_sum(value: object) -> str | None:
+    """Return a short form of what secure sums are made of; None: it is something else."""
+    match value:
+        case MemberKeys():
+            return value.name
+        case Terms():
+            return f"attempt {value.attempt}, session {value.session}"
+        case bytes():
+            return f"{value.hex()[:8]}.."
+        case int() if value >= 2**64:
+            return f"{str(value)[:8]}.."
+        case str() if HEXADECIMAL.fullmatch(value):
+            return f"{value[:8]}.."
+        case frozenset():
+            return f"{{{', '.join(map(repr, sorted(value)))}}}"
+        case Mapping():
+            return f"{{{', '.join(f'{key}: {_short(each)}' for key, each in value.items())}}}"
+    return None
+
+
 def _short(value: object) -> str:
-    """Return the `repr` of a value, without fields that have their default or are the same in the whole history."""
+    """Return the `repr` of a value, without fields that have their default or are the same in the whole history.
+
+    Of a member's keys it is the name, and of bytes, shares and messages of sums the beginning.
+    """
+    if (of_sum := _short_of_sum(value)) is not None:
+        return of_sum
     if is_dataclass(value) and not isinstance(value, type):
         shown = (
             f"{part.name}={_short(content)}"

@@ -33,6 +33,14 @@ class Ready:
     """The message of an agent that work which it has declined may be offered again."""
 
 
+class OfSum:
+    """A message of a secure sum, in either direction."""
+
+
+Incoming = client.Event | OfSum
+Outgoing = client.Effect | Ready | OfSum
+
+
 class StreamAgent(Endpoint, Protocol):
     """The agent's end of a control stream."""
 
@@ -53,7 +61,7 @@ class StreamAgent(Endpoint, Protocol):
     def wall(self) -> WallClock:
         """The clock of the client's machine."""
 
-    def heard(self, connection: "Connection", event: client.Event, issued_us: int = 0) -> None:
+    def heard(self, connection: "Connection", event: Incoming, issued_us: int = 0) -> None:
         """Take a message that has arrived, signed at an instant [us]; 0: it arrives once more, or unsigned."""
 
     def disconnected(self, connection: "Connection") -> None:
@@ -66,7 +74,7 @@ class Streams(Protocol):
     def hello(self, connection: "Connection", joined: ClientJoined) -> None:
         """Register an opened stream."""
 
-    def heard(self, connection: "Connection", message: client.Effect | Ready | None) -> None:
+    def heard(self, connection: "Connection", message: Outgoing | None) -> None:
         """Take a message that has arrived; None: a goodbye."""
 
     def bytes_came(self, client_id: ClientId) -> None:
@@ -170,13 +178,13 @@ class Connection:
         self.is_stalled = False  # half open: no message passes, and neither side is notified
         self._lives = (agent.life, coordinator.life)
         self._arrival_at_agent = self._arrival_at_coordinator = 0.0
-        self._on_the_way: deque[tuple[client.Event, int]] = deque()
+        self._on_the_way: deque[tuple[Incoming, int]] = deque()
         self._silent_since = math.inf  # the beginning of a time without heartbeats
         self._silent_until = 0.0
 
     # ------------------------------------------------------------ messages
 
-    def to_agent(self, event: client.Event, issued_us: int = 0) -> None:
+    def to_agent(self, event: Incoming, issued_us: int = 0) -> None:
         """Send an event to the agent, signed at an instant [us]."""
         when = self._arrival(self._arrival_at_agent, self._delay())
         self._arrival_at_agent = max(self._arrival_at_agent, when)
@@ -195,7 +203,7 @@ class Connection:
         if self.carries:
             self.agent.heard(self, event, issued_us)
 
-    def to_coordinator(self, message: client.Effect | Ready | None) -> None:
+    def to_coordinator(self, message: Outgoing | None) -> None:
         """Send a message to the coordinator; None: a goodbye."""
         delay = self._delay()
         when = self._arrival(self._arrival_at_coordinator, delay)
@@ -223,7 +231,7 @@ class Connection:
         self.cut()
         return True
 
-    def _arrive(self, message: client.Effect | Ready | None) -> None:
+    def _arrive(self, message: Outgoing | None) -> None:
         is_goodbye = message is None and self.is_open and not self.is_stalled  # sent by a process that has ended
         if self.carries or is_goodbye or (not self.is_stalled and self.world.happens("arrives_after_the_end")):
             self.coordinator.streams.heard(self, message)
@@ -231,11 +239,11 @@ class Connection:
     def _until_the_repeat(self) -> float:
         return self.world.rng.expovariate(1 / 10)
 
-    def _again_to_agent(self, event: client.Event) -> None:
+    def _again_to_agent(self, event: Incoming) -> None:
         if (newest := self.agent.connection) is not None and newest.carries:
             self.agent.heard(newest, event)
 
-    def _again_to_coordinator(self, message: client.Effect | Ready) -> None:
+    def _again_to_coordinator(self, message: Outgoing) -> None:
         if (newest := self.agent.connection) is not None and newest.carries:
             self.coordinator.streams.heard(newest, message)
 

@@ -9,9 +9,12 @@ from atoll.server.config.run import CohortConfig
 from atoll.server.rounds.events import Sums
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_rules import EarlyStop, RunRules, Source, WaitRules, WatchedMetric
+from atoll.server.rounds.secure_rules import SecureRules
 from tests.histories.faults import Faults, Seconds, random_faults
 
 TASK = "task"
+SUMS = "sums"
+"""Preset of the worlds with secure sums."""
 CALM = Faults()
 EVENLY = CohortConfig()
 ASYNCHRONOUS = 0.4
@@ -41,6 +44,8 @@ class Scenario:
     pause: Seconds = 0.0
     unmeasured: float = 0.0
     """Share of the versions that the server cannot evaluate."""
+    base_repeats_max: int = 2
+    """Sums from one version that a site signs at most."""
     parts: int = 0
     """Largest number of parts of an update; each life of an agent has its own number. 0: no agent has parts."""
 
@@ -176,6 +181,8 @@ def random_learning_cohort(rng: random.Random, policy: StragglerPolicy) -> Cohor
 
 def random_scenario(seed: int, preset: str = "standard") -> Scenario:
     """Draw the scenario of a seed: rules over all fields of the policy, clients, and the preset's faults."""
+    if preset == SUMS:
+        return secure_scenario(seed)
     scenario, rng = _random_scenario(seed, preset), random.Random(f"modes {seed}")
     rules, policy = scenario.rules, scenario.rules.policy
     if rng.random() < ASYNCHRONOUS:
@@ -200,7 +207,37 @@ def random_scenario(seed: int, preset: str = "standard") -> Scenario:
     )
 
 
-def _random_scenario(seed: int, preset: str) -> Scenario:
+def secure_scenario(seed: int) -> Scenario:
+    """Draw the scenario of a run with secure sums, with all faults: a cohort of at least three, in small sessions."""
+    drawn, rng = _random_scenario(f"sums {seed}", "standard"), random.Random(f"sums {seed}")
+    pick = rng.choice
+    size = rng.randint(3, 7)
+    fields = drawn.rules.policy.model_dump() | {
+        **{"cohort_size": size, "over_selection": 1.0, "quorum": pick([3, 3, 1.0]), "linger": pick([None, None, 15.0])},
+        **{"late": "discard", "partial_work": "refuse", "staleness_exponent": 0.5, "deadline": pick([60.0, 120.0])},
+        **{"min_available": pick([0, 0, size]), "first_available": 0, "failure_rest": pick([0.0, 5.0])},
+    }
+    secure = SecureRules(
+        clip_norm=1.0,
+        threshold=pick(["two_thirds", "two_thirds", "3", str(size)]),
+        session_max=pick([64, 64, 4]),
+        sessions=pick([1, 1, 2]),
+        stage_timeout=pick([5.0, 20.0, 60.0]),
+        attempts=rng.randint(1, 3),
+    )
+    rules = replace(
+        drawn.rules,
+        policy=StragglerPolicy(**fields),
+        rounds=rng.randint(1, 3),
+        secure=secure,
+        evaluate_clients_every=0,
+    )
+    parts, base_repeats = pick([0, 0, 2, 4]), pick([2, 9])
+    num_clients, train = size + rng.randint(0, 2), pick([3.0, 8.0])
+    return replace(drawn, rules=rules, num_clients=num_clients, train=train, parts=parts, base_repeats_max=base_repeats)
+
+
+def _random_scenario(seed: int | str, preset: str) -> Scenario:
     rng = random.Random(f"scenario {seed}")
     pick = rng.choice
     policy = random_policy(rng)

@@ -8,9 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from functools import cache
+from typing import Any
 
 import pytest
 
+from atoll.client.secure.member import Effect, Mask, Member, Stream
+from atoll.protocol.secure.messages import Boxes
+from atoll.protocol.secure.terms import Terms
 from atoll.protocol.vocabulary import (
     AbandonReason,
     CloseReason,
@@ -23,20 +27,24 @@ from atoll.protocol.vocabulary import (
 )
 from atoll.server.config.kinds import COHORT_SAMPLERS
 from atoll.server.rounds.cohort_round import Round
-from atoll.server.rounds.events import DrawCohort, EndRun, PauseRun, Reject, Release
+from atoll.server.rounds.events import Aggregate, DrawCohort, EndRun, PauseRun, Reject, Release
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
+from atoll.server.rounds.session_events import KeysCame
+from tests.histories import sums
 from tests.histories.checks import check, faults_of
 from tests.histories.faults import Faults
 from tests.histories.history import History
 from tests.histories.judge import BadHistory, judged
-from tests.histories.scenario import Scenario, calm, random_scenario
+from tests.histories.scenario import SUMS, Scenario, calm, random_scenario
 from tests.histories.test_faults import NOT_COUNTED
 from tests.histories.world import World
 
 SEEDS = 480
+SUMS_SEEDS = 60
+"""Worlds with secure sums; `make soak` judges ten thousand."""
 BATCHES = [range(first, first + 60) for first in range(0, SEEDS, 60)]
 RARE = (523, 739, 1089)
 """Worlds in which a run is stopped while its buffer has a quorum, or that use an update of two versions before."""
@@ -65,11 +73,14 @@ def what_happened(history: History) -> Counter[object]:
     for _, effect in history.effects():
         if isinstance(effect, Reject | Release):
             seen[effect.reason] += 1
+        if isinstance(effect, Aggregate):
+            seen["opened"] += len(effect.sums)
         if isinstance(effect, EndRun):
             seen[effect.state] += 1
             seen["early stop"] += effect.cause.startswith("early stop")
         if isinstance(effect, PauseRun):
             seen["unmeasured"] += "could not measure" in effect.cause
+    seen[Fate.JOINED] += sum(isinstance(step.event, KeysCame) for step in history.steps)
     seen.update("restart" for _ in history.restarts)
     seen.update("killed" for end in history.worker_ends if end.was_killed)
     seen[history.scenario.cohort.sampler] += 1
@@ -89,15 +100,15 @@ def what_a_buffer_held(record: RoundRecord) -> Iterator[str]:
 
 
 @cache
-def seen_in(seed: int) -> Counter[object]:
+def seen_in(seed: int, preset: str) -> Counter[object]:
     """Judge a history, and count what happened in it."""
-    return what_happened(judged(seed))
+    return what_happened(judged(seed, preset=preset))
 
 
-def seen_in_all(seeds: Iterable[int]) -> Counter[object]:
+def seen_in_all(seeds: Iterable[int], preset: str = "standard") -> Counter[object]:
     seen: Counter[object] = Counter()
     for seed in seeds:
-        seen.update(seen_in(seed))
+        seen.update(seen_in(seed, preset))
     return seen
 
 
@@ -106,16 +117,55 @@ def test_every_history_keeps_the_invariants(seeds: Iterable[int]) -> None:
     seen_in_all(seeds)
 
 
+@pytest.mark.parametrize("first", range(0, SUMS_SEEDS, 20))
+def test_every_history_with_secure_sums_has_exact_sums_or_clean_ends(first: int) -> None:
+    seen = seen_in_all(range(first, first + 20), SUMS)
+    assert seen["opened"]
+    assert seen["restart"]
+
+
+def test_a_wrong_sum_and_a_pad_that_is_used_twice_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "add_stream", lambda *_: None)
+    with pytest.raises(BadHistory, match=r"the sum of session 0 in round \d+ is wrong") as caught:
+        seen_in_all_anew(range(20))
+    assert "replay: python -m tests.histories --faults sums --seed " in str(caught.value)
+    assert len(str(caught.value)) < 50_000, "keys and shares are short in it"
+    monkeypatch.undo()
+    monkeypatch.setattr(Member, "__init__", same_secrets(Member.__init__))
+    with pytest.raises(BadHistory, match="uses one pad twice"):
+        seen_in_all_anew(range(60))
+
+
+def seen_in_all_anew(seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        judged(seed, preset=SUMS)
+
+
+def same_secrets(made: Any) -> Any:
+    """Return a constructor of members of which all attempts of a site at a round's sum have the same pads."""
+
+    def init(self: Member, name: str, terms: Terms, *rest: Any, **named: Any) -> None:
+        made(self, name, terms, *rest, **named)
+        answered = self._on_boxes
+
+        def on_boxes(boxes: Boxes) -> list[Effect]:
+            effects = answered(boxes)
+            return [Mask((Stream(bytes(32), 1), *effects[0].streams))]  # type: ignore[union-attr]
+
+        self._on_boxes = on_boxes  # type: ignore[method-assign]
+
+    return init
+
+
 @pytest.mark.slow
 def test_the_worlds_exercise_every_reason_fate_and_end() -> None:
-    seen = seen_in_all([*range(SEEDS), *RARE])
+    seen = seen_in_all([*range(SEEDS), *RARE]) + seen_in_all(range(SUMS_SEEDS), SUMS)
     wanted: set[object] = {*CloseReason, *AbandonReason, *(set(RejectReason) - NOT_THE_MACHINES)}
     wanted |= set(Fate) - {Fate.WAITING}
     wanted |= {RunState.FINISHED, RunState.STOPPED, RunState.FAILED}
     wanted |= {"carried", "stale", "superseded", "restart", "killed"}
     wanted |= {"fedbuff", "fedasync", "in a buffer, stale", "twice in a buffer", *ReleaseReason}
     wanted |= {*COHORT_SAMPLERS.variants, "relaxed", "early stop", "unmeasured"}
-    wanted -= {Fate.JOINED, AbandonReason.SECURE_FAILED, RejectReason.NOT_IN_SESSION}  # rounds/test_secure_round.py
     assert {what for what in wanted if not seen[what]} == set()
 
 

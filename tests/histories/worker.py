@@ -7,6 +7,7 @@ from typing import Protocol
 from zlib import crc32
 
 from atoll.client.session.events import (
+    Encoded,
     Evaluated,
     EvaluationRequest,
     Event,
@@ -20,6 +21,7 @@ from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RejectRea
 from atoll.server.rounds.events import Profile, Sums, Update
 from tests.histories.network import BAD_BYTES
 from tests.histories.scheduling import Endpoint, World
+from tests.histories.sums import AgentSums
 
 STEPS = 8
 """Number of steps of local training; a partial update has 1 to 7 of them."""
@@ -33,6 +35,8 @@ class Trainer(Endpoint, Protocol):
     pace: float
     """The mean duration of a training on this client [s]."""
     profile: Profile
+    sums: AgentSums
+    """The members of secure sums, with its encoded updates."""
     num_parts: int
     """The number of parts of its updates; 0: it sends them as a whole."""
     spool: dict[Key, Update]
@@ -107,6 +111,11 @@ class Worker:
         if work == 0:
             return JobFailed(request.key, FailureReason.OUT_OF_TIME, "no step was done")
         assert isinstance(request, Invitation), "no history asks for statistics"
+        if request.secure is not None:
+            if self._world.happens("spool_full"):
+                return JobFailed(request.key, FailureReason.DISK_FULL, "no room in the spool")
+            self._agent.sums.encode(request.key)
+            return Encoded(request.key)
         update = self._update(request, work, seconds)
         if self._world.happens("spool_full"):
             return JobFailed(request.key, FailureReason.DISK_FULL, "no room in the spool")

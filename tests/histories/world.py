@@ -22,6 +22,7 @@ from tests.histories.faults import Seconds
 from tests.histories.history import History, Remark
 from tests.histories.scenario import Scenario
 from tests.histories.scheduling import Endpoint
+from tests.histories.sums import Sums
 from tests.histories.wall_clocks import WallClock
 from tests.validation import validate_machines
 
@@ -65,8 +66,9 @@ class World:
         self._is_unpause_planned = False
         chances = {part.name: getattr(scenario.faults, part.name) for part in fields(scenario.faults)}
         self._chances: dict[str, float] = {name: chance for name, chance in chances.items() if chance}
-        self.coordinator = SimulatedCoordinator(self)
         names = [ClientId(f"c{number:02}") for number in range(scenario.num_clients)]
+        self.sums = Sums(self, names if scenario.rules.secure is not None else [])
+        self.coordinator = SimulatedCoordinator(self)
         self.agents = {
             name: SimulatedAgent(self, self.coordinator, name, random.Random(f"{seed} {name}")) for name in names
         }
@@ -120,6 +122,9 @@ class World:
         history.ended_at, history.machine = self.now, self.coordinator.running
         for agent in self.agents.values():
             history.left_in_spool += [(agent.client_id, key) for key in agent.spool]
+            if not history.faults["dropped"]:  # or it has not heard of the end, and hears of it when it connects again
+                history.left_in_spool += [(agent.client_id, key) for key in agent.sums.encoded]
+        self.sums.check_promises()
         self.coordinator.final_records()
 
     def fail(self, why: str) -> None:

@@ -61,6 +61,7 @@ PURE = {
     "server/rounds": "",
     "server/rounds/session_events.py": "atoll.protocol.secure.messages",  # values
     "server/rounds/one_sum.py": "atoll.protocol.secure.messages atoll.server.sessions.session",
+    "server/rounds/secure_evaluation.py": "atoll.protocol.secure atoll.server.sessions",
     "server/rounds/secure_round.py": "atoll.protocol.secure atoll.server.sessions",  # its sessions
     "server/rounds/policy.py": "pydantic",
     "server/rounds/waiting.py": "datetime",  # writes the instants that it is handed

@@ -71,7 +71,7 @@ def changed(number: int, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("document", "fault"),
     [
-        ([], "manifest: got"),
+        ([], "statistics: got"),
         ({"parts": []}, "key 'withheld' is missing"),
         (SOUND.plain() | {"parts": [["train", "own", "x"]]}, r"allowed: \[split, group, name, value\]"),
         (SOUND.plain() | {"parts": SOUND.plain()["parts"] * 2}, "allowed: each place once"),

@@ -40,6 +40,8 @@ def test_a_bug_in_a_machine_fails_the_histories_and_the_suite_over_real_grpc(tmp
     assert found == dict.fromkeys(BUGS, (True, True))
 
 
+@pytest.mark.long
 def test_without_a_bug_the_same_tests_pass_in_the_copy(tmp_path):
+    """It is the control of the test above, and runs with it: without a copy, `make test` runs them in their files."""
     result = over_grpc(None, tmp_path, list(BUGS.values()))
     assert result.returncode == 0, result.stdout

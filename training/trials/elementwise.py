@@ -123,7 +123,7 @@ def _way_out(local: Local) -> Iterator[None]:
 
 def _moves_alike(local: Local, dtype: torch.dtype) -> bool:
     """Return whether an optimizer makes the same moves with whole tensors and with their halves."""
-    whole, *halved = (_trial(local, dtype, num_places, axis) for num_places, axis in ((1, 0), (2, 0), (2, -1)))
+    whole, *halved = (_trial(local, dtype, num_shards, axis) for num_shards, axis in ((1, 0), (2, 0), (2, -1)))
     return all(_is_alike(one, other) for paths in halved for one, other in zip(whole, paths, strict=True))
 
 
@@ -134,27 +134,27 @@ def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool((difference.abs().amax(1) <= TOLERANCES[one.dtype] * moves.abs().amax(1) + rounding).all())
 
 
-def _trial(local: Local, dtype: torch.dtype, num_places: int, axis: int) -> list[torch.Tensor]:
+def _trial(local: Local, dtype: torch.dtype, num_shards: int, axis: int) -> list[torch.Tensor]:
     """Return the path (steps + 1, elements) of each tensor in a trial, cut along an axis into shards.
 
     Each shard has a separate optimizer, over its pieces of all tensors.
     """
 
-    def places(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
-        pieces = ([piece.to(dtype, copy=True) for piece in tensor.chunk(num_places, axis)] for tensor in tensors)
+    def sharded(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+        pieces = ([piece.to(dtype, copy=True) for piece in tensor.chunk(num_shards, axis)] for tensor in tensors)
         return list(zip(*pieces, strict=True))
 
     def joined() -> list[torch.Tensor]:
         return [torch.cat(of_one, axis).detach().flatten() for of_one in zip(*parameters, strict=True)]
 
     generator = torch.Generator().manual_seed(0)
-    parameters = [[torch.nn.Parameter(piece) for piece in of_place] for of_place in places(_drawn(generator))]
+    parameters = [[torch.nn.Parameter(piece) for piece in shard] for shard in sharded(_drawn(generator))]
     with _way_out(local):
-        optimizers = [custom_optimizer(local, of_place) for of_place in parameters]
+        optimizers = [custom_optimizer(local, shard) for shard in parameters]
     paths = [joined()]
     for gradients in _gradients(generator):
-        for of_place, optimizer, pieces in zip(parameters, optimizers, places(gradients), strict=True):
-            for parameter, piece in zip(of_place, pieces, strict=True):
+        for shard, optimizer, pieces in zip(parameters, optimizers, sharded(gradients), strict=True):
+            for parameter, piece in zip(shard, pieces, strict=True):
                 parameter.grad = piece
             with _way_out(local):
                 optimizer.step()

@@ -72,7 +72,7 @@ class Rows:
     at_once: int | None = None
     """The largest number of examples of a batch; None: any."""
 
-    def places(self, most: int) -> torch.Tensor:
+    def indices(self, most: int) -> torch.Tensor:
         """Return the indices of a batch, spread over the data set, because rows may be sorted by label."""
         every = len(self.data)
         count = min(every, most, self.at_once or most)
@@ -195,13 +195,13 @@ class _Trial:
             _Refused: no batch is accepted.
         """
         try:
-            return self._pass(rows, rows.places(FEW))
+            return self._pass(rows, rows.indices(FEW))
         except _Refused as refused:
             if len(rows.data) <= FEW:
                 raise
-            for places in (rows.places(MANY), *self._first_in_order(rows)):
+            for indices in (rows.indices(MANY), *self._first_in_order(rows)):
                 with suppress(_Refused):
-                    return self._pass(rows, places)
+                    return self._pass(rows, indices)
             raise refused from refused.__cause__
 
     def _first_in_order(self, rows: Rows) -> Iterator[torch.Tensor]:
@@ -209,9 +209,9 @@ class _Trial:
         if rows.at_once is not None and not (rows.is_trained and self._task.local.shuffle):
             yield torch.arange(min(rows.at_once, len(rows.data)))
 
-    def _pass(self, rows: Rows, places: torch.Tensor) -> _Seen | None:
+    def _pass(self, rows: Rows, indices: torch.Tensor) -> _Seen | None:
         """Run the task on a batch, and return the batch with its outputs; errors and None as in `_seen`."""
-        batch, count = self._batch(rows, places), len(places)
+        batch, count = self._batch(rows, indices), len(indices)
         inputs, targets = to_device(batch, self._device)
         step, outputs, read = "model", None, None
         self._model.train(rows.is_trained)
@@ -243,9 +243,9 @@ class _Trial:
     def _read(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._reading(tensor.detach().clone())  # a loss may change its outputs in place
 
-    def _batch(self, rows: Rows, places: torch.Tensor) -> Any:
+    def _batch(self, rows: Rows, indices: torch.Tensor) -> Any:
         try:
-            return drawing(rows.data, self._seed)(0, places)
+            return drawing(rows.data, self._seed)(0, indices)
         except (OSError, MemoryError):
             raise
         except TaskBroken as error:
@@ -346,10 +346,10 @@ class _Trial:
             for change in (_same, _turned, _calmed):
                 yield replace(one, outputs=map_tensors(change, one.outputs), targets=varied)
         with suppress(_Refused):
-            yield from filter(None, [self._pass(one.rows, one.rows.places(MANY))])
+            yield from filter(None, [self._pass(one.rows, one.rows.indices(MANY))])
         if one.rows.is_trained:  # a model may return other outputs in evaluation mode
             with suppress(_Refused):
-                yield from filter(None, [self._pass(replace(one.rows, is_trained=False), one.rows.places(FEW))])
+                yield from filter(None, [self._pass(replace(one.rows, is_trained=False), one.rows.indices(FEW))])
             yield from self._seen_unmeasured()
 
     def _seen_unmeasured(self) -> list[_Seen]:
@@ -386,9 +386,9 @@ def _turned(outputs: torch.Tensor) -> torch.Tensor:
     if not outputs.is_floating_point() or not outputs.dim():
         return outputs
     if outputs.dim() > 1 and outputs.shape[1] > 1:
-        return torch.stack([row.roll(place, 0) for place, row in enumerate(outputs)])
+        return torch.stack([row.roll(number, 0) for number, row in enumerate(outputs)])
     is_share = bool(((outputs >= 0) & (outputs <= 1)).all())
-    odd = _places(outputs) % 2 == 1
+    odd = _row_numbers(outputs) % 2 == 1
     return torch.where(odd, 1 - outputs if is_share else -outputs, outputs)
 
 
@@ -404,17 +404,17 @@ def _varied(targets: torch.Tensor) -> torch.Tensor:
     """Return targets changed to several classes or values, within the range of the given ones."""
     if not targets.dim() or not targets.numel() or targets.is_complex():
         return targets
-    places = _places(targets)
+    numbers = _row_numbers(targets)
     if targets.dtype == torch.bool:
-        return (targets.long() + places) % 2 == 1
+        return (targets.long() + numbers) % 2 == 1
     if targets.is_floating_point():
         are_classes = bool(((targets == 0) | (targets == 1)).all())
-        return (targets + places) % 2 if are_classes else targets + places
+        return (targets + numbers) % 2 if are_classes else targets + numbers
     classes = max(int(targets.max()), 1) + 1
-    return torch.where(targets < 0, targets, (targets + places) % classes).to(targets.dtype)
+    return torch.where(targets < 0, targets, (targets + numbers) % classes).to(targets.dtype)
 
 
-def _places(tensor: torch.Tensor) -> torch.Tensor:
+def _row_numbers(tensor: torch.Tensor) -> torch.Tensor:
     return torch.arange(len(tensor), device=tensor.device).reshape(-1, *[1] * (tensor.dim() - 1))
 
 

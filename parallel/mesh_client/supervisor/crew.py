@@ -159,11 +159,6 @@ class Crew:
         ranks = self._ranks
         return ranks.pid if ranks is not None and ranks.exit_code is None else None
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether the ranks are there and have loaded the task."""
-        return self._line is not None
-
     def start(self) -> None:
         """Start the ranks and load the task, unless they live already. Raises as `call`."""
         with self._calls:
@@ -183,18 +178,34 @@ class Crew:
             RuntimeError: the crew is closed.
         """
         with self._calls:
-            self._is_killed = False
-            losses, began = _Losses(), time.monotonic()
-            self._until = began + timeout_s
-            self._slack_s = timeout_s - args["budget_s"] if "budget_s" in args else math.inf
-            request = self._with_checkpoint({"op": op, **args}) if op == "train" else {"op": op, **args}
+            return self._call(op, timeout_s, args)
 
-            def ask() -> Json:
-                self._ready()
-                return self._asked(request | self._left(), lambda: self._until)
+    def call_at_rest(self, op: str, timeout_s: float, **args: Any) -> Json | None:
+        """Send a request as `call` does, unless the ranks are not loaded or another call has them; then return None.
 
-            answer = self._healed(losses, ask)
-            return answer | {"seconds": time.monotonic() - began, "restarts": losses.number}
+        Raises:
+            RanksLost, WorkerHung, WorkerError, RuntimeError: as `call`.
+        """
+        if not self._calls.acquire(blocking=False):
+            return None
+        try:
+            return None if self._line is None else self._call(op, timeout_s, args)
+        finally:
+            self._calls.release()
+
+    def _call(self, op: str, timeout_s: float, args: Json) -> Json:
+        self._is_killed = False
+        losses, began = _Losses(), time.monotonic()
+        self._until = began + timeout_s
+        self._slack_s = timeout_s - args["budget_s"] if "budget_s" in args else math.inf
+        request = self._with_checkpoint({"op": op, **args}) if op == "train" else {"op": op, **args}
+
+        def ask() -> Json:
+            self._ready()
+            return self._asked(request | self._left(), lambda: self._until)
+
+        answer = self._healed(losses, ask)
+        return answer | {"seconds": time.monotonic() - began, "restarts": losses.number}
 
     def tell(self, op: str, **args: Any) -> None:
         """Send `stop` or `extend` to the running request, from another thread; without one it has no effect."""

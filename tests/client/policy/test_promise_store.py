@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import shutil
 import signal
 import sqlite3
@@ -249,3 +250,47 @@ def test_many_promises_are_read_quickly(tmp_path: Path) -> None:
         database.executemany("INSERT INTO promises VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
     store._database.close()
     assert opened(tmp_path).promises.chain == chain
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bytes_that_were_overwritten_beside_a_log_are_noticed_at_the_start_or_change_nothing(
+    tmp_path: Path, seed: int
+) -> None:
+    draw, home = random.Random(seed), tmp_path / "home"
+    home.mkdir()
+    store = opened(home)
+    for number in range(1, draw.randint(20, 60)):
+        store.keep(promise(number))
+    if seed % 2:
+        store._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    store.keep(promise(99))
+    damaged = crashed(home, tmp_path / "damaged")
+    assert (damaged / f"{NAME}-wal").exists()
+    with (damaged / NAME).open("r+b") as file:
+        file.seek(draw.randrange((damaged / NAME).stat().st_size))
+        file.write(draw.randbytes(3000))
+    try:
+        found = PromiseStore(database := PolicyDatabase(damaged))
+    except HistoryUnusable:
+        with pytest.raises(HistoryUnusable, match="put the state directory back from a newer copy, or"):
+            PolicyDatabase(damaged)
+        return
+    assert found.fault or found.promises == store.promises
+    (whole,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+    assert whole == "ok"
+    database.close()
+    again = PromiseStore(PolicyDatabase(damaged))  # the log was written into the file
+    assert (again.fault, again.promises) == (found.fault, found.promises)
+
+
+def test_a_damaged_page_that_no_query_reads_at_the_start_is_found_there(tmp_path: Path) -> None:
+    with closing(PolicyDatabase(tmp_path)) as database, database.transaction():
+        database.execute_each(
+            "INSERT INTO rounds VALUES ('r', ?, ?, '2026-01-01', NULL)", ((n, "x" * 99) for n in range(900))
+        )
+    path = tmp_path / NAME
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size - 9000)
+        file.write(bytes(3000))
+    with pytest.raises(HistoryUnusable, match=r"policy.db is damaged: .*accept-rollback --new-key"):
+        PolicyDatabase(tmp_path)

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from atoll.client.session.agreed_terms import fault_of_terms
+from atoll.client.session.events import EvaluationRequest
 from atoll.protocol.secure.terms import ranges_digest
+from atoll.protocol.vocabulary import Digest, RunId, Version
 from tests.client.session.test_session import invitation
 from tests.server.sessions.small_federation import terms_of
 
@@ -29,6 +31,23 @@ def test_other_terms_are_refused_with_both_values(name):
     fault = fault_of_terms(INVITED, replace(TERMS, **{name: OTHERS[name]}))
     here = "update" if name == "purpose" else getattr(TERMS, name)
     assert fault == f"terms.{name} is {OTHERS[name]!r}; the invitation says {here!r}"
+
+
+EVALUATED = EvaluationRequest(RunId("run"), Version(3), "task", Digest("v0"), 60.0, local='{"lr": 0.1}')
+OF_EVALUATION = replace(
+    TERMS, purpose="evaluation", base=3, algorithm="", ranges=ranges_digest(()), bits=64, receivers=()
+)
+
+
+def test_the_terms_of_an_evaluation_are_agreed_to():
+    assert fault_of_terms(EVALUATED, OF_EVALUATION) == ""
+
+
+@pytest.mark.parametrize("name", [*OTHERS, "bits", "receivers"])
+def test_other_terms_of_an_evaluation_are_refused_with_both_values(name):
+    others = {**OTHERS, "purpose": "update", "base": 2, "bits": 32, "receivers": (0,)}
+    fault = fault_of_terms(EVALUATED, replace(OF_EVALUATION, **{name: others[name]}))
+    assert fault == f"terms.{name} is {others[name]!r}; the request says {getattr(OF_EVALUATION, name)!r}"
 
 
 def test_a_codec_is_refused():  # 38

@@ -9,19 +9,22 @@ from atoll.client.session.events import (
     Connected,
     Discard,
     Encoded,
+    Evaluated,
+    EvaluationRequest,
     Forget,
     Invitation,
     Join,
     Masked,
     ModelReady,
     Released,
+    ReportEvaluation,
     ReportFailure,
     RunEnded,
     Upload,
 )
 from atoll.client.session.session import Session, SessionRules
 from atoll.protocol.vocabulary import FailureReason, ReleaseReason, RoundId, RunId, Version
-from tests.client.session.test_session import RUN, invitation, key
+from tests.client.session.test_session import RUN, invitation, key, question
 from tests.server.sessions.small_federation import terms_of
 
 
@@ -107,3 +110,47 @@ def test_other_runs_keep_their_encoded_updates():
     session.receive(ModelReady(other.key), 3.0)
     assert session.receive(Encoded(other.key), 4.0) == (Join(other),)
     assert {*session.encoded} == {key(), other.key}
+
+
+# ------------------------------------------------------------ evaluations
+
+SUMS = {"loss": (1.0, 2.0)}
+
+
+def question_of(version=1, attempt=1) -> EvaluationRequest:
+    return replace(question(version), secure=terms_of(purpose="evaluation", round=version, attempt=attempt))
+
+
+def evaluated(session: Session, version=1, sums=SUMS, detail=""):
+    session.receive(Asked(question_of(version)), 1.0)
+    session.receive(ModelReady(key(version, "version")), 1.0)
+    return session.receive(Evaluated(key(version, "version"), sums, detail), 2.0)
+
+
+def test_the_metrics_of_an_evaluation_join_its_session_and_are_not_reported():
+    session = started()
+    assert evaluated(session) == (Join(question_of(), SUMS),)
+    assert session.working_on == ()
+    assert session.receive(Asked(question_of()), 3.0) == (Join(question_of()),)
+    assert session.receive(Asked(question_of(attempt=2)), 4.0) == (Join(question_of(attempt=2)),)
+
+
+def test_a_site_without_test_data_says_so_in_place_of_its_metrics():
+    report = ReportEvaluation(RUN, Version(1), None, "this site has no test data")
+    assert evaluated(started(), sums=None, detail=report.detail) == (report,)
+
+
+def test_a_plain_request_for_what_was_measured_for_a_sum_is_refused():
+    session = started()
+    evaluated(session)
+    said = "session_refused: the version was evaluated for a secure sum"
+    report = ReportEvaluation(RUN, Version(1), None, said, FailureReason.SESSION_REFUSED)
+    assert session.receive(Asked(question()), 3.0) == (report,)
+
+
+def test_a_newer_evaluation_and_the_end_of_the_run_forget_it_and_an_update_does_not():
+    session = started()
+    evaluated(session)
+    assert encoded(session, 2) == (Join(asked(2)),)
+    assert evaluated(session, 2) == (Forget(key(1, "version")), Join(question_of(2), SUMS))
+    assert session.receive(RunEnded(RUN), 5.0) == (Forget(key(2)), Forget(key(2, "version")))

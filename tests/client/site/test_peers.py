@@ -132,7 +132,7 @@ def test_an_unreadable_file_says_so_until_it_can_be_read(tmp_path: Path) -> None
     (tmp_path / FILE).rmdir()
     assert file.fault == ""
     (tmp_path / FILE).write_bytes(b"\xff\xfe")
-    assert "not JSON in ASCII" in file.fault
+    assert f"{tmp_path / FILE}: peers: not JSON in ASCII" in file.fault
     (tmp_path / FILE).write_bytes(Peers({"a": OTHER}).encode())
     assert file.read().pinned == {"a": OTHER}
 

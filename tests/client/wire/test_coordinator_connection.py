@@ -11,7 +11,7 @@ from atoll.client.wire.coordinator_connection import ConnectionHandlers, Coordin
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import services as rpc
 from atoll.protocol.identity.certificates import Issuer
-from atoll.protocol.identity.dialer import MutualDialer
+from atoll.protocol.identity.dialer import InsecureDialer, MutualDialer
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.wire.stream import StreamBroken
 from tests.client.fake_coordinator import Lagoon, live, until
@@ -97,3 +97,25 @@ async def test_an_untrusted_certificate_is_named_also_after_an_outage(caplog):
         await server.stop(0)
     assert caplog.text.count("Connection refused") == 1
     assert caplog.text.count("CERTIFICATE_VERIFY_FAILED") == 1
+
+
+@pytest.mark.real
+@live
+@pytest.mark.parametrize("is_tls", [True, False], ids=["insecure agent", "insecure coordinator"])
+async def test_one_side_without_tls_is_named_with_the_way_out(caplog, is_tls):
+    server, own = grpc.aio.server(), Member(MAIN)
+    rpc.add_servicer(Lagoon(), server, "Coordinator")
+    if is_tls:
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([own.pair], own.roots, True))
+    else:
+        port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    dialer = InsecureDialer() if is_tls else MutualDialer(Holder(Member(Identity(Role.CLIENT, "north"))))
+    async with Dialling(f"127.0.0.1:{port}", dialer) as line:
+        await line.times(3)
+    await server.stop(0)
+    told = {
+        True: "wants certificates, and this end is --insecure: enrol it with a join code, and leave --insecure out",
+        False: "speaks no TLS, and this end wants certificates: leave --insecure out at a coordinator there",
+    }[is_tls]
+    assert caplog.text.count(f"no connection to 127.0.0.1:{port}: 127.0.0.1:{port} {told}") == 1

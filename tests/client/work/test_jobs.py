@@ -5,12 +5,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from atoll.client.session.events import EvaluationRequest, Invitation
 from atoll.client.work.jobs import Jobs
-from atoll.client.work.runner import RunnerFailed
+from atoll.client.work.runner import RunnerFailed, Training
 from atoll.protocol.vocabulary import FailureReason
+from atoll.tensors.layout import Tensor
+from atoll.tensors.safetensors_file import write
+from atoll.tensors.secure.masked_layout import layout_digest
+from atoll.tensors.secure.plan import Encoding
 from tests.client.fake_coordinator import Instant
 
 
@@ -90,3 +95,55 @@ def test_noise_has_the_key_of_its_work(tmp_path: Path) -> None:
         *(noise_of(what="query"), noise_of(what="train.more"), noise_of(what="evaluate"), noise_of(bytes([1] * 32))),
     ]
     assert len({*others}) == len(others)
+
+
+def of_a_sum(folder: Path, runner: Any, *, tensors: Any = None, site: str = "north", **changed: Any) -> Any:
+    """Train for a secure sum; return what the job ends with."""
+    write(folder / "m", {"w": np.zeros(4, np.float32)}, durable=False)
+    write(folder / "n", {"w": np.ones(4, np.float32)}, durable=False)
+    stores = stores_in(
+        folder,
+        models=SimpleNamespace(path=lambda digest: folder / digest),
+        client_state=SimpleNamespace(find=lambda *_: None),
+    )
+    layout = layout_digest(tensors or (Tensor("w", "F32", (4,)),), ())
+    terms = SimpleNamespace(layout=layout, metrics=(), bits=32, clip_norm=1.0, examples_max=100, attempt=1)
+    fields = {"run_id": "run", "task": "t", "model_digest": "m", "round_id": 1, "base_version": 0, "time_left": 9.0}
+    jobs = Jobs(site, stores, runner, None, save_seen=lambda: None)  # type: ignore[arg-type]
+    return asyncio.run(jobs.train(Invitation(**{**fields, "secure": terms, **changed}), 9.0))  # type: ignore[arg-type]
+
+
+def test_the_rounding_of_a_mesh_has_the_key_of_its_update(tmp_path: Path) -> None:
+    """Repeated after a kill it is no second rounding; every other update has other numbers, and so has the noise."""
+
+    def order_of(**changed: Any) -> Any:
+        of_a_sum(tmp_path, runner := Noted(), **changed)
+        return runner.orders[0]
+
+    first = order_of()
+    assert first.encode.encoding == Encoding(bits=32, clip_norm=1.0, exponents=(0,), examples_max=100)
+    assert order_of().encode.rounding == first.encode.rounding
+    assert "rounding=" not in repr(first), "a key is not printed"
+    changes: list[Any] = [{"round_id": 2}, {"run_id": "other"}, {"model_digest": "n"}, {"site": "south"}]
+    keys = {first.encode.rounding, first.noise, *(order_of(**changed).encode.rounding for changed in changes)}
+    assert len(keys) == 2 + len(changes)
+
+
+def test_terms_of_other_tensors_cost_no_training(tmp_path: Path) -> None:
+    failed = of_a_sum(tmp_path, runner := Noted(), tensors=(Tensor("w", "F32", (5,)),))
+    assert (failed.reason, failed.detail) == ("session_refused", "the terms are of other tensors than the model's")
+    failed = of_a_sum(tmp_path, runner, ranges=(0, 0))
+    assert (failed.reason, failed.detail) == ("session_refused", "the terms' encoding: 2 ranges for 1 float tensor")
+    assert runner.orders == []
+
+
+def test_parts_that_ranks_have_not_encoded_are_refused(tmp_path: Path) -> None:
+    class Older(Instant):
+        """Ranks of another machine with another version of Atoll."""
+
+        async def train(self, order: Any) -> Any:
+            return Training(num_examples=1, work=1.0, statistics={}, seconds=0.1, pieces=(), parts=((),))
+
+    failed = of_a_sum(tmp_path, Older())
+    assert failed.reason == "session_refused"
+    assert failed.detail.startswith("the ranks have not encoded their parts: they run another version of Atoll")

@@ -133,3 +133,4 @@ def test_a_damaged_part_is_not_spooled(tmp_path):
     with pytest.raises(TensorFileCorrupted, match="is not as it was encoded"):
         masked(stores, entry, Ranks(False))
     assert stores.spool.entries() == {}
+    assert list(stores.work.iterdir()) == []

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from atoll.client.disk.state_directory import StateDirectory
-from atoll.client.work.runner import EvaluateOrder, RunnerFailed, TrainOrder
+from atoll.client.work.runner import EvaluateOrder, MaskOrder, PartToMask, RunnerFailed, TrainOrder
 from atoll.client.work.worker import DataAway, WorkerRunner, workers_of
 from atoll.ground.printable import conclusion
 from atoll.operations.faults import code_of
+from atoll.parallel.mesh_client.supervisor.crew import Crew, RanksLost
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.signals import ExitCode
+from atoll.tensors.layout import Piece, Tensor
 from atoll.tensors.safetensors_file import read, write
 from tests.client.fake_coordinator import live, until
 
@@ -204,3 +206,59 @@ def test_task_that_does_not_load_is_the_operators_mistake(tmp_path, reference, w
             assert "\n" not in fault
 
     scenario()
+
+
+class Resting(Crew):
+    """A crew without processes, whose ranks mask or are lost."""
+
+    def __init__(self, is_ready=True, error=None):
+        self.ready, self.error, self.requests = is_ready, error, []
+
+    def call_at_rest(self, op, timeout_s, **args):
+        if not self.ready:
+            return None
+        self.requests.append((op, args))
+        if self.error is not None:
+            raise self.error
+        return {"parts": [[*part["pieces"]] for part in args["parts"]]}
+
+    def kill(self):
+        pass
+
+    def close(self):
+        pass
+
+
+ORDER = MaskOrder(
+    task="trouble",
+    layout=(Tensor("w", "I32", (2,)),),
+    parts=(PartToMask(Path("encoded"), Path("out"), (Piece("w", "I32", (0,), (2,), "aa"),)),),
+    streams=((bytes(range(32)), -1),),
+)
+
+
+@pytest.mark.parametrize(
+    ("crew", "is_at_work", "masks"),
+    [
+        (Resting(), False, True),
+        (Resting(), True, False),
+        (Resting(is_ready=False), False, False),
+        (Resting(error=RanksLost("the ranks were lost 4 times")), False, False),
+        (object(), False, False),
+    ],
+)
+@live
+async def test_ranks_mask_that_are_ready_and_at_rest(tmp_path, caplog, crew, is_at_work, masks):
+    state = StateDirectory(tmp_path / "state")
+    running = WorkerRunner({"trouble": TROUBLE}, {"trouble": crew}, state=state, lease=5.0)
+    running._current = crew if is_at_work else None
+    assert await running.mask(ORDER) == ((ORDER.parts[0].pieces,) if masks else None)
+    state.close()
+    if masks:
+        ((op, request),) = crew.requests
+        assert (op, request["streams"]) == ("mask", [(bytes(range(32)).hex(), -1)])
+    elif getattr(crew, "error", None):
+        assert "the ranks have not masked the update, so this process does: the ranks were lost 4 times" in caplog.text
+        assert bytes(range(32)).hex() not in caplog.text
+    else:
+        assert getattr(crew, "requests", []) == []

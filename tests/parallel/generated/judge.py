@@ -91,7 +91,12 @@ class Tally:
             self.refusals[found[:160]] += 1
         return found
 
+    @property
+    def share_refused(self) -> float:
+        """The share of the models that were refused."""
+        return self.words["refused"] / max(1, self.words.total())
+
     def __str__(self) -> str:
         """Return the numbers of models, and of the refused ones."""
-        total, refused = sum(self.words.values()), self.words["refused"]
-        return f"{total} models: {self.words['equal']} equal, {refused} refused ({refused / max(1, total):.0%})"
+        words = self.words
+        return f"{words.total()} models: {words['equal']} equal, {words['refused']} refused ({self.share_refused:.0%})"

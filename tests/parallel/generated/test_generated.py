@@ -3,7 +3,7 @@
 `make test` tries 50 in a quarter of the plans, another one each day; `make test-long` 200 in all, `make soak` 5,000.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,19 +18,32 @@ QUARTERS = [[plan for place, plan in enumerate(PLANS) if (place + place // DAYS)
 TODAYS = [quarter for day, quarter in enumerate(QUARTERS) if is_due(day, DAYS)]
 
 
+REFUSED_MAX = 1 / 3
+"""Largest share of models that a plan refuses. Hypothesis draws them in clusters: fifty had 8 to 34 % refused."""
+
+
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("plans", "number", "refused"),
+    ("plans", "number"),
     [
-        *(pytest.param(plans, 50, 1 / 2, id="todays plans") for plans in TODAYS),
-        pytest.param(PLANS, 200, 1 / 3, id="all plans", marks=pytest.mark.long),
+        *(pytest.param(plans, 50, id="todays plans") for plans in TODAYS),
+        pytest.param(PLANS, 200, id="all plans", marks=pytest.mark.long),
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # torch's words about odd models are no faults of theirs
 def test_a_generated_model_is_that_of_the_plain_loop_in_every_plan_or_is_refused_before_the_first_step(
-    plans: list[dict[str, Any]], number: int, refused: float, record_property: Callable[[str, object], None]
+    plans: Sequence[dict[str, Any]], number: int, record_property: Callable[[str, object], None]
 ) -> None:
-    """At most a third is refused; of fifty, a half by chance."""
+    """At most a third is refused; where it is more, four times as many models decide, which chance cannot."""
+    tally = judged(plans, number)
+    if tally.share_refused >= REFUSED_MAX:
+        tally = judged(plans, 4 * number)
+    record_property("said", f"generated models: {tally}")
+    assert tally.share_refused < REFUSED_MAX, tally.refusals
+
+
+def judged(plans: Sequence[dict[str, Any]], number: int) -> Tally:
+    """Judge models in these plans; each is equal or refused."""
     tally = Tally()
 
     @settings(max_examples=number, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # a failure costs its ranks
@@ -40,5 +53,4 @@ def test_a_generated_model_is_that_of_the_plain_loop_in_every_plan_or_is_refused
         assert found.startswith(("equal", "refused")), f"{case}: {found}"
 
     each()
-    record_property("said", f"generated models: {tally}")
-    assert tally.words["refused"] < refused * sum(tally.words.values()), tally.refusals
+    return tally

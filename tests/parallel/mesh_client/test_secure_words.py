@@ -233,6 +233,29 @@ def test_a_damaged_encoded_part_is_masked_by_no_rank(tmp_path):
         masked_by_a_mesh(tmp_path, vector, answer["parts"], [(os.urandom(32), 1)], 2, "masked")
 
 
+def test_the_integers_of_ranks_may_have_other_dtypes(tmp_path):
+    """A difference of bytes that does not fit a byte has 16 bits, at the rank where it occurs."""
+    layout = (Tensor("n", "U8", (4,)), Tensor("w", "F32", (2,)))
+    plan, vector = plan_of(layout, num_examples=100), Vector(layout, plan_of(layout))
+    stored(tmp_path / "version", {"n": np.zeros(4, np.uint8), "w": np.zeros(2, np.float32)})
+    (tmp_path / "plain").mkdir()
+    raw = [np.ones(2, np.float32).tobytes() + np.array([3, 4], np.uint8).tobytes(), np.array([-1, 7], "<i2").tobytes()]
+    pieces = [
+        (Piece("w", "F32", (0,), (2,), ""), Piece("n", "U8", (0,), (2,), "")),
+        (Piece("n", "I16", (2,), (2,), ""),),
+    ]
+    for index, data in enumerate(raw):
+        (tmp_path / "plain" / part_name(index)).write_bytes(data)
+    parts, order = [piece_fields(each) for each in pieces], order_of(plan, tmp_path / "words")
+    answer = on_threads(
+        2, lambda ranks: encode_parts(order, tmp_path / "version", tmp_path / "plain", parts, plan, ranks)
+    )
+    (part,) = answer["parts"]
+    words = words_in(vector, [part], [(tmp_path / "words" / part_name(0)).read_bytes()])
+    sums = decode_exact(words[EXACT].view(np.uint64), vector.exact, 1)
+    assert [int(each) >> 52 for each in sums.integers["n"]] == [3, 4, -1, 7]
+
+
 MESHES = {
     "fsdp": {"dp_shard": 2},
     "tp": {"tp": 2},

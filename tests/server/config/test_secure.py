@@ -95,9 +95,9 @@ def test_only_deadlines_and_the_number_of_sessions_change_at_a_resume() -> None:
     new = changed(config, ["secure.stage_timeout=90.0", "secure.attempts=4", "secure.sessions=2"], version=1)
     assert new.secure is not None
     assert (new.secure.stage_timeout, new.secure.attempts, new.secure.sessions) == (90.0, 4, 2)
-    fixed = ["bits=64", "clip_norm=2.0", "examples_max=7", "threshold=5", "session_max=9"]
+    fixed = ["bits=64", "clip_norm=2.0", "examples_max=7", "threshold=5", "session_max=9", "metrics.accuracy=2"]
     for override in fixed:
-        key = f"secure.{override.partition('=')[0]}"
+        key = f"secure.{override.partition('=')[0].partition('.')[0]}"
         with pytest.raises(ConfigError, match=f"--set: {key}: fixed for the life of a run"):
             changed(config, [f"secure.{override}"], version=1)
     plain = load_text(RunFile, 'task = "m:t"\n[round]\ncohort_size = 9', name="run.toml").run
@@ -238,22 +238,24 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         'cohort.sampler: got "oort", and with [secure] it needs the loss of each client: allowed is '
         '"uniform", "stratified", or a custom one',
     ),
-    "evaluations by clients": (
-        ["evaluation.clients_every=2"],
-        "evaluation.clients_every: got 2, and with [secure] it would show the metrics of single sites: allowed is 0, "
-        "with evaluation.server_every on the server's test data",
+    "evaluations by two clients": (
+        ["evaluation.clients_every=2", "evaluation.clients_max=2"],
+        "evaluation.clients_max: got 2, and with [secure] the clients' metrics are added in sessions of at least 3: "
+        "allowed is 0, for all clients, or at least 3",
     ),
     "metrics of sites": (
         ["evaluation.keep_sites=7"],
         "evaluation.keep_sites: got 7, and with [secure] there are no metrics of single sites: allowed is 0",
     ),
     "the best version by clients": (
-        ["model.best=loss", "model.source=clients"],
-        'model.source: got "clients", and with [secure] loss would be that of single sites: allowed is "server"',
+        ["model.best=auroc", "model.source=clients", "evaluation.clients_every=1", "secure.metrics.accuracy=2"],
+        'model.best: got "auroc", and with [secure] the clients add only the metrics that the terms name: allowed is a '
+        'metric of secure.metrics (accuracy, loss), or source = "server"',
     ),
     "an early stop by clients": (
-        ["stop.metric=auroc", "stop.source=clients", "stop.patience=3"],
-        'stop.source: got "clients", and with [secure] auroc would be that of single sites: allowed is "server"',
+        ["stop.metric=auroc", "stop.source=clients", "stop.patience=3", "evaluation.clients_every=1"],
+        'stop.metric: got "auroc", and with [secure] the clients add only the metrics that the terms name: allowed is '
+        'a metric of secure.metrics (loss), or source = "server"',
     ),
     "a run of messages": (
         ["program.main=m:main"],
@@ -378,6 +380,8 @@ def test_what_goes_with_secure_sums_is_accepted() -> None:
         ["aggregation.rule=trimmed_mean", "aggregation.malicious=1", "secure.sessions=3"],
         ["schedule.local.lr={kind='cosine'}", "local.lr=0.1", "local.keep='head'", "model.start=run:digits@3"],
         ["cohort.sampler=mine:sampler", "optimizer.name=mine:optimizer"],
+        ["evaluation.clients_every=1", "evaluation.clients_max=3", "model.best=loss", "model.source=clients"],
+        ["evaluation.clients_every=1", "stop.metric=f1", "stop.source=clients", "stop.target=1", "secure.metrics.f1=3"],
     ):
         assert run_with(overrides).secure is not None
 
@@ -413,6 +417,17 @@ def test_a_simulation_takes_secure_sums_and_has_the_faults_of_a_deployed_run() -
     with pytest.raises(ConfigError) as caught:
         load_text(SimulationFile, 'task = "m:t"', [*NINE, "round.late=next_round"], name="run.toml")
     assert caught.value.faults == (f"run.toml: {REFUSED['late updates'][1]}",)
+
+
+def test_a_simulation_has_no_metrics_of_clients_in_sums_and_a_plain_one_has_them() -> None:
+    every = "evaluation.clients_every=2"
+    assert load_text(SimulationFile, 'task = "m:t"', [every], name="run.toml").evaluation.clients_every == 2
+    with pytest.raises(ConfigError) as caught:
+        load_text(SimulationFile, 'task = "m:t"', [*NINE, every], name="run.toml")
+    assert caught.value.faults == (
+        "run.toml: evaluation.clients_every: got 2, and a simulation adds no metrics of clients in secure sums: "
+        "allowed is 0, with evaluation.server_every",
+    )
 
 
 def test_no_flower_app_is_made_of_a_secure_run() -> None:

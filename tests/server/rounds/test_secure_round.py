@@ -73,7 +73,7 @@ def test_fewer_than_three_clients_open_nothing():
     assert run.machine.ledger.state is RunState.FAILED
     last = run.machine.ledger.past[max(run.machine.ledger.past)]
     assert last.abandon_reason is AbandonReason.SECURE_FAILED
-    assert "session 0, attempt 1: 2 members; needed: 3" in last.detail
+    assert "session 0, attempt 1: 2 members with keys; needed: 3 in any sum: a larger round.cohort_size" in last.detail
     assert Fate.JOINED not in fates(last).values()
 
 

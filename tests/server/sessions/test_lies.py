@@ -184,8 +184,9 @@ def test_more_members_than_the_terms_allow_are_refused():
 
 def test_a_threshold_that_colluders_could_use_twice_is_refused():
     honest = Honest(5, terms_of(threshold="3"), colluders_max=1)
-    assert "threshold 3 of 5 members; this site demands more than half of members and 1 colluders" in honest.reason(
-        honest.roster
+    assert (
+        "threshold 3 of 5 members; this site demands more than half of members and 1 colluders (colluders_max)"
+        in honest.reason(honest.roster)
     )
 
 
@@ -215,7 +216,7 @@ def test_two_quorums_share_a_member_that_is_none_of_the_colluders(colluders, is_
 
 def test_a_sum_of_two_is_refused_whatever_the_policy_says():
     honest = Honest(2, min_others=1)
-    assert honest.reason(honest.roster) == "the roster has 2 members; this site demands 3"
+    assert honest.reason(honest.roster) == "the roster has 2 members; this site demands 3 (min_others = 1)"
 
 
 def test_a_peer_whose_state_was_put_back_is_refused_for_good():
@@ -245,7 +246,10 @@ def test_a_peer_whose_state_was_put_back_is_refused():
     ("change", "reason"),
     [
         (lambda boxes: {**boxes, 0: bytes(BOX_BYTES)}, "a box from this site itself"),  # 13
-        (lambda boxes: {each: boxes[each] for each in [1, 2]}, "3 members send shares; this site demands 4"),  # 14
+        (
+            lambda boxes: {each: boxes[each] for each in [1, 2]},  # 14
+            "3 members send shares; this site demands 4 (threshold 4, min_others = 2)",
+        ),
         (lambda boxes: {**boxes, 7: bytes(BOX_BYTES)}, "members that send shares are none of those before"),  # 15
         (lambda boxes: {**boxes, 1: boxes[2]}, "the box of site-01: it was sealed with another key, or changed"),  # 19
         (lambda boxes: {**boxes, 1: boxes[1][:-1]}, "the box of site-01: it was sealed with another key, or changed"),
@@ -273,7 +277,7 @@ def test_boxes_for_another_and_of_another_session_are_refused():  # 17, 18
     [
         ({0, 1, 2, 3, 9}, "members that survive are none of those before"),  # 23
         ({1, 2, 3, 4}, "this site is not among the members that survive"),  # 24
-        ({0, 1, 2}, "3 members survive; this site demands 4"),  # 25
+        ({0, 1, 2}, "3 members survive; this site demands 4 (threshold 4, min_others = 2)"),  # 25
     ],
 )
 def test_false_survivors_are_refused(survivors, reason):
@@ -292,12 +296,11 @@ def test_survivors_of_whom_one_has_not_shared_are_refused():  # 23
 def test_fewer_others_than_the_policy_demands_are_refused_at_each_set():  # 25
     honest = Honest(5, min_others=4)
     boxes = honest.shared()[0].boxes
-    assert (
-        honest.reason(Boxes({each: boxes[each] for each in [1, 2, 3]})) == "4 members send shares; this site demands 5"
-    )
+    demanded = "this site demands 5 (threshold 4, min_others = 4)"
+    assert honest.reason(Boxes({each: boxes[each] for each in [1, 2, 3]})) == f"4 members send shares; {demanded}"
     again = Honest(5, min_others=4)
     again.masked()
-    assert again.reason(Survivors(frozenset({0, 1, 2, 3}))) == "4 members survive; this site demands 5"
+    assert again.reason(Survivors(frozenset({0, 1, 2, 3}))) == f"4 members survive; {demanded}"
 
 
 @pytest.mark.parametrize("kind", [Roster, Boxes, Survivors, Opening])

@@ -78,16 +78,19 @@ def test_another_attempt_adds_the_same_updates_under_other_masks():
     assert all(not np.array_equal(first.masked[name], second.masked[name]) for name in common)
 
 
-def test_no_attempt_follows_signed_survivors():
+@pytest.mark.parametrize(("ends", "stage"), [(2, "agreeing"), (3, "opening")])
+def test_no_attempt_follows_signed_survivors(ends, stage):
     sites = sites_of(4)
     draw = random.Random(3)
     vectors = vectors_of(sites, draw)
-    first = SmallFederation(sites, vectors, terms_of(), draw, {"site-01": 3, "site-02": 3})
+    first = SmallFederation(sites, vectors, terms_of(), draw, {"site-01": ends, "site-02": ends})
     failed = first.run()
     assert isinstance(failed, Fail)
+    assert failed.reason.startswith(stage)
     assert not failed.may_repeat
     second = SmallFederation(sites, vectors, terms_of(attempt=2), draw)
     second.run()
-    assert set(second.reasons.values()) == {
+    signed = {first.names[position] for position in first.session.survivors} - {"site-01", "site-02"}
+    assert {second.reasons[name] for name in signed} == {
         "this site has signed the survivors of round 1: no other attempt of it is joined"
     }

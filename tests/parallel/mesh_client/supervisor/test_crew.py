@@ -114,9 +114,13 @@ def test_ranks_answer_and_have_no_grpc_no_credential_and_no_port_of_the_agent(tm
 
 def test_the_keys_of_streams_reach_rank_0_and_no_store_file_or_log(tmp_path):
     """A rank that dies gets the order again, with the keys."""
-    key = "5ec7e7" * 10
+    key, order = "5ec7e7" * 10, {"file": str(tmp_path / "died"), "parts": []}
     with crew(tmp_path / "c") as it:
-        found = it.call("mask", BOUND_S, file=str(tmp_path / "died"), parts=[], streams=[(key, -1)])
+        assert it.call_at_rest("mask", BOUND_S, streams=[(key, -1)], **order) is None, "no rank is started for it"
+        it.start()
+        with it._calls:  # as a training has it
+            assert it.call_at_rest("mask", BOUND_S, streams=[(key, -1)], **order) is None
+        found = it.call_at_rest("mask", BOUND_S, streams=[(key, -1)], **order)
         assert found["restarts"] == 1
         assert [rank["streams"] for rank in found["ranks"]] == [[[key, -1]], []]
         assert [sorted(rank["request"]) for rank in found["ranks"]] == [["file", "op", "parts"]] * 2
