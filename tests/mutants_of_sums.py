@@ -11,6 +11,7 @@ _ROUNDS, _WORLDS = "tests/server/rounds/test_secure_round.py", "tests/histories/
 OF_ROUNDS = (
     "tests/server/sessions/test_schedules.py",
     f"{_ROUNDS}::test_a_masked_update_that_comes_after_the_survivors_were_told_is_refused",
+    f"{_ROUNDS}::test_another_attempt_opens_the_sum_of_all_also_of_those_whose_masked_updates_were_in",
     f"{_ROUNDS}::test_a_schedule_of_faults_opens_exact_sums_or_ends[0-49]",
     f"{_WORLDS}::test_every_history_with_secure_sums_has_exact_sums_or_clean_ends[0]",
 )
