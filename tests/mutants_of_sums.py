@@ -15,6 +15,7 @@ OF_ROUNDS = (
     f"{_ROUNDS}::test_a_schedule_of_faults_opens_exact_sums_or_ends[0-49]",
     f"{_WORLDS}::test_every_history_with_secure_sums_has_exact_sums_or_clean_ends[0]",
 )
+OF_METRICS = ("tests/client/work/test_sums_of_metrics.py",)
 OF_SITES = ("tests/client/site/test_security.py",)
 
 
@@ -318,6 +319,22 @@ OF_SUMS = (
         "the ends of peers grow without a bound",
         file=PROMISES,
         new="",
+    ),
+    Mutant(
+        "sum: metrics in two sums",
+        PROMISES,
+        '        if terms.purpose != "update" and signed:\n',
+        "        if False:\n",
+        "two sums of one version's metrics tell those of the sites that differ",
+        OF_METRICS,
+    ),
+    Mutant(
+        "sum: metrics_min_sites",
+        SECURITY,
+        "            others = self._gate.disclosure.min_sites - 1\n",
+        "            others = 0\n",
+        "the metrics of a site are in a sum of fewer sites than its policy says",
+        OF_METRICS,
     ),
     # ---------------------------------------------------------------- terms, and whom a site trusts
     *(

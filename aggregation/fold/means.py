@@ -140,6 +140,8 @@ def totals_of(
 class ExactMean:
     """The exact weighted mean of a float tensor: sums on the grid, which add without rounding in any order.
 
+    A private sum has its noise added, on its own grid, and is divided by a fixed number.
+
     With a device the sums are computed there, with the same bits. The mean of a control variate is the sum of the
     updates, all of weight 1, over the number of all clients.
     """
@@ -153,7 +155,11 @@ class ExactMean:
         if step.is_control(tensor):
             assert step.num_clients is not None
             total_weight, weights, self._divisor = total.count, [1] * len(terms), step.num_clients
-        self._exponent = grid_exponent(total.magnitude, total_weight=total_weight, count=total.count)
+        self._private = step.private
+        if step.private is None:
+            self._exponent = grid_exponent(total.magnitude, total_weight=total_weight, count=total.count)
+        else:
+            self._exponent, self._divisor = step.private.exponent, step.private.divisor
         factors = [factor_of(term.item, tensor, step.trained) for term in terms]
         self._scales = [grid_scale(weight, self._exponent) * f for weight, f in zip(weights, factors, strict=True)]
         self._add_within = add_within_for(tensor.num_elements * len(terms))
@@ -193,15 +199,17 @@ class ExactMean:
         for part in parts:
             if part.size:
                 total += part.view(np.float64)
-        return self._mean(total)
+        return self._mean(total, start, stop)
 
-    def _mean(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _mean(self, total: NDArray[np.float64], start: int, stop: int) -> NDArray[np.float64]:
+        if self._private is not None:
+            total += self._private.noise(self._tensor.name, self._tensor.num_elements, start, stop)
         mean: NDArray[np.float64] = mean_from_grid(total, self._exponent, total_weight=self._divisor)
         return mean if self._scale == 1.0 else np.multiply(mean, self._scale, out=mean)
 
     def __call__(self, start: int, stop: int) -> NDArray[np.float64]:
         """Return the mean when all updates are here."""
-        return self._mean(self.sum(start, stop))
+        return self._mean(self.sum(start, stop), start, stop)
 
 
 class IntegerMean:

@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.noise.private_sum import PrivateSum
 from atoll.aggregation.optimizers import FedAvg, Optimizer
 from atoll.aggregation.rules.rule import Rule, takes_centre
 from atoll.plugins.place import NOWHERE, Place
@@ -56,6 +57,8 @@ class Step:
     anchor: "Anchor | None" = None
     place: Place = NOWHERE
     """The context of the fold, for a custom rule."""
+    private: PrivateSum | None = None
+    """The noise of the sums of floats, on its own grid; None: the sums are exact."""
 
     @property
     def slots(self) -> tuple[str, ...]:

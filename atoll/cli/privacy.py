@@ -1,4 +1,4 @@
-"""`atoll privacy ...`: plan differential privacy before a run."""
+"""`atoll privacy ...`: plan differential privacy before a run, and show the guarantee of a run."""
 
 from typing import TYPE_CHECKING
 
@@ -9,17 +9,15 @@ from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, say, table
 from atoll.cli.requested import requested
 from atoll.ground.printable import count_of
+from atoll.operations.faults import CommandError
+from atoll.operations.place import STATE
 from atoll.operations.requests import PrivacyPlanRequest
+from atoll.operations.views import read_view
 
 if TYPE_CHECKING:
     from atoll.operations.privacy_plan import PrivacyPlan
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, help="Plan differential privacy.")
-
-
-@app.callback()
-def privacy() -> None:
-    """Plan differential privacy."""
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="Plan differential privacy, or show a run's guarantee.")
 
 
 @app.command()
@@ -38,6 +36,30 @@ def plan(request: PrivacyPlanRequest, json: options.Json = False) -> None:
         as_json(planned.document)
         return
     _say(planned)
+
+
+@app.command()
+def show(
+    run: options.RunArgument,
+    state: options.State = STATE,
+    database: options.Database = "",
+    json: options.Json = False,
+) -> None:
+    """Show the guarantee of what a run has released so far, in one whole sentence, and what is left of its budget.
+
+    A simulation has none: its noise follows from its seed.
+    """
+    found = read_view("run", state, database, run=run)["document"].get("privacy")
+    if found is None:
+        raise CommandError(f"{run} has no guarantee: its settings have no table [privacy], see docs/privacy.md")
+    if json:
+        as_json(found)
+        return
+    say(found["sentence"])
+    say(
+        f"budget: epsilon {found['epsilon_max']:g}; {found['clients_with_budget']} of "
+        f"{count_of(found['clients'], 'client')} may be in a further sum, in at most {found['participations_max']} each"
+    )
 
 
 def _say(planned: "PrivacyPlan") -> None:

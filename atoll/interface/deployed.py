@@ -216,6 +216,12 @@ class DeployedRun:
         """The metrics of each site by its evaluations, as far as its policy lets them leave."""
         return of_sites(self._view("sites")["evaluation"])
 
+    @property
+    def privacy(self) -> Mapping[str, Any] | None:
+        """The guarantee so far with its `sentence`, `epsilon` and `epsilon_max`; None: the run has no privacy."""
+        found: Mapping[str, Any] | None = self.document.get("privacy")
+        return found
+
     def round(self, number: int = 0) -> "DeployedRound":
         """Return a round, or an exchange of a run of messages; without a number the newest."""
         check_whole("round", number, 0)

@@ -38,12 +38,12 @@ class NoiseOfMean:
     @property
     def sentences(self) -> Iterator[str]:
         """What that means."""
-        yield f"the noise in one round's mean is {self.one_round:.3g} times as long as a clipped update"
+        yield f"the noise in one round's mean, over the length of a clipped update: {self.one_round:.3g}"
         if self.all_rounds is not None and self.rounds is not None:
             share = self.all_rounds / self.rounds
             yield (
-                f"over {count_of(self.rounds, 'round')} it adds up to {self.all_rounds:.3g} lengths, {share:.3g} times "
-                "the sum of means that all have one direction and the full length"
+                f"over {count_of(self.rounds, 'round')} it adds up to {self.all_rounds:.3g} lengths; over the sum "
+                f"of means that all have one direction and the full length: {share:.3g}"
             )
             if share > 1.0:
                 yield (

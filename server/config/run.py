@@ -17,6 +17,7 @@ from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.config.extensions import CUSTOM_SAMPLER
 from atoll.server.config.kinds import COHORT_SAMPLERS, SamplerKind
 from atoll.server.config.model import ModelConfig, StopConfig, faults_of_watching
+from atoll.server.config.privacy import PrivacyConfig
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.schedule import ScheduleConfig, faults_of_optimizer, optimizer_at
 from atoll.server.config.secure import SecureConfig
@@ -252,6 +253,9 @@ class RunConfig(BaseModel):
     secure: SecureConfig | None = None
     """Secure sums; absent: the coordinator sees each update."""
 
+    privacy: PrivacyConfig | None = None
+    """Differential privacy; absent: the versions have no guarantee."""
+
     @property
     def given(self) -> dict[str, Any]:
         """Values that the run gives to its task, as they are sent: see `task.given`."""
@@ -304,11 +308,12 @@ class RunConfig(BaseModel):
             pacer_window=self.cohort.window_of_the_pacer,
             best=self.model.metric,
             stop=self.stop.rule,
-            keep_sites=evaluation.keep_sites if self.secure is None else 0,
+            keep_sites=evaluation.keep_sites if self.secure is None and self.privacy is None else 0,
             weighs=self.aggregation.weighs,
             unevaluated_max=UNEVALUATED_MAX if is_app(self.task) else 0,
             wait=WaitRules(self.wait.most, self.wait.then),
             secure=None if self.secure is None else self.secure.rules(),
+            privacy=None if self.privacy is None else self.privacy.rules(self.rounds),
         )
 
     @model_validator(mode="after")
@@ -316,10 +321,12 @@ class RunConfig(BaseModel):
         faults = [*self._faults_of_fedasync()] if self.round.mode == "fedasync" else []
         faults += [*self._faults_of_native()] if self.program.native else []
         faults += [*self._faults_of_secure(self.secure)] if self.secure is not None else []
+        faults += [*self._faults_of_privacy(self.privacy)] if self.privacy is not None else []
         faults += [*self.aggregation.faults_of_rounds(self.round), *self.cohort.faults_of_rounds(self.round)]
         faults += [*self._faults_of_growth()] if self.aggregation.grows else []
         evaluation = self.evaluation
-        every: dict[Source, int] = {"server": evaluation.server_every, "clients": evaluation.clients_every}
+        every: dict[Source, int] = {"server": evaluation.server_every}
+        every |= {} if self.privacy is not None else {"clients": evaluation.clients_every}
         faults += faults_of_watching(self.model, self.stop, every=every)
         faults += faults_of_optimizer(self.optimizer, self.schedule.optimizer, self.rounds)
         faults += self._faults_of_schedules()
@@ -344,11 +351,22 @@ class RunConfig(BaseModel):
         frozen = {FROZEN: "0" * 64}  # which the settings have once version 0 is written
         yield from secure.faults_of_local(json.dumps({**self.given, **frozen}, sort_keys=True))
 
+    def _faults_of_privacy(self, privacy: PrivacyConfig) -> Iterator[str]:
+        """Yield the settings of other tables that a guarantee for clients excludes."""
+        yield from privacy.faults_of_budget(self.rounds)
+        yield from privacy.faults_of_secure(self.secure is not None)
+        yield from privacy.faults_of_program(self.program.main)
+        yield from privacy.faults_of_rounds(self.round, self.rounds)
+        yield from privacy.faults_of_aggregation(self.aggregation)
+        yield from privacy.faults_of_sampler(self.cohort.sampler)
+        yield from privacy.faults_of_evaluation(self.evaluation.clients_every)
+        yield from privacy.faults_of_watching(self.model, self.stop)
+
     @property
     def notices(self) -> list[str]:
         """Settings that are allowed and probably not meant, a sentence each."""
         found = [self.round.warning_of_staleness(), self.secure.notice_of_rounds(self.round) if self.secure else ""]
-        return [line for line in found if line]
+        return [line for line in (*found, *(self.privacy.notices(self.rounds) if self.privacy else ())) if line]
 
     def _faults_of_schedules(self) -> Iterator[str]:
         """Yield the local settings with two starts, or with a list beside a fixed value."""

@@ -19,6 +19,7 @@ CHANGEABLE = (
     "wait",
     "cohort",
     "secure",
+    "privacy",
     "local",
     "schedule",
     "evaluation",
@@ -42,6 +43,13 @@ ONE_FROM_THE_BEGINNING = (
     "secure.threshold",
     "secure.session_max",
     "secure.metrics",
+    "privacy",
+    "privacy.unit",
+    "privacy.delta",
+    "privacy.noise_multiplier",
+    "privacy.clip_norm",
+    "privacy.mechanism",
+    "privacy.noise_by",
 )
 """Tables and settings that determine the state of a run, or that its sites have approved."""
 
@@ -103,9 +111,10 @@ def _faults_of_others(config: RunConfig, overrides: Sequence[str], version: int)
 
 def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
     for key in differing_keys(old, new):
-        if key.partition(".")[0] not in CHANGEABLE or key in ONE_FROM_THE_BEGINNING:
+        fixed = _fixed(key)
+        if fixed or key.partition(".")[0] not in CHANGEABLE:
             allowed = ", ".join("task's options" if table == "options" else table for table in CHANGEABLE)
-            name = _as_set(key)
+            name = _as_set(fixed or key)
             yield f"--set: {name}: fixed for the life of a run; allowed: {allowed}; a new run may have another {name}"
     if new.rounds <= version:
         committed = count_of(version, "version is", "versions are")
@@ -116,6 +125,11 @@ def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
         yield f"--set: cohort.sampler: {place} is relative; allowed: an absolute path on the coordinator's machine"
 
 
+def _fixed(key: str) -> str:
+    """Return the fixed setting that a key is, or is an entry of; empty: it may change."""
+    return next((one for one in ONE_FROM_THE_BEGINNING if key == one or ("." in one and key.startswith(f"{one}."))), "")
+
+
 def with_number_of_versions(config: RunConfig, keep_versions: int) -> RunConfig:
     """Return the settings of a run with the number of versions to keep, unless they already name one.
 
@@ -124,6 +138,19 @@ def with_number_of_versions(config: RunConfig, keep_versions: int) -> RunConfig:
     if config.model.keep_versions is not None:
         return config
     return config.model_copy(update={"model": config.model.model_copy(update={"keep_versions": keep_versions})})
+
+
+def with_noise(config: RunConfig) -> RunConfig:
+    """Return the settings of a run with its noise multiplier, which no later change of its budget or length changes."""
+    rules = config.rules.privacy
+    return config if rules is None else _with_noise(config, rules.noise_multiplier)
+
+
+def _with_noise(config: RunConfig, noise_multiplier: float | None) -> RunConfig:
+    assert config.privacy is not None
+    return config.model_copy(
+        update={"privacy": config.privacy.model_copy(update={"noise_multiplier": noise_multiplier})}
+    )
 
 
 def with_frozen(config: RunConfig, digest: str) -> RunConfig:
@@ -149,6 +176,8 @@ def differing_keys(one: RunConfig, other: RunConfig) -> list[str]:
         other = with_number_of_versions(other, one.model.keep_versions)
     if not other.model.frozen:
         other = with_frozen(other, one.model.frozen)
+    if one.privacy is not None and other.privacy is not None and other.privacy.noise_multiplier is None:
+        other = _with_noise(other, one.privacy.noise_multiplier)
     return [*_differences(one.model_dump(), other.model_dump(), "")]
 
 

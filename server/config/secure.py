@@ -36,6 +36,12 @@ WITHOUT_CERTIFICATES = (
 )
 """The fault of a run with secure sums at a coordinator without an authority."""
 
+STATISTICS = (
+    "secure: got a table, and statistics of the sites' data are not added in sessions: this coordinator would see each "
+    "site's; allowed is a request for a plan without [secure], of which each site's policy decides"
+)
+"""The fault of a request for statistics before a run with secure sums."""
+
 OF_SESSIONS = ("median", "trimmed_mean")
 """Rules that may reduce the means of sessions, element by element."""
 

@@ -4,18 +4,23 @@ The coordinator computes the plan once, from the accepted set alone. The folding
 aggregation rank) only executes it and decides nothing.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from atoll.aggregation.fold.means import Total, totals_of
+from atoll.aggregation.noise.private_sum import clip_to, exponent_of
+from atoll.aggregation.rules.coordinate import clip_factors
+from atoll.ground.noise.key import key_of
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.folding.method import Method
 from atoll.server.journal.codec import decode, encode
 from atoll.server.rounds.events import Aggregate
+from atoll.server.rounds.privacy_rules import PrivacyRules
 from atoll.tensors.layout import BESIDE, FLOATS, Layout
 from atoll.tensors.secure.plan import Encoding
 
@@ -106,8 +111,46 @@ class PlannedSums:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedNoise:
+    """Noise of a private sum: see `private_sum.PrivateSum`."""
+
+    deviation: float
+    divisor: int
+    key: str = field(repr=False)
+    """In hexadecimal digits: a secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Private:
+    """What a plan of a private sum needs of a run.
+
+    Attributes:
+        rules: of its privacy.
+        cohort_size: the number by which its sums are divided.
+        noise: key of the run's noise.
+    """
+
+    rules: PrivacyRules
+    cohort_size: int
+    noise: bytes = field(repr=False)
+
+    def clip_factors(self, norms: Sequence[float], layout: Layout) -> Sequence[float]:
+        """Return the factor of each update that keeps it within the clip norm, after it is rounded to the grid."""
+        values = sum(tensor.num_elements for tensor in layout if tensor.dtype in FLOATS)
+        exponent = exponent_of(self.rules.noise_multiplier * self.rules.clip_norm)
+        return clip_factors(norms, clip_to(self.rules.clip_norm, exponent, values))
+
+    def planned(self, effect: Aggregate, base: Digest) -> PlannedNoise:
+        """Return the noise of a set of updates: the same when its fold is repeated, another one for another set."""
+        contributed = "".join(sorted(contribution.digest for contribution in effect.contributions))
+        of_set = hashlib.sha256(contributed.encode()).hexdigest()
+        key = key_of(self.noise, "private sum", effect.round_id, base, of_set, "gaussian")
+        return PlannedNoise(self.rules.noise_multiplier * self.rules.clip_norm, self.cohort_size, key.hex())
+
+
+@dataclass(frozen=True, slots=True)
 class FoldPlan:
-    """Plan of one fold, the same for all ranks. A plan of secure sums is secret: it is never logged, nor written."""
+    """Plan of one fold, the same for all ranks. One of secure or private sums is secret: never logged, nor written."""
 
     base_version: Version
     base_digest: Digest
@@ -129,6 +172,8 @@ class FoldPlan:
     """Round whose updates are folded, for a custom rule."""
     sums: PlannedSums | None = None
     """Secure sums; None: the updates are plain."""
+    noise: PlannedNoise | None = None
+    """Noise of the sum; None: it is not private."""
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -163,6 +208,7 @@ def plan_of(
     digest_of_version: Callable[[Version], Digest],
     buffers: frozenset[str],
     settings: tuple[AggregationConfig, OptimizerConfig],
+    private: Private | None = None,
 ) -> FoldPlan:
     """Plan the fold of a round.
 
@@ -174,9 +220,12 @@ def plan_of(
         digest_of_version: the digest of the base or of an older version.
         buffers: the float tensors that no optimizer trains.
         settings: the settings of the run.
+        private: of a run with differential privacy; None: no noise is added.
     """
     of_updates = [metas[contribution.digest] for contribution in effect.contributions]
-    bounds = method.factors([_float_norm(meta, base.layout) for meta in of_updates])
+    norms = [_float_norm(meta, base.layout) for meta in of_updates]
+    bounds = method.factors(norms) if private is None else private.clip_factors(norms, base.layout)
+    base_digest = digest_of_version(effect.base_version)
     weights, factors = weights_and_factors(effect, method, bounds)
     nova = method.normalized(weights, (meta.steps for meta in of_updates))
     planned = tuple(
@@ -187,7 +236,7 @@ def plan_of(
     )
     return FoldPlan(
         base_version=effect.base_version,
-        base_digest=digest_of_version(effect.base_version),
+        base_digest=base_digest,
         updates=planned,
         totals=totals_of(
             base.layout,
@@ -201,6 +250,7 @@ def plan_of(
         aggregation=settings[0],
         optimizer=settings[1],
         round_id=effect.round_id,
+        noise=None if private is None else private.planned(effect, base_digest),
     )
 
 

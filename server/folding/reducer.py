@@ -19,6 +19,7 @@ from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.step import Anchor, Step
 from atoll.aggregation.fold.streaming import Folded, fold
 from atoll.aggregation.masked.fold import fold_masked
+from atoll.aggregation.noise.private_sum import PrivateSum
 from atoll.ground.durable import naming_full_disk
 from atoll.ground.process import crash_points
 from atoll.plugins.place import Place
@@ -32,7 +33,7 @@ from atoll.server.files.run_store import INCOMING_AGE_MAX_S, RunStore
 from atoll.server.files.versions import VersionFile, Versions
 from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.method import Method
-from atoll.server.folding.plan import FoldPlan, plan_of
+from atoll.server.folding.plan import FoldPlan, Private, plan_of
 from atoll.server.folding.sums import SumsFolded, plan_of_sums, sessions_of
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
 from atoll.server.rounds.events import Aggregate
@@ -58,6 +59,9 @@ class Reducer(Versions):
         keep_versions: the number of newest versions kept on disk.
         sums_here: whether this process computes the sums: see `Method.of`.
         disk: the limits of the disk space.
+
+    Attributes:
+        noise: the key of the run's noise, which a run with differential privacy needs before its first fold.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class Reducer(Versions):
         disk: DiskLimits = DiskLimits(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__(RunStore(folder, disk=disk, has_values=settings.secure is None))
-        self._accepted = accepted
+        self._accepted, self.noise = accepted, b""
         self._folding, self._is_stopping = folding, False
         self.method = Method.of(settings.aggregation, settings.optimizer, is_over=is_over, sums_here=sums_here)
         self._settings, self.keep_versions = settings, keep_versions
@@ -135,6 +139,7 @@ class Reducer(Versions):
             digest_of_version=lambda version: self.version(version).digest,
             buffers=read_buffers(self.store.version_path(Version(0))),
             settings=(self._settings.aggregation, self._settings.optimizer_at(effect.base_version + 1)),
+            private=private_of(self._settings, self.noise),
         )
         return plan, metas
 
@@ -224,6 +229,12 @@ class Reducer(Versions):
             keep_incoming=may_resume,
         )
         await on_thread(None, collect)  # ends before the process unlocks the state directory
+
+
+def private_of(settings: RunConfig, noise: bytes) -> Private | None:
+    """Return what the plan of a private sum needs; None: the run has no differential privacy."""
+    rules = settings.rules.privacy
+    return None if rules is None else Private(rules, settings.round.cohort_size, noise)
 
 
 def fold_version(
@@ -342,4 +353,12 @@ def step_of(plan: FoldPlan, layout: Layout, method: Method, store: RunStore) -> 
         after=after,
         anchor=anchor,
         place=Place(plan.round_id, version, plan.base_digest, shares=plan.shares),
+        private=private_sum_of(plan),
     )
+
+
+def private_sum_of(plan: FoldPlan) -> PrivateSum | None:
+    """Return the noise of a plan's sums; None: they are not private."""
+    if plan.noise is None:
+        return None
+    return PrivateSum(plan.noise.deviation, plan.noise.divisor, bytes.fromhex(plan.noise.key))

@@ -14,9 +14,10 @@ from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import TERMINAL, RunId, Version
 from atoll.server.config.model import faults_of_metrics
+from atoll.server.config.privacy import faults_of_layout as faults_of_private_layout
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
-from atoll.server.config.run_changes import with_frozen
+from atoll.server.config.run_changes import with_frozen, with_noise
 from atoll.server.config.secure import WITHOUT_CERTIFICATES, faults_of_layout
 from atoll.server.errors import OperatorError
 from atoll.server.exchanges.machine import ExchangeMachine
@@ -43,6 +44,7 @@ from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
 from atoll.task.task import task_name
 from atoll.tensors.codecs.installed import is_installed
+from atoll.tensors.safetensors_file import read_buffers
 from atoll.training.worker.warm_start import Start
 
 
@@ -150,7 +152,7 @@ class RunFactory:
         make: Callable[..., Reducer] = Reducer
         if self._ranks is not None and num_ranks_of(self._state.run(run_id)) == self._ranks.num_ranks:
             make = partial(ShardedReducer, self._ranks, run_id, self._config.aggregator_patience, self._dialer)
-        return make(
+        reducer = make(
             self._state.run(run_id),
             self._folding.of(run_id),
             partial(self._shared.journal.updates, run_id),
@@ -160,6 +162,8 @@ class RunFactory:
             disk=self._disk,
             sums_here=self._ranks is None or self._config.start_aggregators,  # at least on this machine
         )
+        reducer.noise = key_of(noise_secret(self._state.path), "run", run_id)
+        return reducer
 
     def check_can_go_on(self, run_id: RunId, config: RunConfig) -> None:
         """Check that this coordinator can continue a run of an earlier process.
@@ -222,7 +226,7 @@ class RunFactory:
             await reducer.write_initial(evaluator, config.seed, start)
             self._check_layout(config, reducer)
             self._check_quota(config, reducer)
-            config = with_frozen(config, evaluator.frozen)
+            config = with_noise(with_frozen(config, evaluator.frozen))
         except (EvaluationFailed, ValueError, OSError) as error:
             evaluator.close()  # it logs there
             await on_thread(None, remove_files, self._state, run_id)
@@ -245,12 +249,17 @@ class RunFactory:
         return [WITHOUT_CERTIFICATES]
 
     def _check_layout(self, config: RunConfig, reducer: Reducer) -> None:
-        """Check that the tensors of version 0 add up in secure sums.
+        """Check that the tensors of version 0 add up in secure sums, and that noise covers them in private ones.
 
         Raises:
-            ValueError: there are others beside the model's.
+            ValueError: there are others.
         """
         layout = reducer.version(Version(0)).manifest.layout
+        privacy = config.rules.privacy
+        if privacy is not None:
+            buffers = read_buffers(reducer.store.version_path(Version(0)))
+            if faults := [*faults_of_private_layout(layout, buffers, privacy)]:
+                raise ValueError("\n".join(faults))
         if config.secure is not None and (faults := [*faults_of_layout(layout)]):
             raise ValueError("\n".join(faults))
 

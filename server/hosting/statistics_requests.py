@@ -21,6 +21,7 @@ from atoll.server.audit.log import AuditLog
 from atoll.server.clock import MonotoneClock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
+from atoll.server.config.secure import STATISTICS
 from atoll.server.errors import OperatorError
 from atoll.server.folding.evaluator import TASK_TIMEOUT_S, EvaluationFailed, Evaluator, Reference
 from atoll.server.hosting.attendance import Attendance
@@ -86,10 +87,12 @@ class StatisticsRequests:
             deadline_s: seconds in which sites may answer.
 
         Raises:
-            OperatorError: no answer is possible: no agent of the task is connected, all are too old, the task does not
-                load or has no statistics; or too many requests are open.
+            OperatorError: the run has secure sums; no answer is possible: no agent of the task is connected, all are
+                too old, the task does not load or has no statistics; or too many requests are open.
             OSError: the result cannot be stored.
         """
+        if config.secure is not None:
+            raise OperatorError(STATISTICS)
         return await asyncio.shield(self._spawn(self._collect(config, deadline_s)))  # the caller may be cancelled
 
     async def _collect(self, config: RunConfig, deadline_s: float) -> int:

@@ -37,7 +37,9 @@ class UpdateJudge(Judge[RunDriver]):
         cls, run: RunDriver, manifest: UpdateManifest, opened: pb.UploadOpen, part: PartManifest | None = None
     ) -> "UpdateJudge":
         """Make the judge of an update that a client announces, or of a part of one."""
-        return cls(run, manifest, _update(manifest, digest_of(opened.manifest), opened), part)
+        tells_metrics = run.config.privacy is None  # which have no noise
+        update = _update(manifest, digest_of(opened.manifest), opened, tells_metrics=tells_metrics)
+        return cls(run, manifest, update, part)
 
     @property
     def may_omit(self) -> bool:
@@ -124,7 +126,7 @@ def codec_fault(manifest: UpdateManifest | PartManifest, allowed: str) -> str:
     return ""
 
 
-def _update(manifest: UpdateManifest, digest: Digest, opened: pb.UploadOpen) -> Update:
+def _update(manifest: UpdateManifest, digest: Digest, opened: pb.UploadOpen, *, tells_metrics: bool) -> Update:
     return Update(
         client_id=manifest.client_id,
         round_id=manifest.round_id,
@@ -134,7 +136,7 @@ def _update(manifest: UpdateManifest, digest: Digest, opened: pb.UploadOpen) -> 
         work=manifest.work,
         num_bytes=manifest.num_bytes,
         plain_bytes=manifest.plain_bytes,
-        statistics=_statistics(opened),
+        statistics=_statistics(opened) if tells_metrics else {},
         download_seconds=_seconds(opened.download_seconds),
         train_seconds=_seconds(opened.train_seconds),
         disclosure=Disclosure.read(opened.metrics, opened.min_sites),

@@ -18,6 +18,7 @@ from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.member import Member, Trouble
 from atoll.server.rounds.member_pages import Unwritten
 from atoll.server.rounds.oort_pacer import Pacer
+from atoll.server.rounds.privacy_rules import PrivacyRules
 
 DETAIL_MAX = 200
 """Number of characters of a failure's detail that are kept, from its end: a traceback ends with its error."""
@@ -38,6 +39,8 @@ class Membership:
     ended_at: float = 0.0  # when all were last disconnected at once [s since the epoch]
     settled_for: int = 0  # connected clients that sufficed for a round after `selection_timeout`; 0: none did
     approval_by: float | None = None  # the end of the wait for approvals (`StragglerPolicy.approval_wait`) under way
+    most_spent: float = 0.0  # the largest `Member.spent`
+    most_uses: int = 0  # the largest `Member.uses`
 
     def __post_init__(self) -> None:
         # derived from the members: neither compared nor stored
@@ -47,6 +50,7 @@ class Membership:
     def _derive(self) -> None:
         self._index = CandidateIndex(self.members, self.is_available)
         self._declining = {c for c, m in self.members.items() if m.has_declined and self._is_there(m)}
+        self._spent = {c for c, m in self.members.items() if m.is_spent and self._is_there(m)}
         self._resting = {c: t.rest_until for c, m in self.members.items() if (t := m.trouble) and t.rest_until}
 
     def read(self, pages: Iterable[tuple[int, dict[ClientId, Member]]], *, first: int) -> None:
@@ -81,6 +85,8 @@ class Membership:
             member.trouble.waits = member.trouble.declines_evaluation = False
         member.software, member.seen_at = software or member.software, now
         self._declining.discard(client_id)
+        if member.is_spent:
+            self._spent.add(client_id)
 
     def settle_for_these(self) -> None:
         """Limit the wait of later rounds to the number of clients that are connected now, until there are more."""
@@ -122,6 +128,34 @@ class Membership:
         """Yield the connected clients that have declined but whose site's policy will allow them to train later."""
         troubles = ((c, self.members[c].trouble) for c in sorted(self._declining))
         return (c for c, trouble in troubles if trouble is not None and trouble.waits)
+
+    # ------------------------------------------------------------ privacy
+
+    def charge(self, client_id: ClientId, rules: PrivacyRules) -> None:
+        """Charge a client for the private sum that its update is in. Nothing ever takes a charge back."""
+        member = self._changing(client_id)
+        assert member is not None, client_id
+        member.uses, member.spent = member.uses + 1, member.spent + rules.cost
+        self.most_uses, self.most_spent = max(self.most_uses, member.uses), max(self.most_spent, member.spent)
+        self._mark(client_id, member, rules)
+
+    def follow_budget(self, rules: PrivacyRules) -> None:
+        """Apply another budget to all members, after a resume."""
+        for client_id in [*self.members]:
+            member = self._changing(client_id)
+            assert member is not None
+            self._mark(client_id, member, rules)
+
+    def _mark(self, client_id: ClientId, member: Member, rules: PrivacyRules) -> None:
+        member.is_spent = not rules.allows(member.spent, member.uses)
+        self._spent.discard(client_id)
+        if member.is_spent and self._is_there(member):
+            self._spent.add(client_id)
+
+    @property
+    def num_with_budget(self) -> int:
+        """The number of members, connected or not, that may be in a further private sum."""
+        return sum(not member.is_spent for member in self.members.values())
 
     # ------------------------------------------------------------ failures
 
@@ -218,6 +252,7 @@ class Membership:
         self.num_connected = 0
         self._index.clear()
         self._declining.clear()
+        self._spent.clear()
 
     def away_since(self, client_id: ClientId) -> float | None:
         """Return when the newest connection of an absent member ended [s since the epoch]; None: unknown."""
@@ -240,7 +275,7 @@ class Membership:
         member = self.members.get(client_id)
         if member is None or not self._is_there(member):
             return False
-        return client_id not in self._declining and client_id not in self._resting
+        return not (client_id in self._declining or client_id in self._resting or client_id in self._spent)
 
     @property
     def num_available(self) -> int:
@@ -248,10 +283,10 @@ class Membership:
         return self.num_connected - len(self.unavailable())
 
     def unavailable(self) -> list[ClientId]:
-        """Return the connected clients that cannot be invited now, sorted: they have declined, or rest."""
-        if not self._resting:
+        """Return the connected clients that cannot be invited now, sorted: declining, resting, without a budget."""
+        if not self._resting and not self._spent:
             return sorted(self._declining)
-        return sorted({*self._declining, *(c for c in self._resting if self.is_connected(c))})
+        return sorted({*self._declining, *self._spent, *(c for c in self._resting if self.is_connected(c))})
 
     def lost_because(self, client_id: ClientId) -> str:
         """Return the reason of the client's loss; empty: it is not lost."""
@@ -273,6 +308,14 @@ class Membership:
     def evaluating(self) -> Iterator[ClientId]:
         """Yield the connected clients that can be asked for an evaluation, sorted."""
         return (c for c in self.connected() if self.evaluates(c))
+
+    def summed(self, client_id: ClientId, *, is_dropped: bool) -> int:
+        """Count a round whose secure sum with the client's update was dropped, or none; return how many in a row."""
+        member = self._changing(client_id)
+        if member is None:
+            return 0
+        member.dropped_sums = member.dropped_sums + 1 if is_dropped else 0
+        return member.dropped_sums
 
     def chosen(self, client_id: ClientId) -> None:
         """Count an invitation of the client to a round."""
@@ -320,6 +363,7 @@ class Membership:
         assert member is not None
         self.num_connected -= self._is_there(member)
         self._declining.discard(client_id)
+        self._spent.discard(client_id)
         member.session = None
 
     def validate(self) -> None:
@@ -327,7 +371,10 @@ class Membership:
         there = {client_id for client_id, member in self.members.items() if self._is_there(member)}
         declining = {client_id for client_id in there if self.members[client_id].has_declined}
         resting = {c: t.rest_until for c, m in self.members.items() if (t := m.trouble) and t.rest_until}
-        free = tuple(self.members[c].as_candidate(c) for c in sorted(there - declining - resting.keys()))
+        spent = {client_id for client_id in there if self.members[client_id].is_spent}
+        if self._spent != spent:
+            raise Violation(4, f"without a budget are {self._spent}: {spent}")
+        free = tuple(self.members[c].as_candidate(c) for c in sorted(there - declining - spent - resting.keys()))
         if (self.num_connected, self._declining, self._resting) != (len(there), declining, resting):
             known = (self.num_connected, self._declining, self._resting)
             raise Violation(4, f"connected, declining, resting are {known}: {(len(there), declining, resting)}")

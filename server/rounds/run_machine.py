@@ -496,8 +496,21 @@ class RunMachine(Evaluations):
             ledger.state, ledger.cause, ledger.pause_reason = RunState.PAUSED, ledger.pause_reason, None
             ledger.is_round_due, ledger.retry_at = False, 0.0
             return (PauseRun(ledger.cause),)
+        if cause := self._why_budget_is_spent():
+            return self._end(RunState.FINISHED, cause)
         ledger.is_round_due = True
         return (OpenNextRound(ledger.retry_at),)
+
+    def _why_budget_is_spent(self) -> str:
+        """Return why no further round keeps the budget: with it, the quorum would need a spent client; empty: one does.
+
+        Members that are away count as long as they may be used: the round waits for them.
+        """
+        privacy, membership = self.rules.privacy, self.ledger.membership
+        quorum = self.rules.policy.quorum_count
+        if privacy is None or len(membership.members) < quorum or membership.num_with_budget >= quorum:
+            return ""
+        return privacy.cause_of_end(membership.most_spent, self.ledger.version)
 
     def _end_when_done(self) -> Effects:
         ledger = self.ledger
@@ -531,6 +544,8 @@ class RunMachine(Evaluations):
             self._forget_measures(event.rules)
             ledger.rules = event.rules
             self._follow(event.rules)
+            if event.rules.privacy is not None:
+                ledger.membership.follow_budget(event.rules.privacy)
         ledger.membership.wake()
         if ledger.short_since is not None:  # another wait for disk space begins
             ledger.short_since, ledger.short_look = now, min(now + NEWS_S, now + self._short_until - ledger.short_since)

@@ -94,6 +94,20 @@ class SecureEvaluation:
     def _running(self) -> Iterator[OneSum]:
         return (each for each in self._sums if not each.is_over)
 
+    @property
+    def measuring(self) -> list[ClientId]:
+        """The clients whose keys for a first attempt are awaited: they evaluate the version."""
+        return sorted(client_id for each in self._running if each.attempt == 1 for client_id in each.asked)
+
+    @property
+    def missing(self) -> list[ClientId]:
+        """The clients whose next message is awaited, sorted."""
+        found: list[ClientId] = []
+        for each in self._running:
+            names = each.names
+            found += each.asked if each.session is None else (names[at] for at in each.session.missing())
+        return sorted(found)
+
     def place_of(self, client_id: ClientId) -> SumPlace:
         """Return the session and the newest attempt of a client that was asked."""
         of = self._sums[self._sessions[client_id]]

@@ -55,7 +55,11 @@ def what_a_run_waits_for(machine: RunMachine) -> str:
 def _between_rounds(machine: RunMachine) -> str:
     ledger = machine.ledger
     if (evaluation := ledger.evaluation) is not None:
-        asked = [c for c in evaluation.asked if evaluation.is_waiting_for(c)]
+        if (sums := machine.sums_of_evaluation) is not None and not sums.measuring:
+            missing = sums.missing
+            what = f"the secure sum of the metrics of version {evaluation.version}"
+            return f"{what} waits for {named(missing)}" if missing else f"{what} is being opened"
+        asked = [c for c in evaluation.asked if evaluation.is_waiting_for(c)] if sums is None else sums.measuring
         return f"version {evaluation.version} is being evaluated by {named(asked)}"
     if ledger.unevaluated and not ledger.is_round_due:
         return f"version {ledger.unevaluated[0]} is being evaluated by the server"

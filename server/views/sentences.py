@@ -8,7 +8,7 @@ from typing import Any
 from atoll.ground.printable import conclusion, lines_of, printable_size
 from atoll.protocol.vocabulary import CloseReason, Fate, Phase, RejectReason
 from atoll.server.journal.codec import encode_record
-from atoll.server.rounds.record import UPDATE_LOST, CarriedRecord, ClientRecord, Outage, RoundRecord
+from atoll.server.rounds.record import UPDATE_LOST, CarriedRecord, ChargeRecord, ClientRecord, Outage, RoundRecord
 from atoll.server.rounds.waiting import retry_of
 from atoll.server.views.reasons import explain, explain_named
 from atoll.server.views.secure_sums import member_sentence, sum_sentences
@@ -27,6 +27,7 @@ def sentences(record: RoundRecord) -> list[str]:
     found += (_carried(carried, record.base_version) for carried in record.carried)
     found += (_in_buffer(row) for row in record.buffer)
     found += [_capped(record)] if record.capped else []
+    found += [_charged(record.charge)] if record.charge is not None else []
     if record.too_old:
         found.append(_too_old(record))
     if record.superseded:
@@ -63,6 +64,7 @@ def summary(record: RoundRecord) -> dict[str, Any]:
         "opened_at": record.opened_at,
         "ended_at": record.ended_at,
         "seconds": None if record.ended_at is None else round(record.ended_at - record.opened_at, 3),
+        "epsilon": None if record.charge is None else record.charge.epsilon,
         "reason": str(reason) if reason else "",
         "detail": record.detail,
     }
@@ -156,6 +158,12 @@ def _capped(record: RoundRecord) -> str:
     shown, more = [f"{name} ({record.capped[name]:.6g})" for name in names[:NAMES_MAX]], len(names) - NAMES_MAX
     listed = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
     return f"Capped by max_share: the {_plural(len(names), 'weight')} of {listed} counted as {record.weight_cap:.6g}."
+
+
+def _charged(charge: ChargeRecord) -> str:
+    of = f"epsilon {charge.epsilon:.6g} of {charge.epsilon_max:g} at delta {charge.delta:g}"
+    who = f"{_count(charge.clients, 'client')} for a private sum"
+    return f"Charged: {who}; the most used client has spent {of} in {_count(charge.uses, 'use')}."
 
 
 def _in_buffer(row: CarriedRecord) -> str:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
@@ -225,12 +225,29 @@ def _whole_run(history: History, row: RunRow) -> Document:
         "metrics": measures(evaluations),
         "unmeasured": unmeasured(evaluations),
         "best": _best(machine),
+        "privacy": _privacy(machine),
         "undecided": machine.undecided,
         "pausing": what_a_pause_waits_for(machine),
         "waiting": _wait(history, machine),
         "name_conflicts": _conflicts(history, machine),
         "settings": row.config.model_dump(mode="json"),
         "changes": [*_changes(history.settings(row.run_id))],
+    }
+
+
+def _privacy(machine: RunMachine) -> Document | None:
+    """Return the guarantee of what a run has released so far; None: it has none."""
+    rules, membership = machine.rules.privacy, machine.ledger.membership
+    if rules is None:
+        return None
+    guarantee = rules.guarantee(membership.most_spent, membership.most_uses)
+    return {
+        **asdict(guarantee),
+        "sentence": guarantee.sentence,
+        "epsilon_max": rules.epsilon,
+        "participations_max": rules.participations_max,
+        "clients": len(membership.members),
+        "clients_with_budget": membership.num_with_budget,
     }
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
+from atoll.ground.noise.key import BYTES, key_of
 from atoll.ground.strict_json import ManifestError
 from atoll.plugins.place import Place
 from atoll.protocol.manifest import VersionManifest, digest_of
@@ -23,12 +24,13 @@ from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.aggregation import PARTIAL_ACCEPTS
 from atoll.server.config.model import run_and_version
+from atoll.server.config.privacy import faults_of_layout
 from atoll.server.config.run import RunConfig
 from atoll.server.files.run_store import RunStore
 from atoll.server.files.versions import VersionFile, Versions, version_file
 from atoll.server.folding.method import Method
 from atoll.server.folding.plan import plan_of, shares_of, trained_of, weights_and_factors
-from atoll.server.folding.reducer import fold_sums, fold_version
+from atoll.server.folding.reducer import fold_sums, fold_version, private_of
 from atoll.server.folding.sums import SumsFolded, plan_of_sums
 from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import Aggregate
@@ -64,6 +66,17 @@ class _Unwritten(NamedTuple):
     slots: Arrays
 
 
+NO_GUARANTEE = (
+    "privacy: the noise of a simulation follows from its seed: it protects nothing, and shows what noise does"
+)
+"""The note of a simulated run with differential privacy."""
+
+
+def _public_noise(config: RunConfig) -> bytes:
+    """Return the key of a simulation's noise, which follows from its seed: it hides nothing, and can be repeated."""
+    return key_of(bytes(BYTES), "simulation", config.seed, config.name)
+
+
 class Models(Versions):
     """Versions of the model of one run: folded from updates, kept in memory or in files.
 
@@ -96,7 +109,13 @@ class Models(Versions):
         self.store.drop_versions_after(keep.version if keep else Version(-1))  # killed after the snapshot
         if keep is None:
             pieces, self.note = self._first(bench)
-            self.store.write_manifest(Version(0), _manifest(pieces, config).encode())
+            manifest = _manifest(pieces, config)
+            self.store.write_manifest(Version(0), manifest.encode())
+            privacy = config.rules.privacy
+            if privacy is not None:
+                self.note = "\n".join(filter(None, (self.note, NO_GUARANTEE)))
+            if privacy is not None and (lacking := [*faults_of_layout(manifest.layout, self.buffers, privacy)]):
+                raise ConfigError(lacking)
 
     def _first(self, bench: Bench) -> tuple[tuple[Piece, ...], str]:
         """Write version 0; return its pieces, and a note on tensors that were not initialized from the given file."""
@@ -142,7 +161,7 @@ class Models(Versions):
         """The layout of the model if updates are stored as rows; None: they are not."""
         layout, aggregation = self.version(Version(0)).manifest.layout, self._config.aggregation
         is_plain = not (aggregation.codec_name or aggregation.partial or aggregation.grows or self._config.secure)
-        is_plain = is_plain and aggregation.norm_bound is None
+        is_plain = is_plain and aggregation.norm_bound is None and self._config.privacy is None
         has_step = self._config.round.mode != "fedasync" and self.method.device is None
         is_small = self._config.round.num_invited * self.num_bytes(Version(0)) <= IN_MEMORY_MAX
         can = can_stack(layout, Step(self.method.optimizer, rule=self.method.rule))
@@ -190,6 +209,7 @@ class Models(Versions):
             digest_of_version=lambda version: self.version(version).digest,
             buffers=self.buffers,
             settings=(self._config.aggregation, self._config.optimizer_at(effect.base_version + 1)),
+            private=private_of(self._config, _public_noise(self._config)),
         )
         return fold_version(self, plan, updates.weighted(plan), self.method, threads=self._threads)
 

@@ -1,11 +1,11 @@
 """The crash matrix must be able to fail: what it looks for is planted here, and found."""
 
 from atoll.ground.process.crash_points import STEPS
+from atoll.parallel.mesh_client.crash_points import OF_SUMS, PlannedEnd
 from atoll.parallel.mesh_client.crash_points import STEPS as RANK_STEPS
-from atoll.parallel.mesh_client.crash_points import PlannedEnd
 from atoll.protocol.vocabulary import ClientId, Digest, Fate, Phase, RoundId, RunState, Version
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord
-from benchmarks.crash_matrix import IN_A_MESH, QUICK, Tally, bars_of, schedule
+from benchmarks.crash_matrix import IN_A_MESH, QUICK, SECURE_MESHED, Tally, bars_of, schedule
 from benchmarks.evidence import Ledger, accepted_in_logs, judge
 from benchmarks.federation import RANK, Recovery
 
@@ -77,10 +77,16 @@ def test_what_agents_were_told_is_read_from_their_logs(tmp_path):
 
 
 def test_every_named_step_is_on_the_schedule():
-    """But for those of a rank and of a run of messages (`tests/messages/test_deaths.py`)."""
+    """But for those of a rank and of a run of messages (`tests/messages/test_deaths.py`).
+
+    The steps of ranks in secure sums are on the schedule of these.
+    """
     assert {entry.partition(":")[0] for entry in schedule()} == {
-        name for name, _ in (*STEPS, *RANK_STEPS) if not name.startswith(("rank.", "exchange."))
+        name for name, _ in (*STEPS, *RANK_STEPS) if not name.startswith(("rank.", "exchange.")) and name not in OF_SUMS
     }
+    assert set(OF_SUMS) <= {planned.partition(":")[0] for planned in SECURE_MESHED}
+    of_ranks = [PlannedEnd.parse(planned) for planned in SECURE_MESHED if planned.startswith("crew.")]
+    assert {(end.step, end.rank) for end in of_ranks} >= {(step, rank) for step in OF_SUMS for rank in (0, 1)}
     ends = [entry.removesuffix(IN_A_MESH) for entry in schedule() if entry.startswith("crew.")]
     assert {PlannedEnd.parse(end).rank for end in ends} == {0, 1}
     assert set(QUICK) <= set(schedule())

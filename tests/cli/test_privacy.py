@@ -49,7 +49,7 @@ def test_what_the_noise_does_to_the_mean() -> None:
         "rounds": 4,
     }
     said = ran("privacy", "plan", "--noise-multiplier", 1, "--delta", 1e-6, "--rounds", 4, *size).stdout
-    assert "184 times as long as a clipped update" in said
+    assert "over the length of a clipped update: 184\n" in said
     assert "more than training can give: more clients" in said
 
 

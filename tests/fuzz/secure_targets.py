@@ -26,7 +26,16 @@ from atoll.protocol.identity.statement import NotTrusted
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.part_manifest import parse_part
 from atoll.protocol.secure import boxes, wire
-from atoll.protocol.secure.messages import Boxes, Gone, MemberKeys, Opening, Roster, SiteIdentity, Survivors
+from atoll.protocol.secure.messages import (
+    Boxes,
+    Gone,
+    MaskedWords,
+    MemberKeys,
+    Opening,
+    Roster,
+    SiteIdentity,
+    Survivors,
+)
 from atoll.protocol.secure.shamir import SHARE_BYTES
 from atoll.protocol.secure.site_key import check_certified, is_signed
 from atoll.protocol.secure.terms import read_terms
@@ -80,7 +89,8 @@ class _Session:
         self._keep(session, agreed)
         reveals = self._asked([Opening({at: each.signature for at, each in enumerate(agreed)})] * 3)
         self._keep(session, reveals)
-        for answer in (sent[0], sealed[0], agreed[0], reveals[0], Gone("session_lost: it was restarted")):
+        masked = MaskedWords(bytes(range(64)))
+        for answer in (sent[0], sealed[0], masked, agreed[0], reveals[0], Gone("session_lost: it was restarted")):
             self.answers.append(wire.answer_message(OF, answer).SerializeToString())
 
     def _keep(self, session: Session, answers: list[Any]) -> None:
@@ -133,6 +143,8 @@ def answer(data: bytes) -> None:
         session = _copied(kept)
         if isinstance(read, Gone):
             session.left(0, read.reason)
+        elif isinstance(read, MaskedWords):
+            session.masked(0)
         elif not isinstance(read, MemberKeys):
             session.answered(0, read)
 

@@ -1,6 +1,7 @@
 """The simulator finds planted bugs: a few here, in seconds; all of them by `make mutants`."""
 
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.mutants import (
     run_in,
     tree_with,
 )
+from tests.turns import in_turn
 from tests.waiting import BOUND_S
 
 QUICK = (
@@ -53,11 +55,12 @@ def test_a_bug_whose_code_has_changed_is_reported() -> None:
 
 
 @pytest.mark.real
-def test_histories_find_planted_bugs_within_a_hundred_seeds() -> None:
-    """Eight of those that `make mutants` plants; run it for the others."""
+@pytest.mark.parametrize("names", [in_turn(QUICK[half::2], number=half, days=2, id=f"half {half}") for half in (0, 1)])
+def test_histories_find_planted_bugs_within_a_hundred_seeds(names: Sequence[str]) -> None:
+    """Eight of those that `make mutants` plants, in two days; run it for the others."""
     with ThreadPoolExecutor(2) as pool:
-        caught = list(pool.map(lambda name: outcome_of(find(name), seeds=100, unit=False)[0], QUICK))
-    assert [name for name, by in zip(QUICK, caught, strict=True) if not by.startswith("histories, seed=")] == []
+        caught = list(pool.map(lambda name: outcome_of(find(name), seeds=100, unit=False)[0], names))
+    assert [name for name, by in zip(names, caught, strict=True) if not by.startswith("histories, seed=")] == []
 
 
 @pytest.mark.real

@@ -46,7 +46,7 @@ def list_rounds(
     if seen["rows"] and "kinds" in seen["rows"][0]:
         _list_exchanges(seen["rows"])
         return
-    shown = (
+    shown: tuple[str, ...] = (
         "round",
         "phase",
         "reason",
@@ -58,14 +58,24 @@ def list_rounds(
         "staleness",
         "num_examples",
     )
+    if any(found.get("epsilon") is not None for found in seen["rows"]):
+        shown = (*shown, "epsilon")
     table(
         [*(name.replace("_", " ") for name in shown), "received", "took"],
         [
-            (*(found[name] for name in shown), printable_size(found["num_bytes"]), seconds(found["seconds"]))
+            (
+                *(_cell(name, found[name]) for name in shown),
+                printable_size(found["num_bytes"]),
+                seconds(found["seconds"]),
+            )
             for found in seen["rows"]
         ],
         empty=f"run {seen['run']} has had no round yet",
     )
+
+
+def _cell(name: str, value: Any) -> Any:
+    return f"{value:.4f}" if name == "epsilon" and value is not None else value
 
 
 def _list_exchanges(rows: list[dict[str, Any]]) -> None:

@@ -400,7 +400,7 @@ def test_a_training_for_a_sum_too_many_is_declined_with_a_line_that_says_the_way
     request = replace(request, run_id=RUN, model_digest=Digest(of.model), base_version=Version(of.base))
     stores: Any = SimpleNamespace(encoded=SimpleNamespace(entries=dict), spool=None, models=None, work=tmp_path)
     told: Any = None
-    sums = SecureSums(site.name, stores, site.security, send=told, spawn=told, on_event=told)
+    sums = SecureSums(site.name, stores, site.security, runner=None, send=told, spawn=told, on_event=told)
     fault = sums.objection(request)
     assert "start the run from another seed or model.start, or raise it in this site's policy" in fault
     last = site.lines("secure")[-1]

@@ -54,6 +54,7 @@ class Shells:
             site.name,
             stores,
             site.security,
+            runner=None,  # metrics are masked in memory
             send=self.sent[site.name].append,
             spawn=asyncio.ensure_future,
             on_event=lambda event: None,

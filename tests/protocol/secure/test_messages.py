@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.secure import wire
-from atoll.protocol.secure.messages import Gone, MemberKeys, bitmap, positions_of
+from atoll.protocol.secure.messages import Agreement, Gone, MaskedWords, MemberKeys, bitmap, positions_of
 from tests.server.sessions.small_federation import sites_of, terms_of
 
 
@@ -69,6 +69,21 @@ def test_a_chain_of_more_sessions_than_a_peer_can_write_down_is_refused(count):
 def test_the_coordinator_reads_the_whole_reason_for_which_a_member_leaves(said, read):
     of = wire.SessionName("digits-1", 1, 1, 0)
     assert wire.answer_of(wire.answer_message(of, Gone(said, ("west",)))) == Gone(read, ("west",))
+
+
+def test_masked_words_are_read_back_with_the_purpose_of_their_session():
+    of = wire.SessionName("digits-1", 3, 2, 1, "evaluation")
+    message = wire.answer_message(of, MaskedWords(bytes(range(16))))
+    assert wire.answer_of(message) == MaskedWords(bytes(range(16)))
+    assert wire.name_of(message) == of
+    plain = wire.answer_message(wire.SessionName("digits-1", 3, 2, 1), Agreement(bytes(64)))
+    assert (wire.name_of(plain).purpose, plain.secure_agree.of.purpose) == ("update", "")
+
+
+@pytest.mark.parametrize("size", [7, wire.WORDS_BYTES_MAX + 8])
+def test_masked_words_of_another_form_are_refused(size):
+    with pytest.raises(wire.BadForm, match=f"words: .*; allowed: a multiple of 8, at most {wire.WORDS_BYTES_MAX}"):
+        wire.answer_of(pb.ClientMessage(secure_masked=pb.SecureMasked(words=bytes(size))))
 
 
 @pytest.mark.parametrize("names", [["a"] * 65, [""], ["a" * 201]])

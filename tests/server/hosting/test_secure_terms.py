@@ -16,7 +16,7 @@ from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.config.run_changes import with_frozen
 from atoll.server.hosting.messages import RunTerms
-from atoll.server.hosting.secure_terms import SumBase, terms_of
+from atoll.server.hosting.secure_terms import SumBase, terms_of, terms_of_evaluation
 from atoll.server.rounds.session_events import SumPlace
 from atoll.tensors.layout import Tensor
 
@@ -174,3 +174,20 @@ def test_a_text_of_the_largest_length_is_accepted_and_read() -> None:
 @pytest.mark.parametrize("bits", [32, 64])
 def test_a_full_session_of_any_width_adds_without_overflow(bits: int) -> None:
     assert made(config(f"secure.bits={bits}")).members_max == 64
+
+
+def test_the_terms_of_an_evaluation_add_metrics_alone_and_say_so() -> None:
+    settings = with_frozen(
+        config("secure.metrics.accuracy=3", "secure.session_max=20", "secure.threshold=6"), "cd" * 32
+    )
+    names = {"run_id": RunId("digits-1"), "task": "digits", "version": Version(4), "model": Digest("ab" * 32)}
+    found = terms_of_evaluation(settings, **names, place=SumPlace(1, 2))  # type: ignore[arg-type]
+    layout = b'{"metrics":[["accuracy",3],["loss",2]],"tensors":[]}'
+    assert found == replace(
+        made(settings),
+        **{"round": 4, "purpose": "evaluation", "algorithm": "", "layout": hashlib.sha256(layout).hexdigest()},
+        **{"bits": 64, "clip_norm": 1.0, "examples_max": 0, "ranges": hashlib.sha256(b"[]").hexdigest()},
+        **{"members_max": 20, "threshold": "two_thirds"},
+    )
+    assert read_terms(found.canonical()) == found
+    assert found.approved != made(settings).approved

@@ -11,6 +11,7 @@ from atoll.server.rounds import session_events as of_sessions
 from atoll.server.rounds.client_evaluation import shown_sum
 from atoll.server.rounds.evaluations import NOT_IN_SUM
 from atoll.server.rounds.run_rules import WatchedMetric
+from atoll.server.rounds.waiting import what_a_run_waits_for
 from tests.server.rounds.evaluated_federation import EvaluatedRun, metrics_of
 
 
@@ -139,6 +140,23 @@ def test_a_crash_of_the_coordinator_at_each_message_changes_no_sum():
         while run.machine.ledger.state is RunState.RUNNING:
             run.queue.pop(0)() if run.queue else run.post(ev.TimePassed())
         assert run.closed[-1].summed == (*run.sites,)
+
+
+def test_a_run_says_whose_metrics_and_whose_messages_it_waits_for():
+    run = EvaluatedRun(3, random.Random(13), rounds=1)
+    evaluating(run)
+    said = [what_a_run_waits_for(run.machine)]
+    while run.machine.ledger.evaluation is not None:
+        run.queue.pop(0)()
+        if (sentence := what_a_run_waits_for(run.machine)) != said[-1]:
+            said.append(sentence)
+    assert said[:3] == [
+        "version 1 is being evaluated by site-00, site-01, site-02",
+        "version 1 is being evaluated by site-01, site-02",
+        "version 1 is being evaluated by site-02",
+    ]
+    assert "the secure sum of the metrics of version 1 waits for site-00, site-01, site-02" in said
+    assert "the secure sum of the metrics of version 1 is being opened" in said
 
 
 def test_an_agent_that_joins_no_sessions_is_not_asked():

@@ -1,0 +1,188 @@
+"""The settings of differential privacy, and what does not go with it: with the reason and the way out."""
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from atoll.ground.printable import count_of
+from atoll.protocol.privacy.gaussian import mu_within, noise_multiplier_of
+from atoll.protocol.settings import STRICT
+from atoll.server.config.aggregation import AggregationConfig
+from atoll.server.config.model import ModelConfig, StopConfig
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.privacy_rules import PrivacyRules
+from atoll.tensors.layout import BESIDE, FLOATS, Layout
+
+_Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+
+_SEES_SITES = {
+    "weighted": "cohorts would depend on the size of each client's data",
+    "power_of_choice": "cohorts would depend on the loss of each client",
+    "oort": "cohorts would depend on the loss of each client",
+}
+"""Samplers by values of single clients, which their cohorts would release."""
+
+
+class PrivacyConfig(BaseModel):
+    """Differential privacy: a guarantee for clients, with a budget that no restart refunds."""
+
+    model_config = STRICT
+
+    unit: Literal["client"] = "client"
+    """What is protected: all that one client contributes to the run."""
+
+    epsilon: _Positive
+    """Budget of each client: the run ends before the round that would exceed it."""
+
+    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    """Probability with which epsilon may fail: below 1 / `round.cohort_size`, better far below 1 / all clients."""
+
+    noise_multiplier: _Positive | None = None
+    """Standard deviation of the noise of a round's sum, in clip norms; absent: the least one with which a client may
+    take part `participations_max` times."""
+
+    clip_norm: _Positive
+    """Largest norm of an update, over all float tensors together; the coordinator scales a longer one down to it."""
+
+    mechanism: Literal["gaussian"] = "gaussian"
+    """Noise of a round: "gaussian", independent of other rounds."""
+
+    participations_max: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Most rounds in whose sum one client's updates are; a client that has been in as many is no candidate any more;
+    absent: `rounds`."""
+
+    noise_by: Literal["coordinator"] = "coordinator"
+    """The party that adds the noise, and is trusted to: "coordinator"."""
+
+    def rules(self, rounds: int) -> PrivacyRules:
+        """Return the rules for the run's machine."""
+        uses = self.participations_max or rounds
+        return PrivacyRules(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            noise_multiplier=self.noise_multiplier or noise_multiplier_of(self.epsilon, self.delta, uses),
+            clip_norm=self.clip_norm,
+            participations_max=uses,
+            spent_max=mu_within(self.epsilon, self.delta) ** 2,
+        )
+
+    def faults_of_budget(self, rounds: int) -> Iterator[str]:
+        """Yield the fault of a budget that does not allow a single round."""
+        rules = self.rules(rounds)
+        if not rules.allows(0.0, 0):
+            one = rules.epsilon_of(rules.cost)
+            out = f"at least {noise_multiplier_of(self.epsilon, self.delta):.6g}, or a larger epsilon"
+            yield _fault("privacy.noise_multiplier", self.noise_multiplier, f"one round costs epsilon {one:.6g}", out)
+
+    def faults_of_rounds(self, policy: StragglerPolicy, rounds: int) -> Iterator[str]:
+        """Yield the settings of a straggler policy that a guarantee for clients excludes."""
+        if policy.is_asynchronous:
+            what = "an update would count when it comes, and its time depends on one client's data"
+            yield _fault("round.mode", policy.mode, what, '"sync"')
+            return  # the other fields of its rounds have other meanings
+        if policy.late != "discard":
+            yield _fault("round.late", policy.late, "an update counts in the round that is charged for it", '"discard"')
+        if policy.partial_work == "scaled":
+            yield _fault("round.partial_work", policy.partial_work, "all weights are equal", '"accept", "refuse"')
+        if self.delta >= 1.0 / policy.cohort_size:
+            why = f"1 / {policy.cohort_size} or more allows to publish one client of each round unprotected"
+            safe = 10.0 ** -math.ceil(math.log10(policy.cohort_size) + 1.0)
+            yield _fault("privacy.delta", self.delta, why, f"less than 1 / round.cohort_size, such as {safe:g}")
+        from atoll.aggregation.noise.private_sum import fault_of_sum  # it imports numpy
+
+        z = self.rules(rounds).noise_multiplier
+        if fault := fault_of_sum(policy.cohort_size, z):
+            yield f"privacy.noise_multiplier: {fault}: allowed is more noise, or a smaller round.cohort_size"
+
+    def faults_of_aggregation(self, aggregation: AggregationConfig) -> Iterator[str]:
+        """Yield the settings of an aggregation that a guarantee for clients excludes. Loads no user code."""
+        plain = AggregationConfig()
+        if aggregation.weighting != "uniform":
+            what = "with other weights one client could have most of the sum"
+            yield _fault("aggregation.weighting", aggregation.weighting, what, '"uniform"')
+        if aggregation.algorithm not in ("fedavg", "fedprox"):
+            what = "its corrections are values of single clients without noise"
+            yield _fault("aggregation.algorithm", aggregation.algorithm, what, '"fedavg", "fedprox"')
+        if aggregation.rule != "mean":
+            what = "the noise is for a sum of clipped updates"
+            yield _fault("aggregation.rule", aggregation.rule, what, '"mean"')
+        why = {
+            "mix_neighbours": "the distance of two updates would be released",
+            "partial": "what an update leaves out would be released",
+            "device": "private sums are added by the CPU",
+        }
+        for name, reason in why.items():
+            if (given := getattr(aggregation, name)) != (allowed := getattr(plain, name)):
+                yield _fault(f"aggregation.{name}", given, reason, _shown(allowed))
+        if aggregation.norm_bound is not None:
+            out = "no norm_bound"
+            yield _fault("aggregation.norm_bound", aggregation.norm_bound, "privacy.clip_norm bounds each update", out)
+
+    def faults_of_sampler(self, sampler: str) -> Iterator[str]:
+        """Yield the fault of a sampler that depends on values of single clients."""
+        if why := _SEES_SITES.get(sampler):
+            yield _fault("cohort.sampler", sampler, why, '"uniform", "stratified", or a custom one')
+
+    def faults_of_evaluation(self, clients_every: int) -> Iterator[str]:
+        """Yield the fault of evaluations by clients."""
+        if clients_every:
+            out = "0, with evaluation.server_every on the server's test data"
+            yield _fault("evaluation.clients_every", clients_every, "it would release metrics without noise", out)
+
+    def faults_of_watching(self, model: ModelConfig, stop: StopConfig) -> Iterator[str]:
+        """Yield the metrics of clients that would choose the best version or end the run."""
+        of_stop = None if stop.rule is None else stop.rule.metric
+        for key, metric in (("model.source", model.metric), ("stop.source", of_stop)):
+            if metric is not None and metric.source == "clients":
+                yield _fault(key, metric.source, f"{metric.name} would be released without noise", '"server"')
+
+    def faults_of_program(self, main: str) -> Iterator[str]:
+        """Yield the fault of a run of messages, whose program makes of replies what it wants."""
+        if main:
+            out = "a run of rounds, for a Flower app program.native = true: run it natively"
+            yield _fault("program.main", main, "the program releases what it makes of single replies", out)
+
+    def faults_of_secure(self, is_secure: bool) -> Iterator[str]:
+        """Yield the fault of secure sums beside noise of the coordinator."""
+        if is_secure:
+            why = "the run has [secure], too, and a masked update cannot be clipped here"
+            yield f"privacy: {why}: allowed is one of the two tables, as noise inside secure sums is not built yet"
+
+    def notices(self, rounds: int) -> Iterator[str]:
+        """Yield what is allowed and probably not meant."""
+        if self.epsilon > 10:
+            yield f"privacy.epsilon: {self.epsilon:g} promises little: docs/privacy.md says what epsilon means"
+        if (uses := self.participations_max) is not None and uses > rounds:
+            yield f"privacy.participations_max: {uses} is more than the {count_of(rounds, 'round')} of the run"
+
+
+def faults_of_layout(layout: Layout, buffers: frozenset[str], rules: PrivacyRules) -> Iterator[str]:
+    """Yield the tensors of a model that a guarantee for clients cannot cover."""
+    from atoll.aggregation.noise.private_sum import clip_to, exponent_of
+
+    for what, names in (
+        ("whole numbers, to which no noise is added", [t.name for t in layout if t.dtype not in FLOATS]),
+        ("tensors beside the model", [t.name for t in layout if t.name.startswith(BESIDE)]),
+        ("buffers, such as the statistics of BatchNorm", sorted(buffers)),
+    ):
+        if names:
+            shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            out = "a model without them (GroupNorm or LayerNorm in place of BatchNorm), or `keep` for them in the task"
+            yield f"privacy: updates of this model have {what}: {shown}: allowed is {out}"
+    values = sum(tensor.num_elements for tensor in layout if tensor.dtype in FLOATS)
+    try:
+        clip_to(rules.clip_norm, exponent_of(rules.noise_multiplier * rules.clip_norm), values)
+    except ValueError as fault:
+        yield f"privacy.noise_multiplier: {fault}"
+
+
+def _fault(key: str, value: object, why: str, allowed: str) -> str:
+    return f"{key}: got {_shown(value)}, and with [privacy] {why}: allowed is {allowed}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else f"{value}"

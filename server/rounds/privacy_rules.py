@@ -1,0 +1,54 @@
+"""The rules of differential privacy in a run: its noise, its budget, a client's participations. Pure values."""
+
+import math
+from dataclasses import dataclass
+
+from atoll.ground.printable import count_of
+from atoll.protocol.privacy.gaussian import epsilon_of
+from atoll.protocol.privacy.guarantee import EXACT, Guarantee
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyRules:
+    """Rules of a run with a guarantee for clients, from its `[privacy]` table."""
+
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    clip_norm: float
+    participations_max: int
+    """Most sums that one client's updates are in."""
+    spent_max: float
+    """Largest sum over a client's uses of 1 / z^2 that keeps epsilon and delta."""
+
+    @property
+    def cost(self) -> float:
+        """What one use costs a client: 1 / z^2."""
+        return self.noise_multiplier**-2
+
+    def allows(self, spent: float, uses: int) -> bool:
+        """Return whether a client may be used once more."""
+        return uses < self.participations_max and spent + self.cost <= self.spent_max
+
+    def epsilon_of(self, spent: float) -> float:
+        """Return epsilon of a client that has spent this."""
+        return epsilon_of(math.sqrt(spent), self.delta)
+
+    def guarantee(self, spent: float, uses: int) -> Guarantee:
+        """Return the guarantee of a run whose most used client has spent this in `uses` sums."""
+        return Guarantee(
+            epsilon=self.epsilon_of(spent),
+            delta=self.delta,
+            unit="client",
+            mechanism="gaussian",
+            noise_multiplier=self.noise_multiplier,
+            clip_norm=self.clip_norm,
+            uses=uses,
+            accountant=EXACT,
+            noise_by="coordinator",
+        )
+
+    def cause_of_end(self, spent: float, rounds: int) -> str:
+        """Return why the run ends before the round that would exceed the budget."""
+        of = f"epsilon {self.epsilon_of(spent):.6g} of {self.epsilon:g} at delta {self.delta:g}"
+        return f"the privacy budget is spent: {of} after {count_of(rounds, 'round')}"

@@ -1,0 +1,89 @@
+"""A private run of real processes: its coordinator dies during a fold, and neither noise nor budget changes by it."""
+
+import hashlib
+import json
+
+import pytest
+
+from tests.cli.invoking import ran, refused
+from tests.federation.processes import federation
+from tests.simulations.federation import line_task
+from tests.simulations.federation.simulating import TASK
+
+SETTINGS = {
+    **{
+        "name": "private",
+        "rounds": 40,
+        "round__cohort_size": 4,
+        "round__min_available": 4,
+        "evaluation__server_every": 0,
+    },
+    **{"aggregation__weighting": "uniform", "coordinator__keep_versions": 50},
+    **{"privacy__epsilon": 6.0, "privacy__delta": 1e-5, "privacy__clip_norm": 0.5, "privacy__participations_max": 5},
+}
+CAUSE = "the privacy budget is spent: epsilon 6 of 6 at delta 1e-05 after 5 rounds"
+
+
+def of_version(it, number):
+    """Return the digests of a version's files at the coordinator or its ranks."""
+    paths = sorted(it.folder.glob(f"state/**/*{number:06d}*.safetensors")) or sorted(
+        path for path in it.folder.glob("state/**/*.safetensors") if str(number) in path.stem
+    )
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_dies_in_its_fold_repeats_the_noise_and_refunds_nothing(tmp_path):
+    with federation(tmp_path, task=TASK) as it:
+        crash = {"ATOLL_CRASH_AT": "aggregate.after_fold:2"}
+        it.coordinator(**SETTINGS, environment=crash)
+        for site in line_task.SITES:
+            it.agent(site, threads=1)
+        it.running["coordinator"].wait()
+        written = of_version(it, 2)
+        assert written, [str(path) for path in it.folder.glob("state/**/*")]
+        again = ("--state", it.state, "--set", f"coordinator.listen={it.address}")
+        it.start("coordinator", "coordinator", *again)
+        it.wait_for(lambda: str(it.history().run("private-1").state) == "finished")
+        run, rounds = it.show("run", "show", "private-1"), it.show("round", "list", "--run", "private-1")
+        guarantee = it.show("privacy", "show", "private-1")
+        said = ran("privacy", "show", "private-1", "--state", it.state).stdout
+        of_round = ran("round", "show", "2", "--run", "private-1", "--state", it.state).stdout
+        listed = ran("round", "list", "--run", "private-1", "--state", it.state).stdout
+        assert of_version(it, 2) == written, "the same set has the same noise"
+        secret = (it.state / "noise.key").read_text().strip()
+        assert secret not in it.log("coordinator")
+    assert (run["cause"], run["version"]) == (CAUSE, 5)
+    spent = [row["epsilon"] for row in rounds if row["phase"] == "committed"]
+    assert spent == sorted(spent)
+    assert len(spent) == 5
+    assert guarantee["epsilon"] == pytest.approx(6.0, abs=1e-6)
+    assert (guarantee["uses"], guarantee["clients"], guarantee["clients_with_budget"]) == (5, 4, 0)
+    assert said.startswith(
+        "epsilon 6 at delta 1e-05 for one client: adjacent are runs in one of which all contributions"
+    )
+    assert "budget: epsilon 6; 0 of 4 clients may be in a further sum, in at most 5 each" in said
+    assert "Charged: 4 clients for a private sum; the most used client has spent epsilon" in of_round
+    assert "epsilon" in listed.splitlines()[0]
+    assert "loss" not in json.dumps(run["metrics"]), "no metric of the training is kept"
+
+
+@pytest.mark.long
+def test_aggregation_ranks_add_the_noise_once(tmp_path):
+    with federation(tmp_path, task=TASK) as it:
+        it.coordinator(**SETTINGS, extra=("--aggregators", "2"))
+        for site in line_task.SITES:
+            it.agent(site, threads=1)
+        it.wait_for_end()
+        run = it.show("run", "show", "private-1")
+    assert (run["cause"], run["version"]) == (CAUSE, 5)
+
+
+def test_what_noise_cannot_cover_is_refused_before_the_run_begins(tmp_path):
+    settings = [f"--set={key.replace('__', '.')}={json.dumps(value)}" for key, value in SETTINGS.items()]
+    faults = refused(
+        *("coordinator", TASK, "--check", "--state", tmp_path / "state", *settings),
+        *("--set", "round.late=next_round", "--set", "privacy.epsilon=0", "--set", "aggregation.rule=median"),
+    )
+    assert len(faults) >= 1
+    assert "privacy.epsilon: got 0; allowed: number > 0" in faults[0]
