@@ -378,7 +378,7 @@ OF_SUMS = (
         SECURITY,
         "            check_certified(keys.site, keys.name, self._keeper.current.ca_pem, self._now())\n",
         "",
-        "a key is nobody's",
+        "a key has an unknown owner",
         OF_SITES,
     ),
     Mutant(
@@ -483,7 +483,7 @@ OF_SUMS = (
         SESSION,
         "self.masking = frozenset(self._shares) - {*self.gone}",
         "self.masking = frozenset(range(self.size)) - {*self.gone}",
-        "U2 has members whose boxes nobody has",
+        "U2 has members without boxes",
         OF_ROUNDS,
     ),
     Mutant(
