@@ -22,7 +22,8 @@ def inverted(weight: Values, bias: Values, low: float, high: float) -> Values:
         high: largest value of an input.
     """
     is_changed = bias != 0
-    return np.clip(weight[is_changed] / bias[is_changed, None], low, high)
+    found: Values = np.clip(weight[is_changed] / bias[is_changed, None], low, high)
+    return found
 
 
 def distance(guesses: Values, inputs: Values) -> float:

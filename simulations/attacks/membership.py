@@ -19,7 +19,8 @@ def scores(update: Values, gradients: Values) -> Values:
         gradients: of the loss of each candidate at the model that the client trained from (n, d).
     """
     lengths = np.linalg.norm(gradients, axis=1) * np.linalg.norm(update)
-    return -(gradients @ update) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    found: Values = -(gradients @ update) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    return found
 
 
 def auc(members: Values, others: Values) -> float:
