@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-SECTIONS = ("run", "coordinator", "aggregator", "agent", "policy", "local", "train", "plan", "simulation")
+SECTIONS = ("run", "coordinator", "aggregator", "agent", "policy", "local", "train", "plan", "privacy", "simulation")
 PAGES = ("api.md", "authorisation.md", "commands.md", "configuration.md", "faults.md", "protocol.md")
 
 MANY = 5

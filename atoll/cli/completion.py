@@ -44,7 +44,7 @@ def settings(context: typer.Context, incomplete: str) -> Found:
 SECTIONS = {
     "agent": ("agent",),
     "aggregator": ("aggregator",),
-    "train": ("local", "train", "plan"),
+    "train": ("local", "train", "plan", "privacy"),
     "simulate": ("run", "local", "simulation"),
     "compare": ("run", "local", "simulation", "train", "plan"),
     "sweep": ("run", "local", "simulation"),

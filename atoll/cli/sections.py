@@ -23,6 +23,7 @@ class Section(StrEnum):
     LOCAL = "local"
     TRAIN = "train"
     PLAN = "plan"
+    PRIVACY = "privacy"
     SIMULATION = "simulation"
 
 
@@ -35,7 +36,7 @@ def described(section: Section) -> "list[Setting]":
     from atoll.server.config.run import RunConfig, RunFile
     from atoll.simulations.federation.config import SimulationFile
 
-    if section in (Section.LOCAL, Section.TRAIN, Section.PLAN):
+    if section in (Section.LOCAL, Section.TRAIN, Section.PLAN, Section.PRIVACY):
         return list(_described_fields(section))
     models: dict[Section, type[BaseModel]] = {
         Section.RUN: RunConfig,
@@ -56,8 +57,14 @@ def _described_fields(section: Section) -> "Iterator[Setting]":
     from atoll.protocol.attribute_docs import attribute_docs
     from atoll.protocol.settings import Setting, type_text
     from atoll.task.local import Local
+    from atoll.training.private.config import PrivacyConfig
 
-    kinds = {Section.LOCAL: Local, Section.TRAIN: TrainConfig, Section.PLAN: Plan}
+    kinds = {
+        Section.LOCAL: Local,
+        Section.TRAIN: TrainConfig,
+        Section.PLAN: Plan,
+        Section.PRIVACY: PrivacyConfig,
+    }
     docs, hints = attribute_docs(kinds[section]), get_type_hints(kinds[section])
     for field in dataclasses.fields(kinds[section]):
         if field.default is dataclasses.MISSING:

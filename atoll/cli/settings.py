@@ -47,5 +47,6 @@ _TITLES = {
     Section.LOCAL: "The local training: the task's `Local`, overridden by the table [local] of a run's TOML",
     Section.TRAIN: "A centralized training: --set on `atoll train`",
     Section.PLAN: "The parallel plan of a centralized training: --set on `atoll train`, beside --mesh and --zero",
+    Section.PRIVACY: "The privacy of a centralized training: --set on `atoll train`",
     Section.SIMULATION: "A simulation: in the run's TOML, beside the settings of a run, or --set on `atoll simulate`",
 }

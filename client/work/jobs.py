@@ -220,12 +220,8 @@ class Jobs:
                 f"; {trained.mesh}" if trained.mesh else "",
             )
         parts = [PartManifest(index, pieces) for index, pieces in enumerate(trained.parts)]
-        manifest = UpdateManifest(
-            run_id=invitation.run_id,
-            round_id=invitation.round_id,
-            client_id=self._client_id,
-            base_version=invitation.base_version,
-            base_digest=invitation.model_digest,
+        manifest = self._manifest(
+            invitation,
             num_examples=trained.num_examples,
             work=trained.work,
             pieces=trained.pieces,
@@ -238,10 +234,7 @@ class Jobs:
             self._save_seen()
             if self._residual_out.exists():
                 self._residuals.stage(_residual_owner(invitation), manifest.digest, self._residual_out)
-            if trained.has_own:
-                self._client_state.stage(
-                    invitation.run_id, invitation.round_id, invitation.counted_round, self._client_state_out
-                )
+            self._stage_own(invitation, trained)
             return self._spool.add(
                 self._update_out,
                 manifest,
@@ -290,6 +283,23 @@ class Jobs:
         rounding = key_of(self._noise_secret, *purpose, self._client_id)
         return EncodeOrder(encoding=encoding, out=self._encoded_out, rounding=rounding)
 
+    def _manifest(self, invitation: Invitation, **of_training: Any) -> UpdateManifest:
+        """Return the manifest of an update for a round."""
+        return UpdateManifest(
+            run_id=invitation.run_id,
+            round_id=invitation.round_id,
+            client_id=self._client_id,
+            base_version=invitation.base_version,
+            base_digest=invitation.model_digest,
+            **of_training,
+        )
+
+    def _stage_own(self, invitation: Invitation, trained: Training) -> None:
+        """Make the client state after a training durable, until the update's verdict; the algorithm may have none."""
+        if trained.has_own:
+            of_round = invitation.run_id, invitation.round_id, invitation.counted_round
+            self._client_state.stage(*of_round, self._client_state_out)
+
     async def _encode(self, invitation: Invitation, encoding: Encoding, trained: Training) -> None:
         """Make the encoded update durable; nothing about this site alone is kept with it.
 
@@ -311,22 +321,11 @@ class Jobs:
 
         def add() -> Words:
             self._save_seen()
-            if trained.has_own:
-                of_round = invitation.run_id, invitation.round_id, invitation.counted_round
-                self._client_state.stage(*of_round, self._client_state_out)
+            self._stage_own(invitation, trained)
             encoded = trained.encoded or encode_update(self._update_out, self._encoded_out, layout=layout, plan=plan)
             remove(self._update_out)
-            manifest = UpdateManifest(
-                run_id=invitation.run_id,
-                round_id=invitation.round_id,
-                client_id=self._client_id,
-                base_version=invitation.base_version,
-                base_digest=invitation.model_digest,
-                num_examples=1,
-                work=1.0,
-                pieces=encoded.pieces,
-                parts=tuple(part.listed for part in parts),
-            )
+            listed = tuple(part.listed for part in parts)
+            manifest = self._manifest(invitation, num_examples=1, work=1.0, pieces=encoded.pieces, parts=listed)
             self._encoded.add(
                 self._encoded_out,
                 manifest,

@@ -136,6 +136,10 @@ class Engine:
         """A change of the gradients in each step, after they were summed over the ranks and before they are clipped."""
         self._lr, self._clip_norm = optimization.lr, optimization.clip_norm
 
+    def replace_passes(self, change: Callable[[Executor], Executor]) -> None:
+        """Take other passes, made from the present ones."""
+        self._executor = change(self._executor)
+
     def step(
         self, batch: Batch, *, total: float | None = None, report: bool = True, measure_noise: bool = False
     ) -> Measured:

@@ -9,6 +9,7 @@ from torch import nn
 from atoll.ground.folders import no_file
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.private.terms import Terms, plan_faults
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.recipe import batch_size_of
 from atoll.task.base import TRAINED
@@ -37,6 +38,8 @@ class Job:
     task: Task
     config: TrainConfig
     plan: Plan
+    private: Terms | None = None
+    """The terms of example-level privacy; None: the training is not private."""
 
 
 def check_job(job: Job, world_size: int) -> None:
@@ -52,6 +55,8 @@ def check_job(job: Job, world_size: int) -> None:
     except ValueError as error:
         faults.append(str(error))
     faults += _faults_of_inputs(task, config)
+    if job.private is not None:
+        faults += [*plan_faults(plan), *_faults_of_private(config)]
     if config.noise_every is not None and plan.mesh.pp > 1:
         faults.append(
             f"train.noise_every: a pipeline cannot measure it, got {config.noise_every} with pp={plan.mesh.pp}"
@@ -91,6 +96,20 @@ def _faults_of_inputs(task: Task, config: TrainConfig) -> Iterator[str]:
         yield f"train.start: {no_file(config.start)}"
     if config.start is None and not config.strict:
         yield "train.strict: false without train.start has no effect: set train.start, or leave it out"
+
+
+def _faults_of_private(config: TrainConfig) -> Iterator[str]:
+    """Yield a sentence for each setting of batches that are no Poisson samples, or that tells of the rows."""
+    on = 'with privacy.unit = "example"'
+    if config.batch_size is not None:
+        sample = "each example takes part in a step with privacy.sample_rate, and no batch has a fixed size"
+        yield f"train.batch_size: got {config.batch_size}: {sample}, so leave it out"
+    for name, needed in (
+        *(("sampling", "global"), ("last", "uneven"), ("lr_rule", "none"), ("base_batch", None)),
+        *(("noise_every", None), ("workers", 0)),
+    ):
+        if (found := getattr(config, name)) != needed:
+            yield f"train.{name}: got {found!r}: allowed {on} is {'none' if needed is None else repr(needed)}"
 
 
 def base_of(job: Job, model: nn.Module) -> Matched | None:

@@ -1,10 +1,10 @@
 """The events of a training and their log: one JSON object for each event.
 
 begin        step (from which it continues), steps, the settings
-step         step, epoch, loss (before the step), grad_norm, lr, examples_per_s, memory_bytes, seconds, ...
+step         step, epoch, loss (before the step; none if private), grad_norm, lr, examples_per_s, memory_bytes, ...
 evaluation   step, and DATA/METRIC for each
 checkpoint   step; once it is complete
-end          step, why (finished, early, interrupted), seconds
+end          step, why (finished, early, budget, interrupted), seconds
 """
 
 import json

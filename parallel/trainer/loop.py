@@ -15,6 +15,8 @@ from atoll.parallel.data.batch import Batch
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.engine.buffers import differing_buffers
 from atoll.parallel.engine.step import Engine, Measured
+from atoll.parallel.private.begin import Private
+from atoll.parallel.private.loader import PoissonLoader
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.evaluation import evaluate
 from atoll.parallel.trainer.guard import Guard
@@ -61,7 +63,7 @@ class Training:
     config: TrainConfig
     recipe: Recipe
     engine: Engine
-    loader: Loader
+    loader: Loader | PoissonLoader
     """The loader of the training data."""
 
     tests: Mapping[str, Loader]
@@ -80,6 +82,9 @@ class Training:
     report: Report
     folder: Path
     """The folder of the model's files."""
+
+    private: Private | None = None
+    """The terms and the account of a private training, whose loss is never told."""
 
     tied: list[list[str]]
     """Names of the tied weights of the whole model."""
@@ -102,7 +107,8 @@ class Training:
         """Train to the last step, a request to stop, or the end of patience.
 
         Returns:
-            The reason of the end: finished, early or interrupted. In each case the last checkpoint is complete.
+            The reason of the end: finished, early, budget (of privacy) or interrupted. In each case the last
+            checkpoint is complete.
 
         Raises:
             NotFinite: the loss is no longer finite; the checkpoints are of earlier steps.
@@ -135,22 +141,32 @@ class Training:
                 self._save()
                 self._settle()
                 return "interrupted"
-        if is_whole:
+        if is_whole and self.private is None:
             self._check_units()
         return self._finish()
 
+    @property
+    def last_step(self) -> int:
+        """The last step of the training: of the recipe, or the last one within the budget of privacy."""
+        return self.recipe.steps if self.private is None else self.private.last_step(self.recipe.steps)
+
+    def _charge(self) -> None:
+        """Charge the steps so far, before anything that follows from them is told or written."""
+        if self.private is not None:
+            self.private.account.charge(self.engine.steps)
+
     def _batches(self) -> Iterator[Batch]:
         """Yield the remaining batches of the training."""
-        while self.engine.steps < self.recipe.steps and not self.patience.is_over:
+        while self.engine.steps < self.last_step and not self.patience.is_over:
             for batch in self.loader:
                 yield batch
-                if self.engine.steps >= self.recipe.steps or self.patience.is_over:
+                if self.engine.steps >= self.last_step or self.patience.is_over:
                     return
 
     def _due(self) -> Due:
         """Return the actions after the step whose batch the loader has just yielded."""
         step, config = self.engine.steps + 1, self.config
-        is_last = step == self.recipe.steps
+        is_last = step == self.last_step
         ends_epoch = self.loader.step == len(self.loader)
 
         def is_due(every: int | None) -> bool:
@@ -162,7 +178,7 @@ class Training:
         self.same_batch.check(batch)
         self.units += batch.count
         measures = self.noise.is_due(self.engine.steps + 1)
-        total = 1 if units_of(self.task).is_sum else None
+        total = 1 if units_of(self.task).is_sum or self.private is not None else None
         measured = self.engine.step(batch, total=total, report=due.any, measure_noise=measures)
         if not self.has_stepped:
             self._check_buffers()
@@ -214,7 +230,8 @@ class Training:
     def _log(self, measured: Measured) -> None:
         step = self.engine.steps
         event: dict[str, Any] = {"event": "step", "step": step, "epoch": self._epochs()}
-        event["loss"] = measured.loss.item()
+        if self.private is None:
+            event["loss"] = measured.loss.item()
         if measured.grad_norm is not None:
             event["grad_norm"] = measured.grad_norm.item()
         event["lr"] = self.recipe.schedule(step - 1)
@@ -224,6 +241,7 @@ class Training:
         return round(self.loader.epoch + self.loader.step / len(self.loader), 4)
 
     def _evaluate(self) -> Values:
+        self._charge()
         self.engine.flush()
         found: Values = {}
         for name, loader in self.tests.items():
@@ -244,6 +262,7 @@ class Training:
 
     def _save(self) -> None:
         if self.saver.newest != self.engine.steps:
+            self._charge()
             self._settle()
             self.saver.save()
 
@@ -264,4 +283,6 @@ class Training:
         self._save()
         self._settle()
         export_model(self.engine.parts, self.folder / MODEL, self.tied, self.frozen)
-        return "early" if self.patience.is_over else "finished"
+        if self.patience.is_over:
+            return "early"
+        return "finished" if self.engine.steps >= self.recipe.steps else "budget"

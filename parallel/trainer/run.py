@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from atoll.parallel.engine.assemble import assemble, begin_again
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.step import Engine
+from atoll.parallel.private.begin import Private
 from atoll.parallel.trainer.building import Built, agreed_base, build, give_values
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import Data, data_for, in_order
@@ -65,7 +66,7 @@ class Result:
 
     task: str
     why: str
-    """The reason why the training ended: finished, early or interrupted."""
+    """The reason why the training ended: finished, early, budget (of privacy) or interrupted."""
     steps: int
     epochs: float
     examples: int
@@ -78,6 +79,8 @@ class Result:
     ranks: int
     device: str
     torch: str
+    privacy: dict[str, Any] | None = None
+    """The guarantee of a private training, over all steps that its folder has seen; None: it is not private."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,10 +151,14 @@ def threads_for(model: nn.Module, wanted: int | None) -> int:
 def _recipe(job: Job, num_examples: int, model: nn.Module) -> Recipe:
     has_norms = any(isinstance(module, _BatchNorm) for module in model.modules())
     divisions = job.plan.microbatches * (job.plan.mesh.dp if job.plan.batchnorm == "local" else 1)
+    config = job.config
+    if job.private is not None:
+        expected = max(1, round(job.private.sample_rate * num_examples))
+        config = replace(config, batch_size=expected, steps=job.private.steps)
     try:
         return make_recipe(
             job.task.local,
-            job.config,
+            config,
             num_examples=num_examples,
             num_ranks=job.plan.mesh.dp,
             last_min=2 * divisions if has_norms else 1,
@@ -222,16 +229,8 @@ class _Builder:
         if built.blank is not None and job.plan.is_sharded:
             begin_again(engine, self._optimization)  # with the optimizer for the device that the shards now lie on
         seed_generators(config.seed, 0, 0 if self.axes is None else self.axes.draw)
-        loader = Loader(
-            data,
-            self.recipe.order,
-            rank=self.dp_rank,
-            device=self.device,
-            prefetch=config.prefetch,
-            num_workers=config.workers,
-            count=units_of(job.task),
-            parts=job.plan.accumulate if job.plan.mesh.pp == 1 else 1,
-        )
+        private = self._private(engine, data)
+        loader = self._loader(data) if private is None else private.loader(data, config.seed, self.device)
         patience, noise, meter = Patience(config), NoiseMeter(config.noise_every), self._meter(data)
         carried: dict[str, Carried] = {"loader": loader, "patience": patience, "noise": noise, "meter": meter}
         ranks = Ranks()
@@ -242,6 +241,8 @@ class _Builder:
             rows = ranks.gather(rows_read(data, config.seed))[0]
             saver = Saver(checkpointer, settings, engine, carried, config.seed, rows)
             saver.restore()
+            if private is not None:
+                private.begin(engine.steps)
             local = {**asdict(job.task.local), "optimizer": job.task.local.optimizer_name}
             here.report(
                 {"event": "begin", "step": engine.steps, "steps": self.recipe.steps, "task": job.name}
@@ -270,10 +271,33 @@ class _Builder:
                 folder=here.folder,
                 tied=built.tied,
                 frozen=frozen_of(built.model),
+                private=private,
             )
             why = training.run()
         ranks.close()
         return self._result(training, why)
+
+    def _private(self, engine: Engine, data: Any) -> Private | None:
+        """Return the private training whose passes the engine gets; None: the job is not private."""
+        job = self.job
+        if job.private is None:
+            return None
+        private = Private(terms=job.private, folder=self.here.folder)
+        private.install(engine, job.task, data, job.config.seed)
+        return private
+
+    def _loader(self, data: Any) -> Loader:
+        job, config = self.job, self.job.config
+        return Loader(
+            data,
+            self.recipe.order,
+            rank=self.dp_rank,
+            device=self.device,
+            prefetch=config.prefetch,
+            num_workers=config.workers,
+            count=units_of(job.task),
+            parts=job.plan.accumulate if job.plan.mesh.pp == 1 else 1,
+        )
 
     def _engine(self) -> Engine:
         order, plan = self.recipe.order, self.job.plan
@@ -331,20 +355,23 @@ class _Builder:
 
     def _result(self, training: Training, why: str) -> Result:
         steps, order = training.engine.steps, self.recipe.order
+        private = training.private
+        of_epoch = order.num_steps if private is None else len(training.loader)
         epochs, rest = divmod(steps, order.num_steps)
         examples_per_epoch = order.batch_size * (order.num_steps - 1) + order.size(order.num_steps - 1)
         result = Result(
             task=self.job.name,
             why=why,
             steps=steps,
-            epochs=round(steps / order.num_steps, 4),
-            examples=epochs * examples_per_epoch + rest * order.batch_size,
+            epochs=round(steps / of_epoch, 4),
+            examples=steps * order.batch_size if private else epochs * examples_per_epoch + rest * order.batch_size,
             metrics=training.values or {},
             seconds=training.meter.seconds,
             mesh=str(self.job.plan.mesh),
             ranks=self.here.world.size,
             device=torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
             torch=torch.__version__,
+            privacy=private.guarantee if private else None,
         )
         self.here.report({"event": "end", "step": steps, "why": why, "seconds": result.seconds})
         if self.here.world.is_first:

@@ -31,7 +31,8 @@ class Carried(Protocol):
 def settings_of(job: Job, recipe: Recipe) -> dict[str, Any]:
     """Return the settings that determine the sequence of models; not the mesh, under which it does not change."""
     of_plan = {f"plan.{name}": getattr(job.plan, name) for name in ("precision", "batchnorm", "outer", "compression")}
-    plain: dict[str, Any] = json.loads(json.dumps({"task": job.name, **recipe.described, **of_plan}))
+    of_privacy = {} if job.private is None else job.private.described
+    plain: dict[str, Any] = json.loads(json.dumps({"task": job.name, **recipe.described, **of_plan, **of_privacy}))
     return plain
 
 

@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
+from functools import lru_cache
 from typing import Any
 
 from atoll.ground.strict_json import (
@@ -96,7 +97,7 @@ class Terms:
     @property
     def digest(self) -> bytes:
         """SHA-256 of the terms, in a member's signed keys."""
-        return digest("terms", self.canonical())
+        return _digest_of(self)
 
     @property
     def approved(self) -> bytes:
@@ -106,6 +107,12 @@ class Terms:
     def threshold_of(self, members: int) -> int:
         """Return how many of n `members` open a sum."""
         return threshold_of(self.threshold, members)
+
+
+@lru_cache(maxsize=64)
+def _digest_of(terms: Terms) -> bytes:
+    """Return the digest of terms: a coordinator asks for that of a session once for each member's keys."""
+    return digest("terms", terms.canonical())
 
 
 def ranges_digest(ranges: Iterable[int]) -> str:

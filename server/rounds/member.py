@@ -39,6 +39,7 @@ class Member:
     has_declined: bool = False  # whether its site's policy forbids it to train for this run; until it joins again
     seen_at: float = 0.0  # time of the newest event of its connection
     software: str = ""  # software of its agent
+    dropped_sums: int = 0  # rounds in a row in which the secure sum with its update was dropped for what was added
     trouble: Trouble | None = None  # None: it has neither failed nor declined
     uses: int = 0  # private sums that its updates are in, whether or not a version came of them
     spent: float = 0.0  # the sum over these of 1 / z^2

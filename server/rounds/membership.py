@@ -309,6 +309,14 @@ class Membership:
         """Yield the connected clients that can be asked for an evaluation, sorted."""
         return (c for c in self.connected() if self.evaluates(c))
 
+    def summed(self, client_id: ClientId, *, is_dropped: bool) -> int:
+        """Count a round whose secure sum with the client's update was dropped, or none; return how many in a row."""
+        member = self._changing(client_id)
+        if member is None:
+            return 0
+        member.dropped_sums = member.dropped_sums + 1 if is_dropped else 0
+        return member.dropped_sums
+
     def chosen(self, client_id: ClientId) -> None:
         """Count an invitation of the client to a round."""
         if (member := self._changing(client_id)) is not None:

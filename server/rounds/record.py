@@ -27,6 +27,9 @@ from atoll.server.rounds.policy import Mode
 UPDATE_LOST = "update_lost"
 """Reason of a client's fate whose accepted update was lost on the coordinator's disk."""
 
+DROPPED_SUMS = "dropped_sums"
+"""Reason for which a client rests that was only in secure sums that were dropped for what was added."""
+
 OPENED, FAILED = "opened", "failed"
 """Last stages of a secure sum, as those of its session."""
 
@@ -193,6 +196,8 @@ class RoundRecord:
     waited: float = 0.0  # total seconds of past such waits
     sums: list[SumRecord] = field(default_factory=list)  # the secure sums; empty: the updates are plain
     ranges: list[int] = field(default_factory=list)  # exponents of the tensors' ranges after this round
+    only_dropped: dict[ClientId, int] = field(default_factory=dict)  # clients that rest, as so many of their sums in a
+    # row were dropped for what was added
     charge: ChargeRecord | None = None  # of a private round that has closed; None: nothing was charged
 
     def with_fate(self, *fates: Fate) -> Iterator[tuple[ClientId, ClientRecord]]:

@@ -46,7 +46,7 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.one_sum import OneSum
 from atoll.server.rounds.open_round import Effects
-from atoll.server.rounds.record import ClientRecord, MemberRecord, RefusalRecord
+from atoll.server.rounds.record import DROPPED_SUMS, ClientRecord, MemberRecord, RefusalRecord
 from atoll.server.rounds.retries import let_rest
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.secure_rules import SecureRules
@@ -70,6 +70,13 @@ from atoll.server.sessions.session import Fail, Session, Stage, Tell
 from atoll.server.sessions.session import OpenSum as OpenWith
 
 _REFUSED = FailureReason.SESSION_REFUSED
+
+DROPPED_MAX = 6
+"""Rounds in a row in which a client's sums were dropped for what was added, after which it rests."""
+REST_ROUNDS = 12
+"""Rounds for which such a client rests at first."""
+DOUBLINGS_MAX = 6
+"""Largest number of times that its rest is doubled."""
 
 
 class SecureRound(Round):
@@ -576,11 +583,31 @@ class SecureRound(Round):
         for session, why in event.dropped.items():
             record = self.record.sums[session]
             record.is_dropped, record.detail = True, why
+        self._count_dropped(event.dropped, now)
         self._leave_unused(event.dropped)
         if len(self._reported) < self.record.quorum:
             return self._abandon(AbandonReason.SECURE_FAILED, now, self._why_failed())
         self.record.ranges = [*event.ranges]
         return super().aggregated(event, now)
+
+    def _count_dropped(self, dropped: Container[int], now: float) -> None:
+        """Let clients rest that were only in sums that no honest members make, for `DROPPED_MAX` rounds in a row.
+
+        They are named, and rest for `REST_ROUNDS` rounds like this one, twice as long at each further time: an honest
+        client that was unlucky is soon in a sum that counts, without those that rest.
+        """
+        for each in self._sums:
+            if not each.is_opened or each.record.session in self._lost_sums:
+                continue
+            for client_id in each.survivors:
+                times = self.membership.summed(client_id, is_dropped=each.record.session in dropped)
+                if times < DROPPED_MAX:
+                    continue
+                self.record.only_dropped[client_id] = times
+                why = f"the secure sums with its updates were dropped in {count_of(times, 'round')} in a row"
+                self.membership.noted(client_id, DROPPED_SUMS, why, now)
+                rounds = REST_ROUNDS * 2 ** min(times - DROPPED_MAX, DOUBLINGS_MAX)
+                self.membership.failed(client_id, now + rounds * (now - self.record.opened_at))
 
     def _released_by(self, reason: AbandonReason, now: float) -> Effects:
         why = ReleaseReason.RUN_ENDED if reason is AbandonReason.STOP_REQUESTED else ReleaseReason.ROUND_ABANDONED

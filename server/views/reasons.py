@@ -14,7 +14,7 @@ from atoll.protocol.vocabulary import (
     ReleaseReason,
 )
 from atoll.server.exchanges.exchange import FILES_LOST
-from atoll.server.rounds.record import UPDATE_LOST
+from atoll.server.rounds.record import DROPPED_SUMS, UPDATE_LOST
 
 _REJECTIONS = {
     RejectReason.WRONG_ROUND: "it names a round that does not exist",
@@ -37,6 +37,7 @@ _REJECTIONS = {
     RejectReason.NOT_IN_SESSION: "it is masked for a session that takes no more updates",
 }
 _FAILURES: dict[str, str] = {
+    DROPPED_SUMS: "the secure sums with its updates were dropped in several rounds in a row",
     UPDATE_LOST: "its accepted update was lost on the coordinator's disk",
     FailureReason.TASK_NOT_ALLOWED: "its operator does not allow this task",
     FailureReason.POLICY_REFUSED: "its site's own policy does not allow it",

@@ -116,6 +116,11 @@ def sum_sentences(record: RoundRecord) -> Iterator[str]:
         ]
         yield f"Session {each.session} ({', '.join(names)}): {_sum(each)}."
         yield from (_left_out(each, name) for name in each.left_out)
+    for name, times in sorted(record.only_dropped.items()):
+        yield (
+            f"{name} rests: in {count_of(times, 'round')} in a row the sum with its update was dropped for what was "
+            f"added. If that repeats, `atoll client revoke {name}` after a talk with its operator."
+        )
 
 
 def _refusals_of(each: SumRecord, name: ClientId) -> tuple[list[ClientId], list[ClientId]]:

@@ -198,7 +198,8 @@ def _of_clients(record: RoundRecord, metrics: Metrics, train: Sequence[tuple[str
     }
     if record.sums:
         left = {name: row.sum.left for name, row in of_all if row.sum is not None and row.sum.left}
-        return line | ({"left": left} if left else {})
+        found = {"left": left, "only_dropped": dict(sorted(record.only_dropped.items()))}
+        return line | {key: value for key, value in found.items() if value}
     of_clients = sorted(train, key=itemgetter(0))  # a client may be in a buffer twice: its last training counts
     return line | {"train_values": {name: values(metrics, sums) for name, sums in of_clients}}
 

@@ -48,10 +48,10 @@ LITTLE = (
     (["--help"], 0, ("torch", "numpy", "pydantic", "asyncio", *SERVICE, *PLOTS), 430),
     (["agent", TASK, "--site", "a", "--insecure", "--check"], 0, ("flwr", *PLOTS), 2600),
     (["agent", APP, "--site", "site-0", "--insecure", "--check"], 0, ("flwr", "torch", *PLOTS), 1100),
-    (["settings"], 0, (*NUMBERS, *SERVICE, *PLOTS), 470),
+    (["settings"], 0, (*NUMBERS, *SERVICE, *PLOTS), 475),
     (["privacy", "plan", "--epsilon", "1", "--delta", "1e-5", "--uses", "9"], 0, (*NUMBERS, *SERVICE, *PLOTS), 430),
     (["plugins"], 0, (*NUMBERS, *SERVICE, *PLOTS), 390),
-    (["settings", "--json"], 0, (*NUMBERS, *SERVICE, *PLOTS), 470),
+    (["settings", "--json"], 0, (*NUMBERS, *SERVICE, *PLOTS), 475),
     (["run", "list", "--state", "none"], 2, (*NUMBERS, "grpc", "cryptography", *PLOTS), 645),
     (["audit", "verify", "none.log"], 2, ("torch", *PLOTS), 690),
 )

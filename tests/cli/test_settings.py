@@ -26,6 +26,7 @@ def test_every_setting_is_printed_with_type_default_and_text() -> None:
         "local",
         "train",
         "plan",
+        "privacy",
         "simulation",
     ]
     for setting in (setting for section in sections.values() for setting in section):

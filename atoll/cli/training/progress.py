@@ -38,7 +38,8 @@ def progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[Report]:
 def speed(event: Event) -> str:
     """Describe a step in one line: loss, rate, memory, time left; MFU and critical batch size if measured."""
     rate = f"{event['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in event else f"{event['examples_per_s']:,.0f}/s"
-    parts = [f"loss {event['loss']:.4f}", rate, printable_size(event["memory_bytes"])]
+    loss = [f"loss {event['loss']:.4f}"] if "loss" in event else []  # a private training tells none
+    parts = [*loss, rate, printable_size(event["memory_bytes"])]
     if "mfu" in event:
         parts.append(f"MFU {event['mfu']:.1%}")
     if "noise_scale" in event:

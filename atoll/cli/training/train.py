@@ -75,6 +75,13 @@ def _launch(_job: "Job", request: TrainRequest) -> "Result":
     return result
 
 
+def _of_privacy(result: "Result") -> str:
+    """Return the guarantee of a private training, and why it ended before its last step."""
+    assert result.privacy is not None
+    sentence: str = result.privacy["sentence"]
+    return f"the budget of privacy is spent; {sentence}" if result.why == "budget" else sentence
+
+
 def _report(result: "Result", folder: Path, json: bool) -> int:
     """Print the result, and return the exit code."""
     from atoll.cli.training.progress import shown
@@ -92,6 +99,8 @@ def _report(result: "Result", folder: Path, json: bool) -> int:
             )
             if result.metrics:
                 say(shown(result.metrics))
+            if result.privacy is not None:
+                say(_of_privacy(result))
             say(
                 f"everything is in {folder}" if result.why != "interrupted" else "the same command resumes the training"
             )

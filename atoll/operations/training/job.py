@@ -15,6 +15,7 @@ from atoll.operations.requests import TrainRequest
 from atoll.operations.starts import with_start_file
 from atoll.operations.task_failures import failure_of_the_task
 from atoll.operations.training.folder import LOCK
+from atoll.operations.training.privacy import terms_of
 from atoll.parallel.engine.plan import AUTO, Plan, given_plan, possible_plans
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import Job, JobRefused, check_job
@@ -23,8 +24,9 @@ from atoll.task.array_task import ArrayTask
 from atoll.task.local import Local
 from atoll.task.task import Task, task_name
 from atoll.training.model.parameters import model_on_meta
+from atoll.training.private.config import PrivacyConfig
 
-SECTIONS = ("local", "train", "plan", "task", "sites")
+SECTIONS = ("local", "train", "plan", "privacy", "task", "sites")
 """The first parts of the keys that --set takes."""
 
 Settings = TypeVar("Settings")
@@ -79,17 +81,21 @@ def job_of(request: TrainRequest, task: Task | ArrayTask | None = None) -> Job:
     given = _by_section(request.overrides, faults)
     config = _changed(TrainConfig.with_overrides, TrainConfig(), given["train"], faults)
     local = _changed(Local.with_overrides, task.local, given["local"], faults)
+    privacy = _changed(PrivacyConfig.with_overrides, PrivacyConfig(), given["privacy"], faults)
     task = _changed(Task.with_options, task, given["task"], faults)
     task = _changed(Task.with_site_settings, task, _by_site(given["sites"]), faults)
     plans = _plans(request, given["plan"], faults)
     if not faults:
         try:
             task = replace(task, local=local)
-            job = _job_with(plans, request, Job(name=task_name(request.task), task=task, config=config, plan=plans[0]))
+            job = Job(name=task_name(request.task), task=task, config=config, plan=plans[0], private=None)
+            job = _job_with(plans, request, replace(job, private=terms_of(privacy, config, local)))
             check_job(job, world_size(request))
             return job
         except JobRefused as error:
             faults += str(error).split("; ")
+        except CommandError as error:
+            faults += error.faults
         except Exception as error:  # any: the user's code builds the model
             if (line := failure_of_the_task(error)) is None:
                 raise

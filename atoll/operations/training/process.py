@@ -20,6 +20,7 @@ from atoll.parallel.engine.agreement import CallsDiffer
 from atoll.parallel.engine.passes import ReadyTwice
 from atoll.parallel.engine.repetition import NotRepeatable
 from atoll.parallel.engine.step_faults import CopiesDiffer, NotGathered
+from atoll.parallel.private.account import AccountBroken
 from atoll.parallel.trainer.job import Job, JobRefused
 from atoll.parallel.trainer.logs import Report, json_log, to_all
 from atoll.parallel.trainer.run import LOG, Result, Surroundings, train
@@ -38,6 +39,7 @@ REFUSED = (
     RunDiffers,
     CheckpointMismatch,
     CheckpointBroken,
+    AccountBroken,
 )
 """The errors of a training that are the operator's mistakes, with exit code 2."""
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from atoll import Task
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.private.terms import Terms
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import Job
 from atoll.parallel.trainer.logs import Event, json_log
@@ -29,6 +30,7 @@ def run(
     stop_after: int | None = None,
     stopping_rank: int = 0,
     device: str = "cpu",
+    private: Terms | None = None,
 ) -> Result:
     """Train; after `stop_after` steps one rank is asked to stop. A step takes at least half a second of this clock."""
     world = read_world()
@@ -54,7 +56,7 @@ def run(
         is_told_to_stop=is_told,
         report=counting,
     )
-    return train(Job(name="tasks:task", task=task, config=config, plan=plan or Plan()), here)
+    return train(Job(name="tasks:task", task=task, config=config, plan=plan or Plan(), private=private), here)
 
 
 def on_ranks(folder: Path, plan: Plan, stop_after: int | None = None, stopping_rank: int = 0) -> Result:

@@ -6,6 +6,7 @@ import pytest
 
 from atoll.protocol.secure.messages import Gone, Survivors
 from atoll.protocol.vocabulary import AbandonReason, CloseReason, Fate, RejectReason, RoundId, RunState
+from atoll.server.rounds.events import Aggregated
 from atoll.server.rounds.session_events import TellMember
 from atoll.server.views.sentences import sentences
 from tests.server.rounds.secure_federation import SecureRun, fates, is_reported
@@ -26,6 +27,38 @@ def test_a_large_cohort_is_several_sessions_and_each_opens_its_sum():
     assert run.run()
     assert sorted(len(members) for _, _, members in run.opened) == [3, 4, 4]
     assert sorted(name for _, _, members in run.opened for name in members) == [*run.sites]
+
+
+class Poisoned(SecureRun):
+    """A run whose sums with the bad site are dropped, as longer than their members may make them."""
+
+    bad = "site-04"
+
+    def aggregate(self, effect):
+        dropped = {summed.session: "its norm is 9" for summed in effect.sums if self.bad in summed.members}
+        self.post(Aggregated(effect.round_id, f"model-{effect.base_version + 1}", dropped, (0,)))
+
+
+def test_a_client_that_was_only_in_dropped_sums_is_named_and_rests_and_the_others_do_not():
+    run = Poisoned(12, random.Random(2), rounds=7, quorum=3, sessions=3)
+    assert run.run()
+    ledger = run.machine.ledger
+    assert ledger.past[RoundId(5)].only_dropped == {}
+    assert ledger.past[RoundId(6)].only_dropped == {run.bad: 6}
+    assert run.bad not in ledger.past[RoundId(7)].clients
+    assert len(ledger.past[RoundId(7)].clients) == 11
+    assert [*ledger.membership.resting()] == [run.bad]
+    assert ledger.membership.members[run.bad].trouble.reason == "dropped_sums"
+    assert all(member.dropped_sums < 6 for name, member in ledger.membership.members.items() if name != run.bad)
+    run.crash()  # the replay of the journal gives the same ledger, or it fails
+
+
+def test_a_client_in_dropped_sums_has_a_sentence_in_the_record():
+    run = Poisoned(12, random.Random(2), rounds=6, quorum=3, sessions=3)
+    assert run.run()
+    told = " ".join(sentences(run.machine.ledger.past[RoundId(6)]))
+    assert "site-04 rests: in 6 rounds in a row the sum with its update was dropped for what was added" in told
+    assert "site-00 rests" not in told
 
 
 def test_a_cohort_too_small_for_its_sessions_has_fewer_of_them():

@@ -1,0 +1,71 @@
+"""The terms of a private training, and the plans and settings that it refuses."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.ground.printable import count_of
+from atoll.parallel.engine.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Mechanism and budget of a private training."""
+
+    sample_rate: float
+    """Probability of an example in a step."""
+    noise_multiplier: float
+    """Standard deviation of the noise of a sum, in clip norms."""
+    clip_norm: float
+    """Largest norm of an example's gradient."""
+    delta: float
+    steps: int
+    """Steps of the whole training, as they were planned; the budget allows them."""
+    allowed: Callable[[int], int]
+    """Steps that are wanted in all, each counted as often as it is done -> the most of them within the budget."""
+    guarantee: Callable[[int], dict[str, Any]]
+    """Steps -> the guarantee in plain values, with its `sentence`."""
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the noise of a step's sum."""
+        return self.noise_multiplier * self.clip_norm
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a continued training must have again, by the names under which an operator sets it."""
+        return {
+            "privacy.unit": "example",
+            "privacy.sample_rate": self.sample_rate,
+            "privacy.clip_norm": self.clip_norm,
+            "privacy.noise_multiplier": self.noise_multiplier,
+            "privacy.delta": self.delta,
+        }
+
+
+def epoch_steps(sample_rate: float) -> int:
+    """Return the steps after which each example was expected once."""
+    return max(1, round(1.0 / sample_rate))
+
+
+def plan_faults(plan: Plan) -> Iterator[str]:
+    """Yield a sentence for each part of a plan without private steps."""
+    on = 'with privacy.unit = "example"'
+    if plan.mesh.pp > 1:
+        yield f"--mesh: got {plan.mesh}: a pipeline knows no norm of a whole gradient before its last stage, {on} pp=1"
+    if plan.mesh.size > plan.mesh.pp or plan.is_sharded:
+        yield f"--mesh: got {plan.mesh}, zero={plan.zero_stage}: allowed {on} is one process"
+    for name, needed in (("precision", "fp32"), ("recompute", "none"), ("compile", False), ("accumulate", 1)):
+        if (found := getattr(plan, name)) != needed:
+            yield f"plan.{name}: got {found!r}: allowed {on} is {needed!r}"
+
+
+def delta_fault(delta: float, num_examples: int) -> str | None:
+    """Return the sentence about a delta that allows to publish an example as it is; None: it is smaller."""
+    if delta * num_examples < 1.0:
+        return None
+    every = count_of(num_examples, "training example")
+    return (
+        f"privacy.delta: got {delta:g} with {every}: one over their number or more would allow to publish one of them "
+        f"as it is, allowed is less, such as {0.1 / num_examples:.1g}"
+    )

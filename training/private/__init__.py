@@ -1,0 +1,1 @@
+"""Example-level differential privacy of one client's training: DP-SGD, without a mesh."""

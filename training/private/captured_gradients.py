@@ -1,0 +1,214 @@
+r"""The sum of clipped example gradients from one pass over a batch: each layer's inputs and output gradients are kept.
+
+One forward pass, one backward pass to the outputs of the layers with trained parameters, the norms of rows from what
+the layers kept (`uses`), and the sum with each row's output gradients times min(1, C / norm). No gradient of a row
+exists for linear layers, convolutions in two dimensions and embeddings; for any other layer `torch.func` gives it.
+
+It holds where each trained parameter is used by its module's `forward` alone, with one row for each example in the
+module's inputs and outputs. A model whose rows go other ways (recurrent layers, `functional.linear` with the weight
+of another module) needs `example_gradients`; `checks` compares both with single rows before the first step.
+
+Source: Lee and Kifer 2021 (arXiv 2009.03106); Bu et al. 2023, "Differentially Private Optimization on Large Model at
+Small Cost" (arXiv 2210.00038), for the sum without a second backward pass.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import functional_call, vjp, vmap
+
+from atoll.training.data.trees import map_tensors
+from atoll.training.private.example_gradients import Gradients, Loss, columns_of, factors_of
+from atoll.training.private.uses import Lookup, Outer, Whole, squares_of
+from atoll.training.trials.contract import one_loss
+
+
+class NotCaptured(ValueError):
+    """A layer whose example gradients do not follow from its inputs and output gradients; the message names it."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call of a module: its inputs, and the place of its output in the graph."""
+
+    name: str
+    module: nn.Module
+    inputs: torch.Tensor
+    version: int
+    edge: GradientEdge
+    gradient: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class _Calls:
+    rows: int
+    found: list[_Call] = field(default_factory=list)
+
+
+class CapturedGradients:
+    """The clipped sum of a model's example gradients; the same interface as `ExampleGradients`.
+
+    Args:
+        model: the model, in training mode on its device.
+        loss: the loss of a row.
+        clip_norm: C, above 0.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, clip_norm: float) -> None:
+        self._model, self._loss, self._clip_norm = model, loss, clip_norm
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._names = {id(p): name for name, p in self.parameters.items()}
+        self._modules = {
+            name: module
+            for name, module in model.named_modules()
+            if any(id(p) in self._names for p in module.parameters(recurse=False))
+        }
+
+    def clipped_sum(self, inputs: Any, targets: Any, rows: int) -> Gradients:
+        """Return the sum of the clipped gradients of a batch, float64 by the parameter's name; of no rows zeros.
+
+        Raises:
+            NotRows: a tensor's first dimension is not `rows`.
+            NotCaptured: a layer's example gradients cannot be had in this way.
+        """
+        total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in self.parameters.items()}
+        if not rows:
+            return total
+        uses = self._uses(inputs, targets, rows)
+        squares = torch.stack([squares_of(of_parameter) for of_parameter in uses.values()]).sum(0)
+        if not bool(squares.isfinite().all()):
+            bad = ~squares.isfinite()
+            squares = squares.masked_fill(bad, 0.0)
+            for use in (use for of_parameter in uses.values() for use in of_parameter):
+                use.drop(bad)
+        factors = factors_of(squares.sqrt(), self._clip_norm)
+        for name, of_parameter in uses.items():
+            for use in of_parameter:
+                total[name] += use.weighted(factors).reshape(total[name].shape)
+        return total
+
+    def _uses(self, inputs: Any, targets: Any, rows: int) -> dict[str, list[Outer | Lookup | Whole]]:
+        columns_of((inputs, targets), rows)
+        with self._capturing(rows) as calls:
+            outputs = self._model(inputs)
+        total = self._losses(outputs, targets, rows).sum()
+        found = torch.autograd.grad(total, [call.edge for call in calls.found], allow_unused=True)
+        uses: dict[str, list[Outer | Lookup | Whole]] = {}
+        for call, gradient in zip(calls.found, found, strict=True):
+            if gradient is None:  # an output that the loss does not read
+                continue
+            if call.inputs._version != call.version:
+                raise NotCaptured(f"{call.name}: its inputs are changed in place afterwards")
+            for own, use in _uses_of(call.module, call.inputs.detach(), gradient.detach(), self._names):
+                uses.setdefault(self._names[id(own)], []).append(use)
+        if not uses:
+            raise NotCaptured("the loss depends on no layer with trained parameters")
+        return uses
+
+    def _losses(self, outputs: Any, targets: Any, rows: int) -> torch.Tensor:
+        """Return the loss of each row (B,)."""
+        columns = columns_of((outputs, targets), rows)
+
+        def of_row(row: tuple[torch.Tensor, ...]) -> torch.Tensor:
+            batch = iter([column.unsqueeze(0) for column in row])
+            output, target = map_tensors(lambda _: next(batch), (outputs, targets))
+            return one_loss(self._loss(output, target))
+
+        losses: torch.Tensor = vmap(of_row, randomness="different")(columns)
+        return losses
+
+    @contextmanager
+    def _capturing(self, rows: int) -> Iterator[_Calls]:
+        calls = _Calls(rows)
+        handles = [
+            module.register_forward_hook(_keeping(calls, name), with_kwargs=True)
+            for name, module in self._modules.items()
+        ]
+        try:
+            yield calls
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _keeping(calls: _Calls, name: str) -> Callable[[nn.Module, Any, Any, Any], None]:
+    def keep(module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        is_plain = len(inputs) == 1 and not named and isinstance(inputs[0], torch.Tensor)
+        if not is_plain or not isinstance(output, torch.Tensor):
+            raise NotCaptured(f"{name}: it takes or returns something else than one tensor")
+        if len(inputs[0]) != calls.rows or len(output) != calls.rows:
+            raise NotCaptured(f"{name}: the first dimension of its inputs or outputs is no row")
+        if not output.requires_grad:
+            raise NotCaptured(f"{name}: its output has no gradient")
+        calls.found.append(_Call(name, module, inputs[0], inputs[0]._version, get_gradient_edge(output)))
+
+    return keep
+
+
+def _uses_of(
+    module: nn.Module, a: torch.Tensor, g: torch.Tensor, trained: dict[int, str]
+) -> Iterator[tuple[nn.Parameter, Outer | Lookup | Whole]]:
+    """Yield the trained parameters of a module, each with its use in a call."""
+    own = {name: p for name, p in module.named_parameters(recurse=False) if id(p) in trained}
+    weight, bias = own.get("weight"), own.get("bias")
+    if type(module) is nn.Linear:
+        if weight is not None:
+            yield weight, Outer(_positions(a), _positions(g))
+        if bias is not None:
+            yield bias, Whole(_positions(g).sum(1))
+    elif type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros" and _is_unfolded(module):
+        by_position = g.flatten(2).transpose(1, 2)
+        if weight is not None:
+            shape = dict(dilation=module.dilation, padding=module.padding, stride=module.stride)
+            patches = torch.nn.functional.unfold(a, module.kernel_size, **shape)  # type: ignore[arg-type]
+            yield weight, Outer(patches.transpose(1, 2), by_position)
+        if bias is not None:
+            yield bias, Whole(by_position.sum(1))
+    elif type(module) is nn.Embedding and _is_plain(module):
+        if module.padding_idx is not None:
+            g = g.masked_fill((a == module.padding_idx).unsqueeze(-1), 0.0)
+        assert weight is not None
+        yield weight, Lookup(a.flatten(1), g.reshape(len(g), -1, g.shape[-1]), module.num_embeddings)
+    else:
+        yield from ((own[name], Whole(found)) for name, found in _of_any(module, own, a, g).items())
+
+
+def _is_unfolded(module: nn.Conv2d) -> bool:
+    return not isinstance(module.padding, str)
+
+
+def _is_plain(module: nn.Embedding) -> bool:
+    return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
+
+
+def _positions(tensor: torch.Tensor) -> torch.Tensor:
+    """Return (B, ..., width) as (B, T, width)."""
+    return tensor.reshape(len(tensor), -1, tensor.shape[-1])
+
+
+def _of_any(
+    module: nn.Module, own: dict[str, nn.Parameter], a: torch.Tensor, g: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Return the gradients of each row of any module, by its parameters' names.
+
+    Raises:
+        NotCaptured: its forward pass draws random numbers, which another pass would draw otherwise.
+    """
+    values = {name: p.detach() for name, p in own.items()}
+
+    def of_row(row: torch.Tensor, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
+        backward: Any = vjp(lambda values: functional_call(module, values, (row.unsqueeze(0),)), values)[1]
+        return dict(backward(gradient.unsqueeze(0))[0])
+
+    try:
+        found: dict[str, torch.Tensor] = vmap(of_row, randomness="error")(a, g)
+    except RuntimeError as error:
+        raise NotCaptured(f"{type(module).__name__}: {str(error).splitlines()[0]}") from error
+    return {name: each.detach() for name, each in found.items()}

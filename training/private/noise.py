@@ -1,0 +1,66 @@
+r"""The noise of a step on the whole gradient: a Gaussian of each element's position, from the step's secret key.
+
+    sum + N(0, (z C)^2), rounded to the grid of 2^(floor(log2(z C)) - 30)
+
+The key of a block of elements is HMAC(key of the training, step, tensor, block), and its noise is drawn from an
+AES-256-CTR stream (`ground/noise`), so it depends on the position alone: not on micro-batches, threads or ranks, each
+of which would add noise of its own. The sum is in float64, and so is the noise, whose gaps are below 2^-50 of z C; both
+are rounded to the grid, 2^20 times wider, before anything sees the values: their last bits tell nothing of the summands
+(Mironov, CCS 2012). The grid follows from z C, never from data.
+
+By Box and Muller (1958), sqrt(-2 ln u) cos(2 pi v), where u has 106 bits: the tail beyond 8.6 standard deviations,
+which 53 bits cut, has its full length.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from atoll.ground.noise.generator import KeyedBits
+from atoll.ground.noise.key import key_of
+
+BLOCK = 1 << 16
+"""Number of elements with one key."""
+
+GRID_BITS = 30
+
+
+def grid_of(std: float) -> float:
+    """Return the grid of a noise's standard deviation, a power of two."""
+    return 2.0 ** (math.floor(math.log2(std)) - GRID_BITS)
+
+
+def add_noise(sums: Mapping[str, torch.Tensor], key: bytes, step: int, std: float) -> None:
+    """Add the noise of a step to float64 tensors in place, and round them to the grid.
+
+    Args:
+        sums: the sums by their parameters' names.
+        key: 32 bytes, secret; of one training and one time that its steps are done.
+        step: the number of the step.
+        std: z C, above 0.
+    """
+    grid, of_step = grid_of(std), key_of(key, "noise", step)
+    for name, tensor in sums.items():
+        noise = torch.from_numpy(normals(of_step, name, tensor.numel())).mul_(std).view(tensor.shape)
+        tensor.add_(noise.to(tensor.device)).div_(grid).round_().mul_(grid)
+
+
+def normals(key: bytes, name: str, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    """Return the standard normal numbers of a tensor's elements, by position."""
+    found = np.empty(count, np.float64)
+    for block, begin in enumerate(range(0, count, BLOCK)):
+        part = found[begin : begin + BLOCK]
+        part[:] = _of_block(key_of(key, name, block), len(part))
+    return found
+
+
+def _of_block(key: bytes, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    pairs = -(-count // 2)
+    words = KeyedBits(key).words(3 * pairs)
+    high, low, turn = words[:pairs] >> 11, words[pairs : 2 * pairs] >> 11, words[2 * pairs :] >> 11
+    u = high * 2.0**-53 + (low + 1) * 2.0**-106  # in (0, 1]
+    radius, angle = np.sqrt(-2.0 * np.log(u)), turn * (2.0 * np.pi * 2.0**-53)
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
