@@ -59,7 +59,7 @@ class MemberRules:
     Attributes:
         min_others: fewest other members of a sum.
         colluders_max: members n_c that may work together with the coordinator: 2 t > n + n_c.
-        setting: the policy's setting that demands so many others; empty: `min_others`.
+        setting: the policy's setting that demands this number of others, with its value; empty: `min_others`.
     """
 
     min_others: int = 3
