@@ -11,6 +11,7 @@ _ROUNDS, _WORLDS = "tests/server/rounds/test_secure_round.py", "tests/histories/
 OF_ROUNDS = (
     "tests/server/sessions/test_schedules.py",
     f"{_ROUNDS}::test_a_masked_update_that_comes_after_the_survivors_were_told_is_refused",
+    f"{_ROUNDS}::test_another_attempt_opens_the_sum_of_all_also_of_those_whose_masked_updates_were_in",
     f"{_ROUNDS}::test_a_schedule_of_faults_opens_exact_sums_or_ends[0-49]",
     f"{_WORLDS}::test_every_history_with_secure_sums_has_exact_sums_or_clean_ends[0]",
 )
@@ -377,7 +378,7 @@ OF_SUMS = (
         SECURITY,
         "            check_certified(keys.site, keys.name, self._keeper.current.ca_pem, self._now())\n",
         "",
-        "a key is nobody's",
+        "a key has an unknown owner",
         OF_SITES,
     ),
     Mutant(
@@ -482,7 +483,7 @@ OF_SUMS = (
         SESSION,
         "self.masking = frozenset(self._shares) - {*self.gone}",
         "self.masking = frozenset(range(self.size)) - {*self.gone}",
-        "U2 has members whose boxes nobody has",
+        "U2 has members without boxes",
         OF_ROUNDS,
     ),
     Mutant(

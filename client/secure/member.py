@@ -59,10 +59,17 @@ class MemberRules:
     Attributes:
         min_others: fewest other members of a sum.
         colluders_max: members n_c that may work together with the coordinator: 2 t > n + n_c.
+        setting: the policy's setting that demands this number of others, with its value; empty: `min_others`.
     """
 
     min_others: int = 3
     colluders_max: int = 1
+    setting: str = ""
+
+    @property
+    def demand(self) -> str:
+        """The setting with its value, for sentences."""
+        return self.setting or f"min_others = {self.min_others}"
 
 
 @value
@@ -229,7 +236,7 @@ class Member:
     def _check_size(self, members: int, threshold: int) -> None:
         rules, wanted = self._rules, self.terms.threshold_of(members)
         least = max(MEMBERS_MIN, rules.min_others + 1)
-        demanded = f"this site demands {least} (min_others = {rules.min_others})"
+        demanded = f"this site demands {least} ({rules.demand})"
         _check(members >= least, f"the roster has {count_of(members, 'member')}; {demanded}")
         _check(
             members <= self.terms.members_max,
@@ -350,7 +357,7 @@ class Member:
         _check(positions <= {*within}, f"members that {verb} are none of those before")
         _check(self._place in positions, f"this site is not among the members that {verb}")
         least = max(self._threshold, self._rules.min_others + 1)
-        by = f"threshold {self._threshold}, min_others = {self._rules.min_others}"
+        by = f"threshold {self._threshold}, {self._rules.demand}"
         have = count_of(len(positions), "member")
         _check(len(positions) >= least, f"{have} {verb}; this site demands {least} ({by})")
 

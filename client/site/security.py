@@ -154,13 +154,14 @@ class SiteSecurity:
             terms: for which `fault` returns nothing.
         """
         assert self._key is not None
-        policy, others = self._now_policy(), 0
-        if terms.purpose == "evaluation":
-            others = self._gate.disclosure.min_sites - 1
+        policy = self._now_policy()
+        rules = MemberRules(policy.min_others, policy.colluders_max)
+        if terms.purpose == "evaluation" and (sites := self._gate.disclosure.min_sites) > policy.min_others + 1:
+            rules = MemberRules(sites - 1, policy.colluders_max, f"metrics_min_sites = {sites}")
         return Member(
             name,
             terms,
-            MemberRules(max(policy.min_others, others), policy.colluders_max),
+            rules,
             key=self._key,
             site=self.identity,
             promises=self._promised(),

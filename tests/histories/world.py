@@ -122,7 +122,7 @@ class World:
         history.ended_at, history.machine = self.now, self.coordinator.running
         for agent in self.agents.values():
             history.left_in_spool += [(agent.client_id, key) for key in agent.spool]
-            if not history.faults["dropped"]:  # or it has not heard of the end, and hears of it when it connects again
+            if not history.faults["dropped"] + history.faults["repeated"]:  # it hears of the end when it connects again
                 history.left_in_spool += [(agent.client_id, key) for key in agent.sums.encoded]
         self.sums.check_promises()
         self.coordinator.final_records()

@@ -220,7 +220,9 @@ def test_a_site_s_least_number_of_sites_holds_for_the_members_of_its_sum(tmp_pat
             await shells.answers(lambda name: shells.shells[name].asked(wire.question_message(of, roster, 4)))
         )
 
-    assert run(tmp_path, scenario, policy=policy) == {"session_refused: the roster has 4 members; this site demands 5"}
+    assert run(tmp_path, scenario, policy=policy) == {
+        "session_refused: the roster has 4 members; this site demands 5 (metrics_min_sites = 5)"
+    }
 
 
 def test_a_site_that_demands_sums_evaluates_in_them_alone(tmp_path: Path) -> None:

@@ -127,6 +127,22 @@ def test_a_masked_update_that_comes_after_the_survivors_were_told_is_refused():
     assert run.opened == [(1, 0, tuple(others))]
 
 
+def test_another_attempt_opens_the_sum_of_all_also_of_those_whose_masked_updates_were_in():
+    run = SecureRun(4, random.Random(1), rounds=1)
+    silent, upload = [*run.sites][2:], run.upload
+
+    def upload_late(name, number):
+        if name not in silent or run.work[name, number].pending[1] > 1:
+            upload(name, number)
+
+    run.upload = upload_late
+    assert run.run()
+    assert run.opened == [(1, 0, tuple(run.sites))]
+    record = run.machine.ledger.past[RoundId(1)]
+    assert record.sums[0].attempt == 2
+    assert is_reported(record)
+
+
 def test_the_seeds_have_every_fault_and_every_end():
     seen = judged_all(range(60))
     assert {RunState.FINISHED, RunState.FAILED, "crash", "session_lost", "attempts", "sums", "mesh"} <= seen.keys()
