@@ -61,6 +61,7 @@ ALLOWED = {
     "atoll/cli/training/progress.py: event['tokens_per_s']": "a rate",
     "atoll/operations/training/job.py: read_world().size": "more than one, by the condition above",
     "atoll/cli/training/train.py: result.epochs": "a fraction",
+    "protocol/identity/handshake_fault.py: address": "the name of a server, before a verb",
     "protocol/wire/mesh_use.py: self.steps_per_s": "a rate",
     "protocol/settings.py: value.bit_length()": "more than 10 000",
     "server/config/secure.py: largest": "more than one, as sessions of two sizes differ",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.ground.durable import write_atomically
+from atoll.ground.printable import count_of
 
 FILE = "privacy.json"
 
@@ -57,8 +58,8 @@ class Account:
             )
         if described != self._described:
             raise AccountBroken(
-                f"{self._path} has {self.steps} steps of another mechanism ({described}): begin in another folder "
-                "(--out)"
+                f"{self._path} has {count_of(self.steps, 'step')} of another mechanism ({described}): begin in another "
+                "folder (--out)"
             )
 
     def begin(self, step: int) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from atoll.ground.printable import count_of
 from atoll.training.data.trees import map_tensors, tensors
 from atoll.training.data.units import Units, units_in
 from atoll.training.private.captured_gradients import CapturedGradients, NotCaptured
@@ -155,8 +156,8 @@ def _output_faults(trial: Trial) -> Iterator[str]:
         columns_of(outputs, trial.rows)
     except NotRows:
         yield (
-            f"{type(trial.model).__name__}: of {trial.rows} rows it returns a tensor that has no row for each, so its "
-            "outputs cannot be told apart"
+            f"{type(trial.model).__name__}: of {count_of(trial.rows, 'row')} it returns a tensor that has no row for "
+            "each, so its outputs cannot be told apart"
         )
         return
     for row in range(min(trial.rows, FEW)):
@@ -214,9 +215,9 @@ def _loss_faults(trial: Trial) -> Iterator[str]:
     mean = total if trial.units.is_sum else total / sum(units) if sum(units) else whole
     if abs(mean - whole) > TOLERANCE * max(abs(whole), *map(abs, losses), 1e-3):
         yield (
-            f"the loss of {trial.rows} rows is {whole:.6g}, and the mean of their losses, each alone, {mean:.6g} "
-            f"(weighted by {trial.units}): either it compares rows with each other, and no row has a loss of its own, "
-            "or it divides by something else: say by what with Task(units=...)"
+            f"the loss of {count_of(trial.rows, 'row')} is {whole:.6g}, and the mean of their losses, each alone, "
+            f"{mean:.6g} (weighted by {trial.units}): either it compares rows with each other, and no row has a loss "
+            "of its own, or it divides by something else: say by what with Task(units=...)"
         )
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from atoll.ground.printable import count_of
 from atoll.task.errors import TaskBroken
 from atoll.training.data.trees import map_tensors, tensors
 from atoll.training.trials.contract import one_loss
@@ -127,7 +128,9 @@ def columns_of(batch: Any, rows: int) -> tuple[torch.Tensor, ...]:
     for tensor in found:
         if tensor.dim() == 0 or len(tensor) != rows:
             shape = tuple(tensor.shape)
-            raise NotRows(f"a batch of {rows} rows has a tensor of shape {shape}, whose first dimension is no row")
+            raise NotRows(
+                f"a batch of {count_of(rows, 'row')} has a tensor of shape {shape}, whose first dimension is no row"
+            )
     return found
 
 

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
+from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
 from atoll.parallel.private.terms import Terms, epoch_steps
 from atoll.parallel.trainer.config import TrainConfig
@@ -44,9 +45,9 @@ def terms_of(privacy: PrivacyConfig, config: TrainConfig, local: Local) -> Terms
     elif budget is not None and epsilon_at(z, steps) > budget:
         fits = _most(lambda number: subsampled.epsilon_bound(q, z, number, delta) <= budget, steps)
         raise CommandError(
-            f"privacy.epsilon: {budget:g} at delta {delta:g} is spent after {fits} of {steps} steps with "
+            f"privacy.epsilon: {budget:g} at delta {delta:g} is spent after {fits} of {count_of(steps, 'step')} with "
             f"privacy.noise_multiplier {z:g}; allowed: more noise (leave it out, and the least is found), at most "
-            f"{fits} steps (--steps), or a smaller privacy.sample_rate"
+            f"{count_of(fits, 'step')} (--steps), or a smaller privacy.sample_rate"
         )
 
     def allowed(number: int) -> int:
