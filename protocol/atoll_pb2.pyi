@@ -777,18 +777,27 @@ class Folded(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., sha256: _Optional[_Iterable[bytes]] = ..., seconds: _Optional[float] = ..., exchanged_bytes: _Optional[int] = ..., outcome: _Optional[bytes] = ...) -> None: ...
 
 class FoldFailed(_message.Message):
-    __slots__ = ("run_id", "attempt", "detail", "again", "damaged")
+    __slots__ = ("run_id", "attempt", "detail", "again", "damaged", "dropped")
+    class DroppedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     AGAIN_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     detail: str
     again: bool
     damaged: bytes
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., detail: _Optional[str] = ..., again: bool = ..., damaged: _Optional[bytes] = ...) -> None: ...
+    dropped: _containers.ScalarMap[int, str]
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., detail: _Optional[str] = ..., again: bool = ..., damaged: _Optional[bytes] = ..., dropped: _Optional[_Mapping[int, str]] = ...) -> None: ...
 
 class Collect(_message.Message):
     __slots__ = ("run_id", "current", "keep_versions", "pinned", "is_over", "oldest_base")

@@ -331,8 +331,8 @@ OF_SUMS = (
     Mutant(
         "sum: metrics_min_sites",
         SECURITY,
-        "            others = self._gate.disclosure.min_sites - 1\n",
-        "            others = 0\n",
+        "            rules = MemberRules(sites - 1, ",
+        "            rules = MemberRules(0, ",
         "the metrics of a site are in a sum of fewer sites than its policy says",
         OF_METRICS,
     ),

@@ -28,6 +28,7 @@ from atoll.aggregation.fold.sharded import TILE_ELEMENTS, tiles_of
 from atoll.aggregation.fold.step import Slot, Step
 from atoll.aggregation.fold.streaming import Folded, written
 from atoll.aggregation.fold.tiles import Mean, Parts, float_rule, integer_rule
+from atoll.aggregation.masked.no_sum import NoSum
 from atoll.aggregation.masked.sums import Opened, OpenedSum, Session, open_sums, weight_in
 from atoll.aggregation.ordered_map import computed_ahead
 from atoll.aggregation.rules.combine import Scratch, combine
@@ -40,16 +41,7 @@ from atoll.tensors.secure.plan import Vector
 from atoll.tensors.secure.vector import next_exponent, step_of
 from atoll.tensors.updates.reader import UpdateReader, stored_model, stored_shard
 
-__all__ = ["NoSum", "Outcome", "Session", "fold_masked"]
-
-
-class NoSum(ValueError):
-    """Sessions of which none counts; `dropped` has the reasons."""
-
-    def __init__(self, dropped: Mapping[int, str]) -> None:
-        reasons = "; ".join(f"session {number}: {reason}" for number, reason in dropped.items())
-        super().__init__(f"no secure sum of the round counts: {reasons}")
-        self.dropped = dict(dropped)
+__all__ = ["Outcome", "Session", "fold_masked"]
 
 
 @dataclass(frozen=True, slots=True)

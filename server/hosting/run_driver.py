@@ -5,6 +5,7 @@ import logging
 import time
 from dataclasses import replace
 
+from atoll.aggregation.masked.no_sum import NoSum
 from atoll.ground.durable import DiskFull
 from atoll.ground.process import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
@@ -342,7 +343,8 @@ class RunDriver(JournaledDriver[Event, Effect]):
                     self.post(FilesLost((error.digest,), detail=str(error)))
                     return
                 logger.error("the aggregation of round %d failed", effect.round_id, exc_info=error)
-                self.post(AggregationFailed(effect.round_id, detail_of(error)))
+                dropped = error.dropped if isinstance(error, NoSum) else {}
+                self.post(AggregationFailed(effect.round_id, detail_of(error), dropped))
                 return
         logger.debug("round %d folded in %.3f s", effect.round_id, time.perf_counter() - begun)
         self.post(folded)

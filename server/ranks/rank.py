@@ -28,6 +28,7 @@ from atoll.aggregation.fold.sharded import Cohort, fold_shard
 from atoll.aggregation.fold.step import kept_pieces
 from atoll.aggregation.fold.streaming import Folded
 from atoll.aggregation.masked.fold import Outcome, fold_masked
+from atoll.aggregation.masked.no_sum import NoSum
 from atoll.ground.durable import DiskFull, naming_full_disk, told_outside
 from atoll.ground.process import crash_points
 from atoll.protocol import atoll_pb2 as pb
@@ -462,5 +463,8 @@ def _weighted(planned: Planned, update: StoredUpdate) -> Weighted:
 def _failed(order: pb.Fold, error: Exception, *, again: bool) -> pb.RankMessage:
     detail = f"{type(error).__name__}: {error}"[:2000]
     damaged = bytes.fromhex(error.digest) if isinstance(error, UpdateDamaged) else b""
-    failed = pb.FoldFailed(run_id=order.run_id, attempt=order.attempt, detail=detail, again=again, damaged=damaged)
+    dropped = error.dropped if isinstance(error, NoSum) else {}
+    failed = pb.FoldFailed(
+        run_id=order.run_id, attempt=order.attempt, detail=detail, again=again, damaged=damaged, dropped=dropped
+    )
     return pb.RankMessage(fold_failed=failed)

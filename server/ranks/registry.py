@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from atoll.aggregation.masked.no_sum import NoSum
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import Digest, RoundId, RunId
 from atoll.protocol.wire.channel import CHUNK_BYTES
@@ -248,7 +249,10 @@ class Ranks:
                 failed = message.fold_failed
                 if (attempt := self._current(failed.attempt)) is not None:
                     damaged = Digest(failed.damaged.hex()) if failed.damaged else None
-                    attempt.failed(connection.rank, failed.detail, again=failed.again, damaged=damaged)
+                    cause: Exception | None = NoSum(failed.dropped) if failed.dropped else None
+                    if damaged is not None:
+                        cause = UpdateDamaged(damaged, f"rank {connection.rank}: {failed.detail}")
+                    attempt.failed(connection.rank, failed.detail, again=failed.again, cause=cause)
             case _:
                 pass
 
@@ -294,14 +298,14 @@ class _Attempt:
         self._folded[rank] = folded
         self._settle()
 
-    def failed(self, rank: int, detail: str, *, again: bool, damaged: Digest | None = None) -> None:
+    def failed(self, rank: int, detail: str, *, again: bool, cause: Exception | None = None) -> None:
         """Record that a rank has failed, or is gone; a shard that it has already written remains.
 
         Args:
             rank: the rank.
             detail: the reason.
             again: whether another attempt may succeed.
-            damaged: the accepted update whose file is missing or damaged there; None: another reason.
+            cause: the error to raise; None: `FoldRefused` with the reason.
         """
         if self.done.done() or self._folded[rank] is not None:
             return
@@ -311,8 +315,7 @@ class _Attempt:
         if again:
             self._settle()
         else:
-            what = f"rank {rank}: {detail}"
-            self.done.set_exception(UpdateDamaged(damaged, what) if damaged else FoldRefused(what))
+            self.done.set_exception(cause or FoldRefused(f"rank {rank}: {detail}"))
 
     def _settle(self) -> None:
         """Finish when all have answered, including those that stopped: the first failure may not be the cause."""

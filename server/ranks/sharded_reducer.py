@@ -88,7 +88,8 @@ class ShardedReducer(Reducer):
         """Fold the secure sums of a round, like `Reducer.fold_sums`, by all ranks together; they get the streams' keys.
 
         Raises:
-            FoldRefused: the updates cannot be folded, or no session counts.
+            FoldRefused: the updates cannot be folded.
+            NoSum: no session counts; the error has the reason of each.
             UpdateDamaged, RanksAway, OSError: as `fold`.
         """
         crash_points.reached("aggregate.before_fold")

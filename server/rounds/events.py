@@ -185,10 +185,17 @@ class Aggregated:
 
 @value
 class AggregationFailed:
-    """An error of the fold or of the server optimizer."""
+    """An error of the fold or of the server optimizer.
+
+    Args:
+        round_id: the round.
+        detail: the reason.
+        dropped: the sessions of a round with secure sums of which none counts, each with the reason.
+    """
 
     round_id: RoundId
     detail: str
+    dropped: Mapping[int, str] = field(default_factory=dict)
 
 
 @value

@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import ClassVar
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, Fate, Phase, RoundId, Version
-from atoll.server.rounds.events import Abandon, Aggregate, Aggregated, Commit, Effect, Update
+from atoll.server.rounds.events import Abandon, Aggregate, Aggregated, AggregationFailed, Commit, Effect, Update
 from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import CarriedRecord, Outage, RoundRecord
@@ -203,10 +203,10 @@ class OpenRound(ABC):
         used = tuple(c.digest for c in self._aggregate().contributions)
         return (Commit(record.round_id, record.version, record.model_digest, used),)
 
-    def aggregation_failed(self, detail: str, now: float) -> Effects:
+    def aggregation_failed(self, event: AggregationFailed, now: float) -> Effects:
         """Abandon the round after an error of the fold."""
         assert self.phase is Phase.AGGREGATING, self.phase
-        return self._abandon(AbandonReason.AGGREGATION_FAILED, now, detail)
+        return self._abandon(AbandonReason.AGGREGATION_FAILED, now, event.detail)
 
     def stop(self, reason: str, now: float) -> Effects:
         """End the round by the operator's stop. The caller lets an aggregating round finish first."""

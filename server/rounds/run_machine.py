@@ -393,7 +393,7 @@ class RunMachine(Evaluations):
 
     def _aggregation_failed(self, event: AggregationFailed, now: float) -> Effects:
         round_ = self._open(event.round_id)
-        return round_.aggregation_failed(event.detail, now) if round_ else ()
+        return round_.aggregation_failed(event, now) if round_ else ()
 
     def _after(self, effects: Effects, now: float) -> Effects:
         """Advance the open round after an event, and the run after the end of a round."""

@@ -38,6 +38,7 @@ from atoll.server.rounds.events import (
     Accept,
     Aggregate,
     Aggregated,
+    AggregationFailed,
     Contribution,
     Invite,
     Release,
@@ -65,7 +66,7 @@ from atoll.server.rounds.session_events import (
     SurvivorsSigned,
     TellMember,
 )
-from atoll.server.rounds.update_claims import fault_of, measure, note_accepted, reject
+from atoll.server.rounds.update_claims import fault_of, learn, measure, note_accepted, reject
 from atoll.server.sessions.session import Fail, Session, Stage, Tell
 from atoll.server.sessions.session import OpenSum as OpenWith
 
@@ -580,15 +581,26 @@ class SecureRound(Round):
 
     def aggregated(self, event: Aggregated, now: float) -> Effects:
         """Commit the round without the sums that were dropped; abandon it if too few members are left."""
-        for session, why in event.dropped.items():
-            record = self.record.sums[session]
-            record.is_dropped, record.detail = True, why
-        self._count_dropped(event.dropped, now)
-        self._leave_unused(event.dropped)
+        self._drop(event.dropped, now)
         if len(self._reported) < self.record.quorum:
             return self._abandon(AbandonReason.SECURE_FAILED, now, self._why_failed())
         self.record.ranges = [*event.ranges]
         return super().aggregated(event, now)
+
+    def aggregation_failed(self, event: AggregationFailed, now: float) -> Effects:
+        """Abandon the round: the fold has failed, or no sum counts."""
+        if not event.dropped:
+            return super().aggregation_failed(event, now)
+        self._drop(event.dropped, now)
+        return self._abandon(AbandonReason.SECURE_FAILED, now, self._why_failed())
+
+    def _drop(self, dropped: Mapping[int, str], now: float) -> None:
+        """Record the sums that the fold has dropped, and count them for their members."""
+        for session, why in dropped.items():
+            record = self.record.sums[session]
+            record.is_dropped, record.detail = True, why
+        self._count_dropped(dropped, now)
+        self._leave_unused(dropped)
 
     def _count_dropped(self, dropped: Container[int], now: float) -> None:
         """Let clients rest that were only in sums that no honest members make, for `DROPPED_MAX` rounds in a row.
@@ -600,7 +612,10 @@ class SecureRound(Round):
             if not each.is_opened or each.record.session in self._lost_sums:
                 continue
             for client_id in each.survivors:
-                times = self.membership.summed(client_id, is_dropped=each.record.session in dropped)
+                is_dropped = each.record.session in dropped
+                if not is_dropped:
+                    learn(self.membership, self._reported[client_id])
+                times = self.membership.summed(client_id, is_dropped=is_dropped)
                 if times < DROPPED_MAX:
                     continue
                 self.record.only_dropped[client_id] = times

@@ -6,6 +6,7 @@ evaluation) takes no virtual time, because policies are compared by the time tha
 
 import json
 
+from atoll.aggregation.masked.no_sum import NoSum
 from atoll.client.session import events as client
 from atoll.protocol.secure import wire
 from atoll.protocol.secure.messages import Answer, Gone, MemberKeys
@@ -208,7 +209,8 @@ class Service(Coordinator[RunMachine]):
         try:
             self.post(self._folded(effect))
         except (ValueError, OSError) as error:
-            self.post(AggregationFailed(effect.round_id, f"{type(error).__name__}: {error}"[:2000]))
+            dropped = error.dropped if isinstance(error, NoSum) else {}
+            self.post(AggregationFailed(effect.round_id, f"{type(error).__name__}: {error}"[:2000], dropped))
 
     def _folded(self, effect: Aggregate) -> Aggregated:
         if not effect.sums:

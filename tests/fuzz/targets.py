@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -150,11 +151,14 @@ def _hello(data: bytes) -> None:
     assert _connection(message.hello, "127.0.0.1:1").profile.num_examples >= 0
 
 
+PLAIN_RUN = SimpleNamespace(config=SimpleNamespace(privacy=None))
+
+
 def _opened(data: bytes) -> None:
     opened = pb.UploadOpen.FromString(data)
     manifest = parse_update(opened.manifest)
     part = part_of(manifest, opened.part)
-    UpdateJudge.of(None, manifest, opened, part)  # type: ignore[arg-type] # no run is asked yet
+    UpdateJudge.of(PLAIN_RUN, manifest, opened, part)  # type: ignore[arg-type] # nothing else is asked of it yet
 
 
 def _part(data: bytes) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.grid import grid_exponent
 from atoll.aggregation.fold.step import Step
-from atoll.aggregation.masked.fold import NoSum, fold_masked
+from atoll.aggregation.masked.fold import fold_masked
+from atoll.aggregation.masked.no_sum import NoSum
 from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.rules.coordinate import Median, TrimmedMean
 from atoll.aggregation.rules.geometric import GeometricMedian

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from atoll.aggregation.masked.fold import NoSum, Outcome
+from atoll.aggregation.masked.fold import Outcome
+from atoll.aggregation.masked.no_sum import NoSum
 from atoll.protocol.manifest import VersionManifest, digest_of
 from atoll.protocol.vocabulary import Version
 from atoll.server.config.secure import SecureConfig

@@ -39,7 +39,7 @@ def faults(pieces, *, is_part=False, secure=SecureConfig(clip_norm=1.0)):  # noq
         pieces=() if is_part else pieces,
         parts=(part.listed,) if part is not None else (),
     )
-    run = SimpleNamespace(config=SimpleNamespace(secure=secure, aggregation=AggregationConfig()))
+    run = SimpleNamespace(config=SimpleNamespace(secure=secure, privacy=None, aggregation=AggregationConfig()))
     judge = UpdateJudge.of(run, manifest, pb.UploadOpen(manifest=manifest.encode()), part)
     return judge._faults_of_pieces(judge._expected(LAYOUT))
 

@@ -1,12 +1,15 @@
 """Rounds with secure sums: schedules of crashes and losses on both sides end with exact sums or a clean end."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
+from atoll.aggregation.masked.no_sum import NoSum
 from atoll.protocol.secure.messages import Gone, Survivors
-from atoll.protocol.vocabulary import AbandonReason, CloseReason, Fate, RejectReason, RoundId, RunState
-from atoll.server.rounds.events import Aggregated
+from atoll.protocol.vocabulary import AbandonReason, CloseReason, FailureReason, Fate, RejectReason, RoundId, RunState
+from atoll.server.rounds.events import Aggregated, AggregationFailed, ClientFailed, Invite
+from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.session_events import TellMember
 from atoll.server.views.sentences import sentences
 from tests.server.rounds.secure_federation import SecureRun, fates, is_reported
@@ -51,6 +54,60 @@ def test_a_client_that_was_only_in_dropped_sums_is_named_and_rests_and_the_other
     assert ledger.membership.members[run.bad].trouble.reason == "dropped_sums"
     assert all(member.dropped_sums < 6 for name, member in ledger.membership.members.items() if name != run.bad)
     run.crash()  # the replay of the journal gives the same ledger, or it fails
+
+
+class Broken(Poisoned):
+    """A run in whose rounds, from a number on, no sum counts: every session has a bad site."""
+
+    breaks_from = 4
+
+    def aggregate(self, effect):
+        if effect.round_id < self.breaks_from:
+            super().aggregate(effect)
+        else:
+            error = NoSum({summed.session: "its norm is 9" for summed in effect.sums})
+            self.post(AggregationFailed(effect.round_id, str(error), error.dropped))
+
+
+def test_sums_of_a_round_in_which_none_counts_are_dropped_and_counted_for_their_members():
+    run = Broken(12, random.Random(2), rounds=4, quorum=3, sessions=3)
+    run.run()
+    record, members = run.machine.ledger.past[RoundId(4)], run.machine.ledger.membership.members
+    assert (record.phase, record.abandon_reason) == ("abandoned", "secure_failed")
+    assert all(each.is_dropped and each.detail == "its norm is 9" for each in record.sums)
+    assert all(member.dropped_sums for member in members.values())
+    assert members[run.bad].dropped_sums == 3 + 2  # a site signs two sums from one model, so a third fails
+    assert {row.unused_because for row in record.clients.values()} == {"its session has no sum: its norm is 9"}
+    run.crash()  # the replay of the journal gives the same ledger, or it fails
+
+
+class Stumbling(SecureRun):
+    """A run in whose first round one site fails, and rests for no time."""
+
+    stumbler = "site-01"
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.rules = replace(self.rules, policy=self.rules.policy.model_copy(update={"failure_rest": 0.0}))
+        self.machine, self.failures = RunMachine(self.rules), 0
+
+    def send(self, effect):
+        if not isinstance(effect, Invite) or effect.client_id != self.stumbler or effect.round_id > 1:
+            return super().send(effect)
+        failed = ClientFailed(self.stumbler, effect.round_id, FailureReason.TRAINING_FAILED, "no data")
+        self.queue.append(lambda: self.post(failed))
+
+    def open(self, round_id, summed):
+        self.failures = max(self.failures, self.machine.ledger.membership.members[self.stumbler].trouble.failures)
+        super().open(round_id, summed)
+
+
+def test_an_update_in_a_sum_that_counts_ends_the_count_of_its_clients_failures():
+    run = Stumbling(5, random.Random(3), rounds=2)
+    assert run.run()
+    assert run.stumbler in run.opened[-1][2]
+    assert (run.failures, run.machine.ledger.membership.members[run.stumbler].trouble.failures) == (1, 0)
+    run.crash()
 
 
 def test_a_client_in_dropped_sums_has_a_sentence_in_the_record():
