@@ -185,13 +185,7 @@ class Aggregated:
 
 @value
 class AggregationFailed:
-    """An error of the fold or of the server optimizer.
-
-    Args:
-        round_id: the round.
-        detail: the reason.
-        dropped: the sessions of a round with secure sums of which none counts, each with the reason.
-    """
+    """An error of the fold or of the server optimizer, or secure sums of which none counts: `dropped` says why."""
 
     round_id: RoundId
     detail: str

@@ -35,7 +35,8 @@ finite = st.floats(allow_nan=False)
 sums = st.dictionaries(st.text(), st.lists(finite, max_size=3).map(tuple), max_size=3)
 uses = st.builds(MeshUse, num_ranks=st.integers(1, 64), peak_bytes=st.integers(0, 2**40), flops_per_s=finite)
 meshes = st.none() | uses
-updates = st.builds(ev.Update, statistics=sums, work=finite, download_seconds=finite, train_seconds=finite, mesh=meshes)
+times = dict.fromkeys(("work", "download_seconds", "train_seconds"), finite)
+updates = st.builds(ev.Update, num_examples=st.integers(0) | finite, statistics=sums, mesh=meshes, **times)
 RULES = RunRules(
     StragglerPolicy(cohort_size=2, quorum=1, over_selection=1.5, deadline=10.0, late="next_round", retry=5),
     rounds=9,

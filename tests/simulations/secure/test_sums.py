@@ -133,7 +133,7 @@ def test_sites_sign_no_third_sum_from_one_version(tmp_path):
     result, found = simulate(tmp_path, *given, *OVER_THE_BOUND)
     assert (result["state"], result["version"]) == ("failed", 0)
     details = [line["detail"] for line in found]
-    assert all("session 0: its norm is" in detail for detail in details[:2])
+    assert all("session 0, its norm is" in detail for detail in details[:2])
     assert "this site has signed 2 sums from version 0" in found[2]["failures"]["a"]
 
 
