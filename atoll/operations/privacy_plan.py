@@ -9,15 +9,14 @@ from typing import Any, cast
 from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
 from atoll.operations.requests import PrivacyPlanRequest
-from atoll.protocol.privacy import correlated, gaussian, loss_distribution, subsampled
-from atoll.protocol.privacy.guarantee import EXACT, PLD, RDP, Guarantee, Mechanism
+from atoll.protocol.privacy import correlated, gaussian
+from atoll.protocol.privacy.guarantee import EXACT, Guarantee, Mechanism
+from atoll.protocol.privacy.poisson_account import PoissonAccount, most
 
 USES_MAX = 1_000_000
 _ROUNDS_OF_CORRELATION_MAX = 10_000
 """Most rounds of correlated noise: the search for its bands takes seconds there."""
 _SHOWN_USES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
-_PRECISION = 1e-4
-"""Relative width at which a search by the library's accountant ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,25 +268,16 @@ def _noise(asked: PrivacyPlanRequest, z: float, growth: Callable[[int], float]) 
 
 def _of_examples(asked: PrivacyPlanRequest) -> PrivacyPlan:
     q, steps, delta = cast(float, asked.sample_rate), cast(int, asked.steps), cast(float, asked.delta)
-    is_tight = loss_distribution.is_installed() and q < 1.0
-    of_library = loss_distribution.epsilon_of if is_tight else subsampled.epsilon_bound
-
-    def epsilon_at(z: float, number: int) -> float:
-        if q == 1.0:
-            return gaussian.epsilon_of(gaussian.mu_of([(z, number)]), delta)
-        return of_library(q, z, number, delta)
-
-    z, budget = asked.noise_multiplier, asked.epsilon
+    z, budget, account = asked.noise_multiplier, asked.epsilon, PoissonAccount(q, delta)
     try:
         if z is None:
             assert budget is not None
-            z = _least_noise(budget, lambda z: epsilon_at(z, steps), delta=delta, q=q, steps=steps)
+            z = account.least_noise(budget, steps)
     except ValueError as fault:
         raise CommandError(f"--epsilon: {fault}") from None
-    found = z
-    fits = None if budget is None else _most_steps(budget, lambda number: epsilon_at(found, number), steps)
+    fits = None if budget is None else _most_steps(account, z, budget, steps)
     return PrivacyPlan(
-        guarantee=_guarantee(asked, epsilon_at(z, steps), z, steps, EXACT if q == 1.0 else PLD if is_tight else RDP),
+        guarantee=_guarantee(asked, account.epsilon_of(z, steps), z, steps, account.accountant),
         epsilon_max=budget,
         fits=fits,
         left=None,
@@ -297,37 +287,14 @@ def _of_examples(asked: PrivacyPlanRequest) -> PrivacyPlan:
     )
 
 
-def _least_noise(budget: float, epsilon_at: Callable[[float], float], *, delta: float, q: float, steps: int) -> float:
-    """Return a noise multiplier within the budget, close to the least one; the built-in bound begins the search."""
-    high = subsampled.noise_multiplier_bound(budget, delta, q, steps)
-    while epsilon_at(high) > budget:  # an accountant that is not below the bound, by its own rounding
-        high *= 1.001
-    low = 0.7 * high
-    while epsilon_at(low) <= budget:
-        high, low = low, 0.7 * low
-    while high - low > _PRECISION * high:
-        middle = (low + high) / 2.0
-        if epsilon_at(middle) <= budget:
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _most_steps(budget: float, epsilon_at: Callable[[int], float], about: int) -> int:
+def _most_steps(account: PoissonAccount, z: float, budget: float, about: int) -> int:
     """Return the largest number of steps within the budget, up to `USES_MAX`."""
-    low, high = 0, about
-    while high < USES_MAX and epsilon_at(high) <= budget:
-        low, high = high, min(2 * high, USES_MAX)
-    if epsilon_at(high) <= budget:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if epsilon_at(middle) <= budget:
-            low = middle
-        else:
-            high = middle
-    return low
+    within, beyond = 0, about
+    while account.epsilon_of(z, beyond) <= budget:
+        if beyond == USES_MAX:
+            return beyond
+        within, beyond = beyond, min(2 * beyond, USES_MAX)
+    return most(lambda number: account.epsilon_of(z, number) <= budget, beyond, within)
 
 
 # ---------------------------------------------------------------- both

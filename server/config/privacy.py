@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
@@ -10,6 +11,7 @@ from atoll.ground.printable import count_of
 from atoll.protocol.privacy.gaussian import mu_within, noise_multiplier_of
 from atoll.protocol.settings import STRICT
 from atoll.server.config.aggregation import AggregationConfig
+from atoll.server.config.exclusion import excluded, shown
 from atoll.server.config.model import ModelConfig, StopConfig
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.privacy_rules import PrivacyRules
@@ -23,6 +25,9 @@ _SEES_SITES = {
     "oort": "cohorts would depend on the loss of each client",
 }
 """Samplers by values of single clients, which their cohorts would release."""
+
+
+_fault = partial(excluded, "privacy")
 
 
 class PrivacyConfig(BaseModel):
@@ -115,7 +120,7 @@ class PrivacyConfig(BaseModel):
         }
         for name, reason in why.items():
             if (given := getattr(aggregation, name)) != (allowed := getattr(plain, name)):
-                yield _fault(f"aggregation.{name}", given, reason, _shown(allowed))
+                yield _fault(f"aggregation.{name}", given, reason, shown(allowed))
         if aggregation.norm_bound is not None:
             out = "no norm_bound"
             yield _fault("aggregation.norm_bound", aggregation.norm_bound, "privacy.clip_norm bounds each update", out)
@@ -176,13 +181,3 @@ def faults_of_layout(layout: Layout, buffers: frozenset[str], rules: PrivacyRule
         clip_to(rules.clip_norm, exponent_of(rules.noise_multiplier * rules.clip_norm), values)
     except ValueError as fault:
         yield f"privacy.noise_multiplier: {fault}"
-
-
-def _fault(key: str, value: object, why: str, allowed: str) -> str:
-    return f"{key}: got {_shown(value)}, and with [privacy] {why}: allowed is {allowed}"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else f"{value}"

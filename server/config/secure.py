@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator
@@ -18,6 +19,7 @@ from atoll.protocol.secure.session_size import (
 )
 from atoll.protocol.settings import STRICT
 from atoll.server.config.aggregation import AggregationConfig
+from atoll.server.config.exclusion import excluded, shown
 from atoll.server.config.model import ModelConfig, StopConfig
 from atoll.server.rounds.policy import Seconds, StragglerPolicy
 from atoll.server.rounds.secure_rules import Bits, SecureRules
@@ -54,6 +56,9 @@ _SEES_SITES = {
     "oort": "it needs the loss of each client",
 }
 """Samplers that need a value of a single client."""
+
+
+_fault = partial(excluded, "secure")
 
 
 class SecureConfig(BaseModel):
@@ -188,7 +193,7 @@ class SecureConfig(BaseModel):
         }
         for name, reason in why.items():
             if (given := getattr(aggregation, name)) != (allowed := getattr(plain, name)):
-                yield _fault(f"aggregation.{name}", given, reason, _shown(allowed))
+                yield _fault(f"aggregation.{name}", given, reason, shown(allowed))
         yield from self._faults_of_rule(aggregation)
         if aggregation.norm_bound is not None:
             out = "no norm_bound: secure.clip_norm bounds each update at its site"
@@ -275,13 +280,3 @@ def faults_of_layout(layout: Layout) -> Iterator[str]:
         names = ", ".join(beside[:3]) + (", ..." if len(beside) > 3 else "")
         what = f"its algorithm sends {count_of(len(beside), 'tensor')} beside the model ({names})"
         yield f"task: {what}, and with [secure] only the model's add up: allowed is an algorithm without shared tensors"
-
-
-def _fault(key: str, value: object, why: str, allowed: str) -> str:
-    """Return the sentence of one fault; `; ` would part it into two lines."""
-    return f"{key}: got {_shown(value)}, and with [secure] {why}: allowed is {allowed}"
-
-
-def _shown(value: object) -> str:
-    """Return a value as a TOML file has it."""
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else f"{value}"

@@ -104,7 +104,7 @@ class Evaluations(Intake, ABC):
 
     @property
     def _evaluation_deadline(self) -> float | None:
-        """The time at which the open evaluation must go on without who is missing; None: no timer runs."""
+        """The time at which the open evaluation continues without the missing clients; None: no timer runs."""
         if (sums := self.sums_of_evaluation) is not None:
             return None if (by := sums.deadline) == math.inf else by
         return self.ledger.evaluation.deadline if self.ledger.evaluation else None

@@ -16,67 +16,46 @@ if TYPE_CHECKING:
 
 
 @value
-class KeysCame:
+class MemberMessage:
+    """The arrival of a member's message, which the driver has checked."""
+
+    client_id: ClientId
+    round_id: RoundId
+    session: int
+    attempt: int
+    content: str
+    purpose: Purpose = "update"
+
+
+@value
+class KeysCame(MemberMessage):
     """The arrival of a client's keys for its session, which the driver has checked: its update is encoded.
 
     In these five events `content` is the message's canonical wire form, as hexadecimal digits; empty: it was deleted
     after its round.
     """
 
-    client_id: ClientId
-    round_id: RoundId
-    session: int
-    attempt: int
-    content: str
-    purpose: Purpose = "update"
-
 
 @value
-class SharesCame:
+class SharesCame(MemberMessage):
     """The arrival of a member's sealed shares."""
 
-    client_id: ClientId
-    round_id: RoundId
-    session: int
-    attempt: int
-    content: str
-    purpose: Purpose = "update"
-
 
 @value
-class MaskedCame:
+class MaskedCame(MemberMessage):
     """The arrival of what a member adds to the sum of an evaluation, masked."""
 
-    client_id: ClientId
-    round_id: RoundId
-    session: int
-    attempt: int
-    content: str
     purpose: Purpose = "evaluation"
 
 
 @value
-class SurvivorsSigned:
+class SurvivorsSigned(MemberMessage):
     """The arrival of a member's signature of the survivors."""
-
-    client_id: ClientId
-    round_id: RoundId
-    session: int
-    attempt: int
-    content: str
-    purpose: Purpose = "update"
 
 
 @value
-class SharesRevealed:
+class SharesRevealed(MemberMessage):
     """The arrival of a member's shares that open the sum."""
-
-    client_id: ClientId
-    round_id: RoundId
-    session: int
-    attempt: int
-    content: str
-    purpose: Purpose = "update"
 
 
 MemberAnswered = SharesCame | SurvivorsSigned | SharesRevealed

@@ -41,20 +41,20 @@ class Outer:
     """The gradients of all rows, flat, if the norm has needed them and they are small."""
 
     def drop(self, rows: torch.Tensor) -> None:
-        """See `Use`."""
+        """Set the gradients of some rows to zero."""
         self.a = self.a.masked_fill(rows[:, None, None], 0.0)
         self.g = self.g.masked_fill(rows[:, None, None], 0.0)
         self.kept = None
 
     def weighted(self, factors: torch.Tensor) -> torch.Tensor:
-        """See `Use`; (O, I)."""
+        """Return the weighted sum of the rows' gradients (O, I)."""
         if self.kept is not None:
             return (factors.to(self.kept.dtype) @ self.kept).view(self.g.shape[2], self.a.shape[2])
         scaled = self.g * factors.to(self.g.dtype)[:, None, None]
         return scaled.flatten(0, 1).t() @ self.a.flatten(0, 1).to(scaled.dtype)
 
     def of_rows(self, rows: slice) -> torch.Tensor:
-        """See `Use`."""
+        """Return the flat gradients of some rows."""
         return torch.bmm(self.g[rows].transpose(1, 2), self.a[rows].to(self.g.dtype)).flatten(1)
 
     def squares(self) -> torch.Tensor:
@@ -87,17 +87,17 @@ class Lookup:
     num_embeddings: int
 
     def drop(self, rows: torch.Tensor) -> None:
-        """See `Use`."""
+        """Set the gradients of some rows to zero."""
         self.g = self.g.masked_fill(rows[:, None, None], 0.0)
 
     def weighted(self, factors: torch.Tensor) -> torch.Tensor:
-        """See `Use`; (V, D)."""
+        """Return the weighted sum of the rows' gradients (V, D)."""
         scaled = self.g * factors.to(self.g.dtype)[:, None, None]
         found = self.g.new_zeros(self.num_embeddings, self.g.shape[2])
         return found.index_add_(0, self.indices.flatten(), scaled.flatten(0, 1))
 
     def of_rows(self, rows: slice) -> torch.Tensor:
-        """See `Use`."""
+        """Return the flat gradients of some rows."""
         return self.outer(rows).of_rows(slice(None))
 
     def outer(self, rows: slice = slice(None)) -> Outer:
@@ -124,16 +124,16 @@ class Whole:
     gradients: torch.Tensor
 
     def drop(self, rows: torch.Tensor) -> None:
-        """See `Use`."""
+        """Set the gradients of some rows to zero."""
         self.gradients = self.gradients.masked_fill(rows.view(-1, *[1] * (self.gradients.dim() - 1)), 0.0)
 
     def weighted(self, factors: torch.Tensor) -> torch.Tensor:
-        """See `Use`."""
+        """Return the weighted sum of the rows' gradients."""
         found: torch.Tensor = torch.tensordot(factors.to(self.gradients.dtype), self.gradients, dims=1)
         return found
 
     def of_rows(self, rows: slice) -> torch.Tensor:
-        """See `Use`."""
+        """Return the flat gradients of some rows."""
         part = self.gradients[rows]
         return part.flatten(1) if part.dim() > 1 else part.unsqueeze(1)
 

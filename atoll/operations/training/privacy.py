@@ -1,16 +1,15 @@
 """The terms of a private centralized training: the noise for its budget, or the budget of its noise."""
 
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import cache
 from typing import Any
 
 from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
 from atoll.parallel.private.terms import Terms, epoch_steps
 from atoll.parallel.trainer.config import TrainConfig
-from atoll.protocol.privacy import gaussian, loss_distribution, subsampled
-from atoll.protocol.privacy.guarantee import EXACT, PLD, RDP, Guarantee
+from atoll.protocol.privacy import subsampled
+from atoll.protocol.privacy.guarantee import Guarantee
+from atoll.protocol.privacy.poisson_account import PoissonAccount, most
 from atoll.task.local import Local
 from atoll.training.private.config import PrivacyConfig
 
@@ -18,10 +17,6 @@ OTHERS = (
     " This training alone: others on the same examples, also in another folder, add to it. Test data and the duration "
     "of steps are not protected."
 )
-PRECISION = 1e-3
-"""Share of the budget that the found noise may leave unused."""
-
-_TRIES = 8
 
 
 def terms_of(privacy: PrivacyConfig, config: TrainConfig, local: Local) -> Terms | None:
@@ -37,13 +32,16 @@ def terms_of(privacy: PrivacyConfig, config: TrainConfig, local: Local) -> Terms
     assert clip_norm is not None
     assert delta is not None
     steps, budget = _steps(q, config, local), privacy.epsilon
-    epsilon_at, accountant = _account_of(q, delta)
+    account = PoissonAccount(q, delta)
     z = privacy.noise_multiplier
     if z is None:
         assert budget is not None
-        z = _least_noise(budget, q, delta, steps, epsilon_at)
-    elif budget is not None and epsilon_at(z, steps) > budget:
-        fits = _most(lambda number: subsampled.epsilon_bound(q, z, number, delta) <= budget, steps)
+        try:
+            z = account.least_noise(budget, steps)
+        except ValueError as error:
+            raise CommandError(f"privacy.epsilon: {error}") from error
+    elif budget is not None and account.epsilon_of(z, steps) > budget:
+        fits = most(lambda number: subsampled.epsilon_bound(q, z, number, delta) <= budget, steps)
         raise CommandError(
             f"privacy.epsilon: {budget:g} at delta {delta:g} is spent after {fits} of {count_of(steps, 'step')} with "
             f"privacy.noise_multiplier {z:g}; allowed: more noise (leave it out, and the least is found), at most "
@@ -51,20 +49,20 @@ def terms_of(privacy: PrivacyConfig, config: TrainConfig, local: Local) -> Terms
         )
 
     def allowed(number: int) -> int:
-        if budget is None or number <= steps or epsilon_at(z, number) <= budget:
+        if budget is None or number <= steps or account.epsilon_of(z, number) <= budget:
             return number
-        return _most(lambda number: number <= steps or epsilon_at(z, number) <= budget, number)
+        return most(lambda number: number <= steps or account.epsilon_of(z, number) <= budget, number)
 
     def guarantee(number: int) -> dict[str, Any]:
         found = Guarantee(
-            epsilon=epsilon_at(z, number) if number else 0.0,
+            epsilon=account.epsilon_of(z, number) if number else 0.0,
             delta=delta,
             unit="example",
             mechanism="gaussian",
             noise_multiplier=z,
             clip_norm=clip_norm,
             uses=number,
-            accountant=accountant,
+            accountant=account.accountant,
             noise_by="site",
             sampling_rate=q,
         )
@@ -81,51 +79,6 @@ def terms_of(privacy: PrivacyConfig, config: TrainConfig, local: Local) -> Terms
         allowed=allowed,
         guarantee=guarantee,
     )
-
-
-def _account_of(q: float, delta: float) -> tuple[Callable[[float, int], float], str]:
-    """Return (noise multiplier, steps) -> epsilon, and the accountant's name: the tightest one that is installed."""
-    if q == 1.0:
-        return lambda z, steps: gaussian.epsilon_of(gaussian.mu_of([(z, steps)]), delta), EXACT
-    if loss_distribution.is_installed():
-        return cache(lambda z, steps: loss_distribution.epsilon_of(q, z, steps, delta)), PLD
-    return lambda z, steps: subsampled.epsilon_bound(q, z, steps, delta), RDP
-
-
-def _least_noise(budget: float, q: float, delta: float, steps: int, epsilon_at: Callable[[float, int], float]) -> float:
-    """Return a noise multiplier within the budget that leaves at most `PRECISION` of it, in a few evaluations.
-
-    From the built-in bound, which is enough, by secants of log epsilon over log z.
-
-    Raises:
-        CommandError: no noise is enough.
-    """
-    try:
-        z = subsampled.noise_multiplier_bound(budget, delta, q, steps)
-    except ValueError as error:
-        raise CommandError(f"privacy.epsilon: {error}") from error
-    while epsilon_at(z, steps) > budget:  # an accountant that is not below the bound, by its own rounding
-        z *= 1.001
-    best, power = z, 1.2
-    for _ in range(_TRIES):
-        found = epsilon_at(best, steps)
-        if found >= budget * (1.0 - PRECISION) or found <= 0.0:
-            break
-        tried = best * (found / (budget * (1.0 - PRECISION / 2.0))) ** (1.0 / power)
-        if epsilon_at(tried, steps) <= budget:
-            best = tried
-        else:
-            power *= 1.5  # epsilon falls faster with z than was thought
-    return best
-
-
-def _most(holds: Callable[[int], bool], below: int) -> int:
-    """Return the largest number, less than `below`, for which a condition holds that is monotone; 0: none."""
-    low, high = 0, below
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
 
 
 def _steps(rate: float, config: TrainConfig, local: Local) -> int:

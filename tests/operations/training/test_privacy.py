@@ -4,7 +4,7 @@ import pytest
 
 from atoll.operations.training import privacy
 from atoll.parallel.trainer.config import TrainConfig
-from atoll.protocol.privacy import gaussian, subsampled
+from atoll.protocol.privacy import gaussian, loss_distribution, subsampled
 from atoll.task.local import Local
 from atoll.training.private.config import PrivacyConfig
 
@@ -17,8 +17,8 @@ def tight(q: float, z: float, steps: int, delta: float) -> float:
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 8.0, 40.0])
 def test_the_least_noise_is_found_in_few_evaluations(monkeypatch: pytest.MonkeyPatch, epsilon: float) -> None:
     calls = []
-    monkeypatch.setattr(privacy.loss_distribution, "is_installed", lambda: True)
-    monkeypatch.setattr(privacy.loss_distribution, "epsilon_of", lambda *given: (calls.append(given), tight(*given))[1])
+    monkeypatch.setattr(loss_distribution, "is_installed", lambda: True)
+    monkeypatch.setattr(loss_distribution, "epsilon_of", lambda *given: (calls.append(given), tight(*given))[1])
     config = PrivacyConfig(unit="example", sample_rate=0.04, clip_norm=1.0, epsilon=epsilon, delta=1e-5)
     found = privacy.terms_of(config, TrainConfig(epochs=8), Local())
     assert found is not None
