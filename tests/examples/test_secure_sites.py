@@ -16,7 +16,6 @@ SECURE = Path(__file__).parents[2] / "examples" / "secure"
 SITES = {"north", "south", "east", "west", "harbour"}
 
 
-@pytest.mark.long
 @pytest.mark.real
 def test_five_pinned_sites_of_which_one_is_killed_open_their_sums(tmp_path):
     environment = {**os.environ, "ADDRESS": free_address(), "PATH": f"{Path(ATOLL).parent}:{os.environ['PATH']}"}
