@@ -81,6 +81,7 @@ from atoll.server.rounds.waiting import what_a_pause_waits_for
 from atoll.server.transfers.arrivals import Arrivals
 from atoll.server.transfers.uploads import Uploads
 from atoll.server.transfers.verdicts import refused
+from atoll.task.task import task_name
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,9 @@ class Coordinator:
         self.ranks = ranks if config.aggregators else None
         self.attendance: Attendance = Attendance(config, self.runs, self.clock, self.ranks, spawn, self.audit, places)
         self.clocks.on_jump.append(self._clock_jumped)
-        self.statistics = StatisticsRequests(config, state.path, self.attendance, self.clock, self.audit, spawn)
+        self.statistics = StatisticsRequests(
+            config, state.path, self.attendance, self.clock, self.audit, spawn, self._private_runs
+        )
         self.uploads = Uploads(
             self.judge,
             lambda run_id: self.runs[run_id].versions.store,
@@ -160,6 +163,11 @@ class Coordinator:
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         shared = self._shared_parts()
         self._factory = RunFactory(config, state, shared, self._folding, self.ranks, dialer)
+
+    def _private_runs(self) -> dict[str, RunId]:
+        """Return the names of the private runs' tasks, open or ended, each with a run of it."""
+        private = ((run_id, run.config) for run_id, run in self.runs.items() if run.config.privacy is not None)
+        return {task_name(config.task): run_id for run_id, config in private}
 
     def _shared_parts(self) -> SharedParts:
         return SharedParts(

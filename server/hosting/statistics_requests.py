@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.manifest import digest_of
 from atoll.protocol.site_statistics import decode
 from atoll.protocol.threads import off_loop, on_thread
-from atoll.protocol.vocabulary import ClientId
+from atoll.protocol.vocabulary import ClientId, RunId
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog
 from atoll.server.clock import MonotoneClock
+from atoll.server.config.privacy import without_statistics
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
 from atoll.server.config.secure import STATISTICS
@@ -61,6 +62,7 @@ class StatisticsRequests:
         clock: the coordinator's clock.
         audit: the audit log.
         spawn: starts a background task.
+        private_runs: returns the tasks' names of the coordinator's private runs, each with a run of it.
     """
 
     def __init__(
@@ -71,9 +73,11 @@ class StatisticsRequests:
         clock: MonotoneClock,
         audit: AuditLog,
         spawn: "Callable[[Coroutine[Any, Any, int]], asyncio.Task[int]]",
+        private_runs: Callable[[], Mapping[str, RunId]],
     ) -> None:
         self._state, self._load_timeout = state, config.load_timeout
         self._hub, self._clock, self._audit, self._spawn = attendance.hub, clock, audit, spawn
+        self._private_runs = private_runs
         attendance.listeners.append(self)
         self._open: dict[int, _Open] = {}
         self._newest = max(numbers_in(state), default=0)
@@ -87,12 +91,16 @@ class StatisticsRequests:
             deadline_s: seconds in which sites may answer.
 
         Raises:
-            OperatorError: the run has secure sums; no answer is possible: no agent of the task is connected, all are
-                too old, the task does not load or has no statistics; or too many requests are open.
+            OperatorError: the run has secure sums, or its task is of a private run; no answer is possible: no agent of
+                the task is connected, all are too old, the task does not load or has no statistics; or too many
+                requests are open.
             OSError: the result cannot be stored.
         """
         if config.secure is not None:
             raise OperatorError(STATISTICS)
+        run_id = self._private_runs().get(task := task_name(config.task))
+        if config.privacy is not None or run_id is not None:
+            raise OperatorError(without_statistics(task, run_id))
         return await asyncio.shield(self._spawn(self._collect(config, deadline_s)))  # the caller may be cancelled
 
     async def _collect(self, config: RunConfig, deadline_s: float) -> int:

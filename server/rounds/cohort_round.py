@@ -187,6 +187,8 @@ class Round(OpenRound):
 
     def _draw(self) -> Effects:
         candidates = self.membership.candidates()
+        if self._privacy is not None:
+            candidates = tuple(candidate.without_values for candidate in candidates)
         self._is_drawing = True
         self.record.num_candidates = len(candidates)
         count, relaxed = min(self.policy.num_invited, len(candidates)), self.membership.pacer.relaxed

@@ -8,14 +8,18 @@ import pytest
 from atoll.protocol.privacy.gaussian import epsilon_of, mu_of, mu_within, noise_multiplier_of
 from atoll.protocol.vocabulary import AbandonReason, ClientId, FailureReason, RoundId, RunState
 from atoll.server.journal.codec import decode_ledger, decode_rules, encode_ledger, encode_rules
+from atoll.server.rounds.candidate import Candidate
 from atoll.server.rounds.events import (
     AggregationFailed,
     ClientFailed,
+    ClientJoined,
     CoordinatorStarted,
+    DrawCohort,
     Effect,
     EndRun,
     FilesLost,
     OpenNextRound,
+    Profile,
     PublishedNamed,
     ResumeRequested,
     RoundDue,
@@ -128,6 +132,13 @@ def test_a_client_that_has_taken_part_often_enough_is_no_candidate() -> None:
     closed(drive, "cd")
     drive.fold()
     assert drive.machine.ledger.state is RunState.FINISHED
+
+
+def test_a_sampler_sees_no_value_of_a_single_clients_data() -> None:
+    drive = Drive(rules={"privacy": rules()}, cohort_size=1, quorum=1)
+    drive.do(ClientJoined(ClientId("a"), "s", Profile(977, "north")))
+    [drawing] = [effect for effect in drive.do(RoundDue()) if isinstance(effect, DrawCohort)]
+    assert drawing.candidates == (Candidate(ClientId("a"), 0, "north"),)
 
 
 def test_the_run_waits_for_members_that_still_have_a_budget() -> None:
