@@ -1,16 +1,19 @@
 """The terms of a run's secure sums, from its settings and the place of a sum in its round. Pure."""
 
+import json
 from dataclasses import dataclass
 
 from atoll.protocol.secure.session_size import TWO_THIRDS
-from atoll.protocol.secure.terms import Terms, ranges_digest
+from atoll.protocol.secure.terms import Terms, data_digest, ranges_digest
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.rounds.session_events import SumPlace
+from atoll.task.given import OPTION
 from atoll.tensors.layout import Layout
 from atoll.tensors.secure.masked_layout import layout_digest
 from atoll.tensors.secure.vector import fault_of
+from atoll.training.statistics.question import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,56 @@ def terms_of_evaluation(
         receivers=(),
         metrics=rules.metrics,
     )
+
+
+def terms_of_statistics(
+    config: RunConfig, *, run_id: RunId, task: str, number: int, question: Question, place: SumPlace
+) -> Terms:
+    """Return the terms of the sum of statistics; of its words, threshold and norm holds what does of an evaluation's.
+
+    Args:
+        config: the settings of the planned run, with `[secure]`.
+        run_id: the name of the requests for this planned run.
+        task: its name, as in the request.
+        number: of the request.
+        question: the layout of the sum's numbers.
+        place: the session and its attempt.
+    """
+    secure = config.secure
+    assert secure is not None
+    return Terms(
+        run=run_id,
+        round=number,
+        attempt=place.attempt,
+        session=place.session,
+        purpose="statistics",
+        base=0,
+        model=data_digest(task),
+        frozen="",
+        task=task,
+        algorithm="",
+        local=options_text(config),
+        layout=question.digest,
+        bits=64,
+        clip_norm=1.0,
+        examples_max=0,
+        ranges=ranges_digest(()),
+        members_max=secure.session_max,
+        threshold=TWO_THIRDS,
+        privacy="",
+        receivers=(),
+    )
+
+
+def requests_of(config: RunConfig) -> str:
+    """Return the name under which sites know the requests for statistics before a planned run."""
+    return f"{config.name}-statistics"
+
+
+def options_text(config: RunConfig) -> str:
+    """Return the options of a planned run's task as JSON, as a request for statistics has them."""
+    options = {key: value for key, value in config.given.items() if key.startswith(OPTION)}
+    return json.dumps(options, sort_keys=True)
 
 
 def members_max(rules: SecureRules) -> int:
