@@ -1,7 +1,7 @@
 """The terms of a run's secure sums, from its settings and the place of a sum in its round. Pure."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.protocol.secure.session_size import TWO_THIRDS
 from atoll.protocol.secure.terms import Terms, data_digest, ranges_digest
@@ -47,21 +47,15 @@ def terms_of(
         place: the session, its attempt, and the exponents of the ranges.
         base: what the members train from, and where their updates go.
     """
-    secure = config.secure
-    assert secure is not None
-    rules = secure.rules()
-    return Terms(
-        run=run_id,
+    rules = _rules(config)
+    return replace(
+        _of_numbers(config, run_id, task, place),
         round=round_id,
-        attempt=place.attempt,
-        session=place.session,
         purpose="update",
         base=base.version,
         model=base.digest,
         frozen=config.model.frozen,
-        task=task,
         algorithm=config.aggregation.training,
-        local=config.local_text,
         layout=layout_digest(base.layout, rules.metrics),
         bits=rules.bits,
         clip_norm=rules.clip_norm,
@@ -69,7 +63,6 @@ def terms_of(
         ranges=ranges_digest(place.ranges),
         members_max=members_max(rules),
         threshold=rules.threshold,
-        privacy="",
         receivers=tuple(sorted(base.receivers)),
         metrics=rules.metrics,
     )
@@ -80,9 +73,6 @@ def terms_of_evaluation(
 ) -> Terms:
     """Return the terms of one sum of the metrics of an evaluation.
 
-    It adds no tensors, so word size and clip norm have values that matter to none; its sessions open with two thirds of
-    their members, whatever the run says of its cohort.
-
     Args:
         config: the settings of the run, with `[secure]`.
         run_id: the run.
@@ -91,38 +81,23 @@ def terms_of_evaluation(
         model: the digest of its manifest.
         place: the session and its attempt.
     """
-    secure = config.secure
-    assert secure is not None
-    rules = secure.rules()
-    return Terms(
-        run=run_id,
+    metrics = _rules(config).metrics
+    return replace(
+        _of_numbers(config, run_id, task, place),
         round=version,
-        attempt=place.attempt,
-        session=place.session,
         purpose="evaluation",
         base=version,
         model=model,
         frozen=config.model.frozen,
-        task=task,
-        algorithm="",
-        local=config.local_text,
-        layout=layout_digest((), rules.metrics),
-        bits=64,
-        clip_norm=1.0,
-        examples_max=0,
-        ranges=ranges_digest(()),
-        members_max=rules.session_max,
-        threshold=TWO_THIRDS,
-        privacy="",
-        receivers=(),
-        metrics=rules.metrics,
+        layout=layout_digest((), metrics),
+        metrics=metrics,
     )
 
 
 def terms_of_statistics(
     config: RunConfig, *, run_id: RunId, task: str, number: int, question: Question, place: SumPlace
 ) -> Terms:
-    """Return the terms of the sum of statistics; of its words, threshold and norm holds what does of an evaluation's.
+    """Return the terms of the sum of statistics.
 
     Args:
         config: the settings of the planned run, with `[secure]`.
@@ -132,30 +107,50 @@ def terms_of_statistics(
         question: the layout of the sum's numbers.
         place: the session and its attempt.
     """
-    secure = config.secure
-    assert secure is not None
+    return replace(
+        _of_numbers(config, run_id, task, place),
+        round=number,
+        purpose="statistics",
+        model=data_digest(task),
+        local=options_text(config),
+        layout=question.digest,
+    )
+
+
+def _of_numbers(config: RunConfig, run_id: RunId, task: str, place: SumPlace) -> Terms:
+    """Return the frame of all terms: those of a sum without tensors, which each purpose completes.
+
+    Word size and clip norm then have values that change no number, and a session opens with two thirds of its members,
+    whatever the run has as the threshold of its cohorts.
+    """
     return Terms(
         run=run_id,
-        round=number,
+        round=0,
         attempt=place.attempt,
         session=place.session,
-        purpose="statistics",
+        purpose="update",
         base=0,
-        model=data_digest(task),
+        model="",
         frozen="",
         task=task,
         algorithm="",
-        local=options_text(config),
-        layout=question.digest,
+        local=config.local_text,
+        layout="",
         bits=64,
         clip_norm=1.0,
         examples_max=0,
         ranges=ranges_digest(()),
-        members_max=secure.session_max,
+        members_max=_rules(config).session_max,
         threshold=TWO_THIRDS,
         privacy="",
         receivers=(),
     )
+
+
+def _rules(config: RunConfig) -> SecureRules:
+    secure = config.secure
+    assert secure is not None
+    return secure.rules()
 
 
 def requests_of(config: RunConfig) -> str:
