@@ -277,7 +277,7 @@ def test_a_least_number_of_sites_and_none_at_all_hold_for_the_sum(tmp_path: Path
     few = run(
         tmp_path / "a", lambda sites: sites.summed(request(terms_for())), policy=f"statistics_min_sites = 6\n{ALLOWS}"
     )
-    assert few == {"session_refused: the roster has 5 members; this site demands 6 (min_others = 5)"}
+    assert few == {"session_refused: the roster has 5 members; this site demands 6 (statistics_min_sites = 6)"}
     none = run(tmp_path / "b", lambda sites: sites.summed(request(terms_for())), policy=PINNED)
     assert none == {"session_refused: no statistics leave this site"}
 
