@@ -99,8 +99,8 @@ class StatisticsRequests:
             deadline_s: seconds in which sites may answer.
 
         Raises:
-            OperatorError: the task is of a private run; no answer is possible: no agent of the task is connected, all are
-                too old, the task does not load or has no statistics; too many requests are open; or of a run with
+            OperatorError: the task is of a private run; no answer is possible: no agent of the task is connected, all
+                are too old, the task does not load or has no statistics; too many requests are open; or of a run with
                 secure sums, the layout is missing or the sites of its sum are not connected.
             OSError: the result cannot be stored.
         """

@@ -45,7 +45,8 @@ def atoll(*command, code=0):
 def restored_continues(it, state, written):
     """Restore the backup of one version after five were published: nothing continues until the fifth is named."""
     atoll("restore", it.folder / "backup.tar", state)
-    start = ("coordinator", "--state", state, "--set", "coordinator.listen=127.0.0.1:0", "--set", "coordinator.enrol=")
+    addresses = ("coordinator.listen=127.0.0.1:0", "coordinator.enrol=127.0.0.1:0")
+    start = ("coordinator", "--state", state, "--set", addresses[0], "--set", addresses[1])
     lacking = atoll(*start, code=2)
     assert "run private-1 is private, and this state was restored from a backup of " in lacking
     assert "start the coordinator once with --published private-1=ROUND" in lacking
@@ -57,12 +58,13 @@ def restored_continues(it, state, written):
     coordinator.wait(BOUND_S)
     guarantee = shown("privacy", "show", "private-1", "--state", state)
     assert (guarantee["uses"], guarantee["clients_with_budget"]) == (6, 0), "1 and 2 were charged; 2 to 5 once more"
-    assert History(state).run("private-1").version == 2, "the round that was closed is folded, and none begins"
+    assert History(state).versions("private-1")[-1].version == 2, "the round that was closed is folded, and none begins"
     for name, digest in written.items():
         [path] = state.glob(f"**/{name}")
         assert hashlib.sha256(path.read_bytes()).hexdigest() == digest, "with the secret of the backup it is the same"
-    actions = [json.loads(line).get("action") for path in state.glob("audit/*.jsonl") for line in path.open()]
-    assert {"state.restore", "privacy.published", "privacy.charge"} <= {*actions}
+    lines = [line for path in state.glob("audit/*.jsonl") for line in path.read_text().splitlines()]
+    actions = {json.loads(line).get("action") for line in lines}
+    assert {"state.restore", "privacy.published", "privacy.charge"} <= actions
 
 
 @pytest.mark.slow
