@@ -87,7 +87,13 @@ class Private:
         return key_of(self._secret, purpose, self.account.repeats)
 
     def try_whole(
-        self, model: nn.Module | None, build: Callable[[], nn.Module], task: Task, data: Any, seed: int
+        self,
+        model: nn.Module | None,
+        build: Callable[[], nn.Module],
+        task: Task,
+        data: Any,
+        seed: int,
+        device: torch.device,
     ) -> None:
         """Try a few rows on the whole model, before a mesh divides it; every rank must call it.
 
@@ -97,6 +103,7 @@ class Private:
             task: its task.
             data: its training data.
             seed: of the data's draws.
+            device: the device of this rank, to which its model moves; a model that is built here stays on the CPU.
 
         Raises:
             TaskBroken: rows have no gradients of their own, or delta is too large; on every rank, all faults.
@@ -106,8 +113,8 @@ class Private:
         faults = list[str]()
         if model is not None or self.ranks.is_first:
             with generators_kept():
-                whole = build() if model is None else model
-                _, faults = self._tried(whole, task, data, seed, torch.device("cpu"), captured=True)
+                whole, at = (build(), torch.device("cpu")) if model is None else (model.to(device), device)
+                _, faults = self._tried(whole, task, data, seed, at, captured=True)
         faults = list(dict.fromkeys(fault for found in self.ranks.gather(faults) for fault in found))
         if faults:
             raise TaskBroken("; ".join(faults))

@@ -290,7 +290,7 @@ class _Builder:
             return None
         private = Private(terms=job.private, folder=self.here.folder, plan=job.plan, ranks=ranks)
         model = self.built.model if self.built.blank is None else None
-        private.try_whole(model, lambda: seeded(job)(), job.task, data, job.config.seed)
+        private.try_whole(model, lambda: seeded(job)(), job.task, data, job.config.seed, self.device)
         return private
 
     def _loader(self, data: Any) -> Loader:
