@@ -137,14 +137,7 @@ class Coordinator:
         self.attendance: Attendance = Attendance(config, self.runs, self.clock, self.ranks, spawn, self.audit, places)
         self.clocks.on_jump.append(self._clock_jumped)
         self.statistics = StatisticsRequests(
-            config,
-            state.path,
-            self.attendance,
-            self.clock,
-            self.audit,
-            spawn,
-            self._private_runs,
-            lambda: self.authorities(),
+            config, state.path, self.attendance, self.audit, spawn, self._private_runs, lambda: self.authorities()
         )
         self.uploads = Uploads(
             self.judge,

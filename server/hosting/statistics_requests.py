@@ -19,7 +19,6 @@ from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import ClientId, RunId
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog
-from atoll.server.clock import MonotoneClock
 from atoll.server.config.privacy import without_statistics
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
@@ -62,7 +61,6 @@ class StatisticsRequests:
         config: the coordinator's settings.
         state: the state directory.
         attendance: the connected sites; it reports which come back and which are lost.
-        clock: the coordinator's clock.
         audit: the audit log.
         spawn: starts a background task.
         private_runs: returns the tasks' names of the coordinator's private runs, each with a run of it.
@@ -74,18 +72,17 @@ class StatisticsRequests:
         config: CoordinatorConfig,
         state: Path,
         attendance: Attendance,
-        clock: MonotoneClock,
         audit: AuditLog,
         spawn: "Callable[[Coroutine[Any, Any, int]], asyncio.Task[int]]",
         private_runs: Callable[[], Mapping[str, RunId]],
         authorities: Callable[[], bytes] = bytes,
     ) -> None:
         self._state, self._load_timeout = state, config.load_timeout
-        self._hub, self._clock, self._audit, self._spawn = attendance.hub, clock, audit, spawn
+        self._hub, self._clock, self._audit, self._spawn = attendance.hub, attendance.clock, audit, spawn
         self._private_runs = private_runs
         attendance.listeners.append(self)
         self._is_insecure, self._sum_sites = config.insecure, SumSites(state)
-        self._host = Host(attendance.hub, clock, authorities, self._sum_sites)
+        self._host = Host(attendance.hub, attendance.clock, authorities, self._sum_sites)
         self._open: dict[int, _Open] = {}
         self._secure: dict[int, SecureStatistics] = {}
         self._newest = max(numbers_in(state), default=0)
