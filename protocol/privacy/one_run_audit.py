@@ -84,7 +84,7 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
 
 
 def lower_bound(canaries: int, guesses: int, right: int, delta: float, error_rate: float = ERROR_RATE) -> float:
-    """Return the largest epsilon that so many right guesses refute, rounded down; 0: they refute none.
+    """Return the largest epsilon that the right guesses refute, rounded down; 0: they refute none.
 
     Args:
         canaries: m, each in with probability 1/2.
@@ -123,7 +123,7 @@ def best_of(scores: Sequence[Score], is_in: Sequence[bool], delta: float) -> Fou
 
 
 def bound_max(scores: Sequence[Score], canaries: int, delta: float) -> float:
-    """Return the lower bound if every guess is right: an audit with so many canaries finds no more."""
+    """Return the lower bound if every guess is right: no audit with this number of canaries finds more."""
     tries = _tries(scores, canaries)
     return max(lower_bound(canaries, 2 * count, 2 * count, delta, error_rate) for _, count, error_rate in tries)
 

@@ -67,7 +67,7 @@ def scores_of_clients(config: RunConfig, layout: Layout, is_in: Sequence[bool], 
     assert privacy is not None
     canaries = [(f"canary-{i:06}", i) for i, taken in enumerate(is_in) if taken]
     first = _fold(models, updates, 1, [(name, _canary(places, i, LONG * privacy.clip_norm)) for name, i in canaries])
-    second = _fold(models, updates, 2, [("nobody", _zeros(places))])
+    second = _fold(models, updates, 2, [("zeros", _zeros(places))])
     scale = config.round.cohort_size / privacy.clip_norm
     release, other = first * scale, (second - first) * scale
     return (
@@ -111,9 +111,9 @@ def _canary(places: dict[str, int], number: int, length: float) -> Arrays:
 
 
 class _Zeros:
-    """The task of a model of zeros, which nobody trains."""
+    """The task of a model of zeros, without a training."""
 
-    sites = ("nobody",)
+    sites = ("none",)
 
     def __init__(self, places: dict[str, int]) -> None:
         self._places = places

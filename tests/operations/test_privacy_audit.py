@@ -16,8 +16,6 @@ from atoll.operations.requests import PrivacyAuditRequest
 from atoll.parallel.audits.examples import Canaries, scores_of_examples
 from atoll.parallel.trainer.job import Job
 from atoll.simulations.attacks.membership import auc
-from atoll.task.randomness import data_of
-from atoll.task.task import load_task
 
 TASK = "tests/operations/audited.py:task"
 MECHANISM = {"unit": "example", "noise_multiplier": 2.0, "clip_norm": 0.01, "sample_rate": 1.0, "delta": 1e-5}
@@ -66,25 +64,6 @@ def test_a_training_without_noise_or_clipping_is_found(plant: Any, monkeypatch: 
     assert area > 0.9
     assert found.best.bound > found.claim
     assert "The claim does not hold: epsilon is above" in found.document["sentence"]
-
-
-def test_canaries_are_rows_that_are_in_or_absent_with_the_targets_of_another_one() -> None:
-    task = load_task(TASK)
-    canaries = Canaries.draw(task, 100, random.Random(1))
-    changed = canaries.task(task)
-    assert 30 < sum(canaries.is_in) < 70
-    for site in task.sites:
-        before, after = data_of(task, site, "train"), data_of(changed, site, "train")
-        of_site = canaries.of_site(site)
-        rows = [row for row in range(len(before)) if row not in of_site or of_site[row][1]]
-        assert len(after) == len(rows) < len(before)
-        for number, row in enumerate(rows):
-            target = of_site[row][0] if row in of_site else row
-            inputs, label = after[number]
-            assert torch.equal(inputs, before[row][0])
-            assert label == before[target][1]
-        assert all(target != row and target in of_site for row, (target, _) in of_site.items())
-        assert data_of(changed, site, "test") is None
 
 
 def test_few_canaries_refute_no_large_claim_and_that_is_said() -> None:
