@@ -208,8 +208,9 @@ def test_dishonest_move_54_a_weight_above_1_is_seen_only_where_the_sum_is_beyond
         place, claimed = vector.exact.weight, []
         room = sum(2**52 - int(words["secure/exact"][place]) for words in round_.words[liar])
         is_seen = draw.random() < 0.5
+        more = room + is_seen * draw.randint(1, 2**54)
 
-        def lie(words, place=place, more=room + is_seen * draw.randint(1, 2**54), claimed=claimed):
+        def lie(words, place=place, more=more, claimed=claimed):
             exact = words["secure/exact"].copy()
             exact[place] += more
             claimed.append(int(exact[place]))
