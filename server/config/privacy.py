@@ -99,7 +99,7 @@ class PrivacyConfig(BaseModel):
             yield f"privacy.noise_multiplier: {fault}: allowed is more noise, or a smaller round.cohort_size"
 
     def faults_of_delta(self, num_clients: int) -> Iterator[str]:
-        """Yield the fault of a delta with which one of at least so many clients may be published as it is."""
+        """Yield the fault of a delta with which one of the clients, of which there are as many or more, may be published."""
         if self.delta >= 1.0 / num_clients:
             why = f"1 / {num_clients} or more allows to publish one of {count_of(num_clients, 'client')} unprotected"
             safe = 10.0 ** -math.ceil(math.log10(num_clients) + 1.0)
@@ -135,7 +135,7 @@ class PrivacyConfig(BaseModel):
             yield _fault("cohort.sampler", sampler, why, '"uniform", "stratified", or a custom one')
 
     def faults_of_evaluation(self, clients_every: int, keep_sites: int, kept_by_default: int) -> Iterator[str]:
-        """Yield the faults of evaluations by clients, and of metrics of single sites that are to be kept."""
+        """Yield the faults of evaluations by clients, and of a number of sites whose metrics are kept."""
         if clients_every:
             out = "0, with evaluation.server_every on the server's test data"
             yield _fault("evaluation.clients_every", clients_every, "it would release metrics without noise", out)
