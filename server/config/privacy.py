@@ -99,7 +99,7 @@ class PrivacyConfig(BaseModel):
             yield f"privacy.noise_multiplier: {fault}: allowed is more noise, or a smaller round.cohort_size"
 
     def faults_of_delta(self, num_clients: int) -> Iterator[str]:
-        """Yield the fault of a delta with which one of the clients, of which there are as many or more, may be published."""
+        """Yield the fault of a delta that allows to publish one client, where this is the least number of clients."""
         if self.delta >= 1.0 / num_clients:
             why = f"1 / {num_clients} or more allows to publish one of {count_of(num_clients, 'client')} unprotected"
             safe = 10.0 ** -math.ceil(math.log10(num_clients) + 1.0)
