@@ -12,18 +12,12 @@ from atoll.parallel.engine.step import Engine, Executor
 from atoll.parallel.private.account import Account
 from atoll.parallel.private.loader import PoissonLoader
 from atoll.parallel.private.passes import PrivatePasses
-from atoll.parallel.private.terms import Terms, delta_fault, epoch_steps
-from atoll.task.errors import TaskBroken
+from atoll.parallel.private.terms import Terms
+from atoll.task.local import epoch_steps
 from atoll.task.task import Task
-from atoll.training.data.batches import to_device
-from atoll.training.data.draws import drawing
-from atoll.training.data.units import units_of
-from atoll.training.private.checks import FEW, Trial, choose
-from atoll.training.private.checks import Engine as Gradients
+from atoll.training.private.local_steps import try_gradients
+from atoll.training.private.noised_gradients import ROWS_AT_ONCE
 from atoll.training.private.sampler import PoissonSampler
-
-ROWS_AT_ONCE = 256
-"""Most rows of one pass of a task without a batch size."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +51,10 @@ class Private:
         Raises:
             TaskBroken: rows have no gradients of their own, or delta is too large; all faults.
         """
-        gradients = self._tried(engine, task, data, seed)
+        (model,) = engine.parts
+        gradients = try_gradients(
+            task, model.train(), data, seed, clip_norm=self.terms.clip_norm, delta=self.terms.delta
+        )
         expected = self.terms.sample_rate * len(data)
         at_once = task.local.batch_size or ROWS_AT_ONCE
         key, std = key_of(self.secret, "noise"), self.terms.std
@@ -67,19 +64,6 @@ class Private:
             return self.passes
 
         engine.replace_passes(passes)
-
-    def _tried(self, engine: Engine, task: Task, data: Any, seed: int) -> Gradients:
-        (model,) = engine.parts
-        model.train()
-        count = min(len(data), FEW)
-        inputs, targets = to_device(drawing(data, seed)(0, torch.arange(count) * len(data) // count), engine.device)
-        trial = Trial(model=model, loss=task.loss, units=units_of(task), inputs=inputs, targets=targets, rows=count)
-        gradients, faults = choose(trial, self.terms.clip_norm)
-        if fault := delta_fault(self.terms.delta, len(data)):
-            faults.append(fault)
-        if faults or gradients is None:
-            raise TaskBroken("; ".join(faults))
-        return gradients
 
     def begin(self, step: int) -> None:
         """Begin at the step of the restored checkpoint; errors as in `Account.begin`."""
