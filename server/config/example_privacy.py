@@ -29,6 +29,9 @@ STEPS_MISSING = (
     "training"
 )
 
+_TRIES = 5
+"""Most evaluations of the tight account, of seconds each, for the number of uses beyond its bound."""
+
 _LOSSES = "private trainings tell no losses"
 _SEES_LOSSES = ("power_of_choice", "oort")
 """Samplers by the losses of trainings."""
@@ -77,12 +80,13 @@ def noise_of(terms: ExampleTerms) -> float:
 def rules_of(terms: ExampleTerms) -> ExampleRules:
     """Return the rules for the run's machine; takes seconds, errors as in `noise_of`."""
     z, account = noise_of(terms), terms.account
-
-    def fits(uses: int) -> bool:
-        steps = uses * terms.steps
-        return account.bound_of(z, steps) <= terms.epsilon or account.epsilon_of(z, steps) <= terms.epsilon
-
-    uses = terms.uses if fits(terms.uses) else most(fits, terms.uses)
+    uses = most(lambda uses: account.bound_of(z, uses * terms.steps) <= terms.epsilon, terms.uses + 1)
+    above = min(terms.uses + 1, 2 * uses)
+    for number in range(_TRIES):
+        if above - uses <= 1:
+            break
+        tried = above - 1 if number == 0 else (uses + above) // 2
+        uses, above = (tried, above) if account.epsilon_of(z, tried * terms.steps) <= terms.epsilon else (uses, tried)
     return ExampleRules(
         epsilon=terms.epsilon,
         delta=terms.delta,
@@ -117,8 +121,7 @@ def faults_of_budget(terms: ExampleTerms) -> Iterator[str]:
             account.bound_noise(terms.epsilon, terms.uses * terms.steps)
         except ValueError as error:
             yield f"privacy.epsilon: {error}: allowed is a larger epsilon or delta, or fewer steps"
-    elif account.bound_of(z, terms.steps) > terms.epsilon and account.epsilon_of(z, terms.steps) > terms.epsilon:
-        one = account.epsilon_of(z, terms.steps)
+    elif (one := account.bound_of(z, terms.steps)) > terms.epsilon:
         why = f"one training of {count_of(terms.steps, 'step')} costs epsilon {one:.6g}"
         yield _fault("privacy.noise_multiplier", z, why, "more, a larger epsilon, or fewer steps (local.max_steps)")
 
@@ -176,6 +179,12 @@ def faults_of_aggregation(aggregation: AggregationConfig) -> Iterator[str]:
         yield _fault("aggregation.rule", aggregation.rule, "rows that a site appends have no noise", 'such as "mean"')
     if aggregation.partial:
         yield _fault("aggregation.partial", True, "what an update leaves out would be released", "false")
+
+
+def faults_of_rounds(late: str) -> Iterator[str]:
+    """Yield the fault of late updates, whose clients may be in a second sum before the first one is charged."""
+    if late != "discard":
+        yield _fault("round.late", late, "an update counts in the round that is charged for it", '"discard"')
 
 
 def faults_of_sampler(sampler: str) -> Iterator[str]:

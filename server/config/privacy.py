@@ -57,7 +57,7 @@ class PrivacyConfig(BaseModel):
 
     sample_rate: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     """Probability with which each example of a site takes part in a step, independently of all others, the same at all
-    sites; needed for examples and refused for clients."""
+    sites; absent: refused for examples, and the only way for clients."""
 
     mechanism: Literal["gaussian"] = "gaussian"
     """Noise of a round, or of a step: "gaussian", independent of others."""

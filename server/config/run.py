@@ -396,6 +396,7 @@ class RunConfig(BaseModel):
         elif self.privacy is not None and self.privacy.sample_rate is not None:
             yield STEPS_MISSING
         yield from example_privacy.faults_of_program(self.program.main, is_app=is_app(self.task))
+        yield from example_privacy.faults_of_rounds(self.round.late)
         yield from example_privacy.faults_of_aggregation(self.aggregation)
         yield from example_privacy.faults_of_sampler(self.cohort.sampler)
 

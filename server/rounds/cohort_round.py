@@ -404,9 +404,8 @@ class Round(OpenRound):
         """Record which late updates count in this round, and the capped weights."""
         record = self.record
         late = sorted(self.late.items())
-        is_left_out = {c for c, _ in late if c in self._reported or self.membership.is_spent(c)}
-        record.superseded = [update.digest for client_id, update in late if client_id in is_left_out]
-        record.carried = [self._as_stale(update) for client_id, update in late if client_id not in is_left_out]
+        record.superseded = [update.digest for client_id, update in late if client_id in self._reported]
+        record.carried = [self._as_stale(update) for client_id, update in late if client_id not in self._reported]
         record.weight_cap, record.capped = None, {}
         if self._max_share < 1:
             weights = {c.client_id: c.num_examples * c.scale for c in self._aggregate().contributions}

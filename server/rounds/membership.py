@@ -146,11 +146,6 @@ class Membership:
             assert member is not None
             self._mark(client_id, member, rules)
 
-    def is_spent(self, client_id: ClientId) -> bool:
-        """Return whether a client may be in no further private sum."""
-        member = self.members.get(client_id)
-        return member is not None and member.is_spent
-
     def _mark(self, client_id: ClientId, member: Member, rules: PrivacyRules) -> None:
         member.is_spent = not rules.allows(member.spent, member.uses)
         self._spent.discard(client_id)
