@@ -6,7 +6,7 @@ from atoll.server.journal.codec import decode_ledger, decode_rules, encode_ledge
 from atoll.server.rounds.events import EndRun
 from atoll.server.rounds.privacy_rules import ExampleRules
 from tests.server.rounds.test_buffer_round import Flow
-from tests.server.rounds.test_privacy import closed, opened, private, uses
+from tests.server.rounds.test_privacy import closed, private, uses
 
 DELTA, RATE, Z, STEPS = 1e-5, 0.04, 1.5, 15
 
