@@ -47,22 +47,34 @@ class NoisedGradients:
             targets: of the batch.
             rows: the number of examples of the sample, perhaps 0.
         """
-        sums = self._clipped(inputs, targets, rows)
+        size = max(1, rows if self._at_once is None else self._at_once)
+        sums = sum_in_passes(self._gradients, inputs, targets, rows, size)
         add_noise(sums, self._key, self.step, self._std)
         self.step += 1
         for name, parameter in self._gradients.parameters.items():
             parameter.grad = (sums[name] / self._expected).to(parameter.dtype)
 
-    def _clipped(self, inputs: Any, targets: Any, rows: int) -> Gradients:
-        size = max(1, rows if self._at_once is None else self._at_once)
-        sums = self._gradients.clipped_sum(*_part(inputs, targets, 0, min(size, rows)), min(size, rows))
-        for begin in range(size, rows, size):
-            end = min(rows, begin + size)
-            for name, found in self._gradients.clipped_sum(*_part(inputs, targets, begin, end), end - begin).items():
-                sums[name] += found
-        return sums
+
+def sum_in_passes(gradients: Engine, inputs: Any, targets: Any, rows: int, size: int) -> Gradients:
+    """Return the sum of the clipped gradients of a batch, float64 by the parameter's name.
+
+    Args:
+        gradients: the clipped sums of rows.
+        inputs: of the batch; without rows a filler.
+        targets: of the batch.
+        rows: the number of examples that count, perhaps 0.
+        size: most rows of one pass, at least 1.
+    """
+    first = min(size, rows)
+    sums = gradients.clipped_sum(*part_of(inputs, targets, 0, first), first)
+    for begin in range(size, rows, size):
+        end = min(rows, begin + size)
+        for name, found in gradients.clipped_sum(*part_of(inputs, targets, begin, end), end - begin).items():
+            sums[name] += found
+    return sums
 
 
-def _part(inputs: Any, targets: Any, begin: int, end: int) -> tuple[Any, Any]:
+def part_of(inputs: Any, targets: Any, begin: int, end: int) -> tuple[Any, Any]:
+    """Return the inputs and targets of some rows."""
     part_of_inputs, part_of_targets = map_tensors(lambda tensor: tensor[begin:end], (inputs, targets))
     return part_of_inputs, part_of_targets
