@@ -1,13 +1,4 @@
-"""The passes of a private step: the noised sum of clipped example gradients, over the expected number of examples.
-
-    (sum_i g_i min(1, C / ||g_i||) + N(0, (z C)^2)) / (q N)
-
-The divisor is the expected batch q N, never the actual one, which depends on the sample; an empty sample is a step on
-noise alone. Weight decay and the optimizer come after it. The loss of the rows is not returned: it would be a release
-without noise.
-
-Source: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, algorithm 1.
-"""
+"""The passes of a private step (`training.private.noised_gradients`), with the interface of the engine's passes."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -16,12 +7,13 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from atoll.parallel.data.batch import Batch, map_tensors
+from atoll.parallel.data.batch import Batch
 from atoll.parallel.engine.passes import Observe, Total
 from atoll.parallel.engine.step import Executor
 from atoll.training.private.checks import Engine
 from atoll.training.private.example_gradients import Gradients
 from atoll.training.private.noise import Box, add_noise
+from atoll.training.private.noised_gradients import clipped_in_parts, part_of
 
 
 class Sums(Protocol):
@@ -52,12 +44,7 @@ class SumsOfOne:
         """Return the clipped sum of a batch."""
         rows = 0 if batch.is_filler else batch.num_rows
         size = rows_of_pass(rows, max(self._passes, -(-rows // self._at_once)))
-        sums = self._gradients.clipped_sum(*part(batch, 0, min(size, rows)), min(size, rows))
-        for begin in range(size, rows, size):
-            end = min(rows, begin + size)
-            for name, found in self._gradients.clipped_sum(*part(batch, begin, end), end - begin).items():
-                sums[name] += found
-        return sums
+        return clipped_in_parts(self._gradients, batch.inputs, batch.targets, rows, size)
 
 
 class PrivatePasses:
@@ -104,8 +91,7 @@ class PrivatePasses:
 
 def part(batch: Batch, begin: int, end: int) -> tuple[Any, Any]:
     """Return the inputs and targets of some rows."""
-    inputs, targets = map_tensors(lambda tensor: tensor[begin:end], (batch.inputs, batch.targets))
-    return inputs, targets
+    return part_of(batch.inputs, batch.targets, begin, end)
 
 
 def rows_of_pass(rows: int, passes: int) -> int:

@@ -9,14 +9,14 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from typing import ClassVar
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, Fate, Phase, RoundId, Version
 from atoll.server.rounds.events import Abandon, Aggregate, Aggregated, AggregationFailed, Commit, Effect, Update
 from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.membership import Membership
-from atoll.server.rounds.record import CarriedRecord, Outage, RoundRecord
+from atoll.server.rounds.record import CarriedRecord, ChargeRecord, Outage, RoundRecord
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.update_claims import work_scale
 
@@ -37,6 +37,7 @@ class OpenRound(ABC):
     ) -> None:
         policy = rules.policy
         self.policy, self.membership, self._wait = policy, membership, rules.wait
+        self._privacy = rules.privacy
         self.record = RoundRecord(
             round_id=round_id,
             base_version=base_version,
@@ -187,6 +188,17 @@ class OpenRound(ABC):
     @abstractmethod
     def _aggregate(self) -> Aggregate:
         """Return the effect that aggregates the round; it depends only on the round's state, for a repetition."""
+
+    def _charge(self, clients: Collection[ClientId]) -> None:
+        """Charge each client whose update is in a private sum, before its fold, which may fail: nothing is refunded."""
+        if (rules := self._privacy) is None:
+            return
+        for client_id in clients:
+            self.membership.charge(client_id, rules)
+        before, most = self.record.charge, self.membership.most_spent
+        number = len(clients) + (0 if before is None else before.clients)
+        epsilon, uses = rules.epsilon_of(most), self.membership.most_uses
+        self.record.charge = ChargeRecord(number, uses, epsilon, rules.epsilon, rules.delta)
 
     def _as_stale(self, update: Update) -> CarriedRecord:
         """Return the record of an update that may be from an earlier version, with its discount."""

@@ -396,6 +396,7 @@ class SecureRound(Round):
         of.session.opened(names.index(client_id) for client_id in event.wrong)
         of.record.wrong = [*event.wrong]
         of.is_over = of.is_opened = True
+        self._charge(sorted(of.survivors))
         of.record.stage, of.by = Stage.OPENED, math.inf
         return self._conclude(now)
 

@@ -51,6 +51,17 @@ def model_faults(model: nn.Module) -> Iterator[str]:
             yield f"{name}: a hook changes its gradient, which gradients of single rows do not pass: remove the hook"
 
 
+def delta_fault(delta: float, num_examples: int) -> str | None:
+    """Return the sentence about a delta that allows to publish an example as it is; None: it is smaller."""
+    if delta * num_examples < 1.0:
+        return None
+    every = count_of(num_examples, "training example")
+    return (
+        f"privacy.delta: got {delta:g} with {every}: one over their number or more would allow to publish one of them "
+        f"as it is, allowed is less, such as {0.1 / num_examples:.1g}"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """What is tried: a model in training mode, its loss and units, and a few rows.

@@ -104,7 +104,7 @@ def test_numbers_that_promise_nothing_are_refused(key: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ['privacy.unit="example"', 'privacy.mechanism="correlated"', 'privacy.noise_by="clients"']
+    "override", ['privacy.unit="site"', 'privacy.mechanism="correlated"', 'privacy.noise_by="clients"']
 )
 def test_what_is_not_built_is_refused(override: str) -> None:
     [fault] = faults_of([override])
