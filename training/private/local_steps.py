@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from atoll.ground.noise.key import key_of
+from atoll.ground.noise.key import BYTES, key_of
 from atoll.task.errors import TaskBroken
 from atoll.task.given import Given
 from atoll.task.local import Local, epoch_steps
@@ -165,6 +165,12 @@ class PrivateSteps:
         """Yield the epoch of each step, and the examples of its sample (B,) int64, perhaps none."""
         for step in range(self.steps):
             yield step // self._epoch, torch.from_numpy(self._sampler.indices(step))
+
+
+def training_key(request: Mapping[str, Any]) -> bytes:
+    """Return the key that the agent has derived for a training; a simulation has no secret."""
+    key = request.get("noise")
+    return bytes.fromhex(key) if key else key_of(bytes(BYTES), "simulation", request["seed"])
 
 
 FILLER = torch.zeros(1, dtype=torch.int64)
