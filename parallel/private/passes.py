@@ -1,7 +1,16 @@
-"""The passes of a private step (`training.private.noised_gradients`), with the interface of the engine's passes."""
+"""The passes of a private step: the noised sum of clipped example gradients, over the expected number of examples.
+
+    (sum_i g_i min(1, C / ||g_i||) + N(0, (z C)^2)) / (q N)
+
+The divisor is the expected batch q N, never the actual one, which depends on the sample; an empty sample is a step on
+noise alone. Weight decay and the optimizer come after it. The loss of the rows is not returned: it would be a release
+without noise.
+
+Source: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, algorithm 1.
+"""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -13,7 +22,7 @@ from atoll.parallel.engine.step import Executor
 from atoll.training.private.checks import Engine
 from atoll.training.private.example_gradients import Gradients
 from atoll.training.private.noise import Box, add_noise
-from atoll.training.private.noised_gradients import clipped_in_parts, part_of
+from atoll.training.private.noised_gradients import sum_in_passes
 
 
 class Sums(Protocol):
@@ -44,7 +53,7 @@ class SumsOfOne:
         """Return the clipped sum of a batch."""
         rows = 0 if batch.is_filler else batch.num_rows
         size = rows_of_pass(rows, max(self._passes, -(-rows // self._at_once)))
-        return clipped_in_parts(self._gradients, batch.inputs, batch.targets, rows, size)
+        return sum_in_passes(self._gradients, batch.inputs, batch.targets, rows, size)
 
 
 class PrivatePasses:
@@ -87,11 +96,6 @@ class PrivatePasses:
     def evaluate(self, batch: Batch, observe: Observe) -> None:
         """Call `observe` with outputs and targets of a batch of data that is not protected."""
         self._evaluations.evaluate(batch, observe)
-
-
-def part(batch: Batch, begin: int, end: int) -> tuple[Any, Any]:
-    """Return the inputs and targets of some rows."""
-    return part_of(batch.inputs, batch.targets, begin, end)
 
 
 def rows_of_pass(rows: int, passes: int) -> int:

@@ -5,7 +5,7 @@ agent derives from its own secret, the run, the round and all else that the upda
 repeated after a kill gives the same bits, and neither the coordinator nor a seed predicts them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,8 @@ from atoll.task.errors import TaskBroken
 from atoll.task.given import Given
 from atoll.task.local import Local, epoch_steps
 from atoll.task.task import Task
-from atoll.training.data.batches import to_device
-from atoll.training.data.draws import drawing
-from atoll.training.data.units import units_of
 from atoll.training.private.captured_gradients import CapturedGradients
-from atoll.training.private.checks import FEW, Engine, Trial, choose, delta_fault, model_faults
+from atoll.training.private.checks import Engine, choose, delta_fault, model_faults, trial_of
 from atoll.training.private.config import PrivacyConfig
 from atoll.training.private.noised_gradients import ROWS_AT_ONCE, NoisedGradients
 from atoll.training.private.sampler import PoissonSampler
@@ -213,11 +210,7 @@ def try_gradients(
     Raises:
         TaskBroken: rows have no gradients of their own, or delta is too large for the data; all faults.
     """
-    count = min(len(data), FEW)
-    fetch: Callable[[int, torch.Tensor], Any] = drawing(data, seed)
-    device = next(model.parameters()).device
-    inputs, targets = to_device(fetch(0, torch.arange(count) * len(data) // count), device)
-    trial = Trial(model=model, loss=task.loss, units=units_of(task), inputs=inputs, targets=targets, rows=count)
+    trial = trial_of(task, model, data, seed, next(model.parameters()).device)
     gradients, faults = choose(trial, clip_norm)
     if is_captured and gradients is not None and not isinstance(gradients, CapturedGradients):
         gradients, faults = choose(trial, clip_norm, ways=(CapturedGradients,))

@@ -48,18 +48,27 @@ class NoisedGradients:
             rows: the number of examples of the sample, perhaps 0.
         """
         size = max(1, rows if self._at_once is None else self._at_once)
-        sums = clipped_in_parts(self._gradients, inputs, targets, rows, size)
+        sums = sum_in_passes(self._gradients, inputs, targets, rows, size)
         add_noise(sums, self._key, self.step, self._std)
         self.step += 1
         for name, parameter in self._gradients.parameters.items():
             parameter.grad = (sums[name] / self._expected).to(parameter.dtype)
 
 
-def clipped_in_parts(gradients: Engine, inputs: Any, targets: Any, rows: int, at_once: int) -> Gradients:
-    """Return the clipped sum of a batch's rows, of which at most `at_once` are in one pass."""
-    sums = gradients.clipped_sum(*part_of(inputs, targets, 0, min(at_once, rows)), min(at_once, rows))
-    for begin in range(at_once, rows, at_once):
-        end = min(rows, begin + at_once)
+def sum_in_passes(gradients: Engine, inputs: Any, targets: Any, rows: int, size: int) -> Gradients:
+    """Return the sum of the clipped gradients of a batch, float64 by the parameter's name.
+
+    Args:
+        gradients: the clipped sums of rows.
+        inputs: of the batch; without rows a filler.
+        targets: of the batch.
+        rows: the number of examples that count, perhaps 0.
+        size: most rows of one pass, at least 1.
+    """
+    first = min(size, rows)
+    sums = gradients.clipped_sum(*part_of(inputs, targets, 0, first), first)
+    for begin in range(size, rows, size):
+        end = min(rows, begin + size)
         for name, found in gradients.clipped_sum(*part_of(inputs, targets, begin, end), end - begin).items():
             sums[name] += found
     return sums

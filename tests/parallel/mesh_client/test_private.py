@@ -1,4 +1,4 @@
-"""Private steps of a mesh client: those of an agent with one process, with the noise of its place in the whole model."""
+"""Private steps of a mesh client: those of an agent with one process, with the noise of their place in the model."""
 
 from pathlib import Path
 from typing import Any
