@@ -30,6 +30,7 @@ class Noted:
     """Orders, a bench and a line in one, which note what they are given."""
 
     steps = 0
+    describe = evaluate = statistics = None
 
     def __init__(self, *requests):
         self.requests, self.orders, self.trained, self.sent = requests, [], [], []
