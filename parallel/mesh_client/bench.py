@@ -164,7 +164,7 @@ class MeshBench:
         self._use.begin()
         context = self._context(request, round=request.get("round_id") or 0)
         self._check_hooks(local, context)
-        private = self._private(request, local, dataset)
+        private, task = self._private(request, local, dataset), self._here.task
         with within(context):
             seed_everything(request["seed"])
             order = draw_order(len(dataset), local, outline) if private is None else private.order()
@@ -173,12 +173,10 @@ class MeshBench:
             self._seed(request["seed"])
             with (
                 self._passing(private, model, request) as passes,
-                checkpoints(
-                    request, self._here.task, model, dataset, order.steps, self._ranks, self._clock, client
-                ) as after_step,
+                checkpoints(request, task, model, dataset, order.steps, self._ranks, self._clock, client) as after_step,
             ):
                 training = LocalTraining(
-                    task=self._here.task,
+                    task=task,
                     local=local,
                     order=order,
                     dataset=dataset,
@@ -202,7 +200,7 @@ class MeshBench:
                     client.end()
                 self._use.end_training()
             examples = sum(order.sizes[step % len(order.sizes)] for step in range(begun_at, work.steps))
-            use = self._use.of(self._here.task, training.example, work.steps - begun_at, examples)
+            use = self._use.of(task, training.example, work.steps - begun_at, examples)
         reached("crew.trained")
         files = Files(model, local, algorithm, request, self._ranks, client)
         written = self._written(files, work)
