@@ -141,15 +141,19 @@ class PrivacyConfig(BaseModel):
             yield _fault("round.late", policy.late, "an update counts in the round that is charged for it", '"discard"')
         if policy.partial_work == "scaled":
             yield _fault("round.partial_work", policy.partial_work, "all weights are equal", '"accept", "refuse"')
-        if self.delta >= 1.0 / policy.cohort_size:
-            why = f"1 / {policy.cohort_size} or more allows to publish one client of each round unprotected"
-            safe = 10.0 ** -math.ceil(math.log10(policy.cohort_size) + 1.0)
-            yield _fault("privacy.delta", self.delta, why, f"less than 1 / round.cohort_size, such as {safe:g}")
+        yield from self.faults_of_delta(max(policy.cohort_size, policy.min_available))
         from atoll.aggregation.noise.private_sum import fault_of_sum  # it imports numpy
 
         z = self.rules(rounds).noise_multiplier
         if fault := fault_of_sum(policy.cohort_size, z):
             yield f"privacy.noise_multiplier: {fault}: allowed is more noise, or a smaller round.cohort_size"
+
+    def faults_of_delta(self, num_clients: int) -> Iterator[str]:
+        """Yield the fault of a delta that allows to publish one client, where this is the least number of clients."""
+        if self.delta >= 1.0 / num_clients:
+            why = f"1 / {num_clients} or more allows to publish one of {count_of(num_clients, 'client')} unprotected"
+            safe = 10.0 ** -math.ceil(math.log10(num_clients) + 1.0)
+            yield _fault("privacy.delta", self.delta, why, f"less than 1 / {num_clients}, such as {safe:g}")
 
     def faults_of_aggregation(self, aggregation: AggregationConfig) -> Iterator[str]:
         """Yield the settings of an aggregation that a guarantee for clients excludes. Loads no user code."""
@@ -157,9 +161,9 @@ class PrivacyConfig(BaseModel):
         if aggregation.weighting != "uniform":
             what = "with other weights one client could have most of the sum"
             yield _fault("aggregation.weighting", aggregation.weighting, what, '"uniform"')
-        if aggregation.algorithm not in ("fedavg", "fedprox"):
+        if aggregation.algorithm != "fedavg":
             what = "its corrections are values of single clients without noise"
-            yield _fault("aggregation.algorithm", aggregation.algorithm, what, '"fedavg", "fedprox"')
+            yield _fault("aggregation.algorithm", aggregation.algorithm, what, '"fedavg"')
         if aggregation.rule != "mean":
             what = "the noise is for a sum of clipped updates"
             yield _fault("aggregation.rule", aggregation.rule, what, '"mean"')
@@ -180,11 +184,13 @@ class PrivacyConfig(BaseModel):
         if why := _SEES_SITES.get(sampler):
             yield _fault("cohort.sampler", sampler, why, '"uniform", "stratified", or a custom one')
 
-    def faults_of_evaluation(self, clients_every: int) -> Iterator[str]:
-        """Yield the fault of evaluations by clients."""
+    def faults_of_evaluation(self, clients_every: int, keep_sites: int, kept_by_default: int) -> Iterator[str]:
+        """Yield the faults of evaluations by clients, and of a number of sites whose metrics are kept."""
         if clients_every:
             out = "0, with evaluation.server_every on the server's test data"
             yield _fault("evaluation.clients_every", clients_every, "it would release metrics without noise", out)
+        if keep_sites not in (0, kept_by_default):
+            yield _fault("evaluation.keep_sites", keep_sites, "no metrics of single sites may be kept", "0")
 
     def faults_of_watching(self, model: ModelConfig, stop: StopConfig) -> Iterator[str]:
         """Yield the metrics of clients that would choose the best version or end the run."""
@@ -216,6 +222,15 @@ class PrivacyConfig(BaseModel):
             )
         if (uses := self.participations_max) is not None and uses > rounds:
             yield f"privacy.participations_max: {uses} is more than the {count_of(rounds, 'round')} of the run"
+
+
+def without_statistics(task: str, run_id: str | None) -> str:
+    """Return why there are no statistics of the sites' data of a task, whose private run is `run_id`, if it exists."""
+    why = "the run would have [privacy]" if run_id is None else f"run {run_id} of {task!r} is private"
+    return (
+        f"privacy: {why}, and statistics of the sites' data have no noise: no budget would count them; allowed is a "
+        "task for data on which no private run trains"
+    )
 
 
 def faults_of_layout(layout: Layout, buffers: frozenset[str], rules: PrivacyRules) -> Iterator[str]:

@@ -347,8 +347,8 @@ class RunConfig(BaseModel):
         faults += [*self.aggregation.faults_of_rounds(self.round), *self.cohort.faults_of_rounds(self.round)]
         faults += [*self._faults_of_growth()] if self.aggregation.grows else []
         evaluation = self.evaluation
-        every: dict[Source, int] = {"server": evaluation.server_every}
-        every |= {} if self._hides_clients else {"clients": evaluation.clients_every}
+        of_clients = 1 if self._hides_clients else evaluation.clients_every  # [privacy] has its fault by itself
+        every: dict[Source, int] = {"server": evaluation.server_every, "clients": of_clients}
         faults += faults_of_watching(self.model, self.stop, every=every)
         faults += faults_of_optimizer(self.optimizer, self.schedule.optimizer, self.rounds)
         faults += self._faults_of_schedules()
@@ -386,7 +386,8 @@ class RunConfig(BaseModel):
         yield from privacy.faults_of_rounds(self.round, self.rounds)
         yield from privacy.faults_of_aggregation(self.aggregation)
         yield from privacy.faults_of_sampler(self.cohort.sampler)
-        yield from privacy.faults_of_evaluation(self.evaluation.clients_every)
+        kept = EvaluationConfig.model_fields["keep_sites"].default
+        yield from privacy.faults_of_evaluation(self.evaluation.clients_every, self.evaluation.keep_sites, kept)
         yield from privacy.faults_of_watching(self.model, self.stop)
 
     def _faults_of_examples(self) -> Iterator[str]:

@@ -183,7 +183,7 @@ class Buffer(OpenRound):
         record.phase, record.closed_at, record.close_reason = Phase.AGGREGATING, now, reason
         record.wait_is_over(now)
         self._is_drawing = False  # the answer to a pending draw is ignored
-        return (self._aggregate(),)
+        return (*self._audited_charge(), self._aggregate())
 
     def aggregated(self, event: Aggregated, now: float) -> Effects:
         """Commit the round: the next version is on disk."""

@@ -184,6 +184,8 @@ class Round(OpenRound):
 
     def _draw(self) -> Effects:
         candidates = self.membership.candidates()
+        if self._privacy is not None and self._privacy.hides_clients:
+            candidates = tuple(candidate.without_values for candidate in candidates)
         self._is_drawing = True
         self.record.num_candidates = len(candidates)
         count, relaxed = min(self.policy.num_invited, len(candidates)), self.membership.pacer.relaxed
@@ -398,7 +400,7 @@ class Round(OpenRound):
         self._take_late()
         aggregate = self._aggregate()
         self._charge([contribution.client_id for contribution in aggregate.contributions])
-        return (*releases, aggregate)
+        return (*releases, *self._audited_charge(), aggregate)
 
     def _take_late(self) -> None:
         """Record which late updates count in this round, and the capped weights."""

@@ -13,10 +13,19 @@ from collections.abc import Collection, Container, Iterable, Iterator
 from typing import ClassVar
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, Fate, Phase, RoundId, Version
-from atoll.server.rounds.events import Abandon, Aggregate, Aggregated, AggregationFailed, Commit, Effect, Update
+from atoll.server.rounds.events import (
+    Abandon,
+    Aggregate,
+    Aggregated,
+    AggregationFailed,
+    AuditCharge,
+    Commit,
+    Effect,
+    Update,
+)
 from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.membership import Membership
-from atoll.server.rounds.record import CarriedRecord, ChargeRecord, Outage, RoundRecord
+from atoll.server.rounds.record import CarriedRecord, Outage, RoundRecord
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.update_claims import work_scale
 
@@ -149,6 +158,10 @@ class OpenRound(ABC):
         """Abandon the round because files are lost."""
         return self._abandon(AbandonReason.FILES_LOST, now, detail)
 
+    def end_after_restoration(self, detail: str, now: float) -> Effects:
+        """Abandon the round, whose clients may have spent their privacy budgets since the backup."""
+        return self._abandon(AbandonReason.RESTORED, now, detail)
+
     @abstractmethod
     def _let_go(self, digests: Container[Digest]) -> int:
         """Remove accepted updates from the counted ones; return the number that still counts towards the quorum."""
@@ -195,10 +208,13 @@ class OpenRound(ABC):
             return
         for client_id in clients:
             self.membership.charge(client_id, rules)
-        before, most = self.record.charge, self.membership.most_spent
-        number = len(clients) + (0 if before is None else before.clients)
-        epsilon, uses = rules.epsilon_of(most), self.membership.most_uses
-        self.record.charge = ChargeRecord(number, uses, epsilon, rules.epsilon, rules.delta)
+        number = len(clients) + (0 if self.record.charge is None else self.record.charge.clients)
+        self.record.charge = rules.charged(number, self.membership.most_spent, self.membership.most_uses)
+
+    def _audited_charge(self) -> Effects:
+        """Return the effect that records the round's charges in the audit log; without any none."""
+        charge = self.record.charge
+        return () if charge is None else (AuditCharge(f"round {self.record.round_id}", charge),)
 
     def _as_stale(self, update: Update) -> CarriedRecord:
         """Return the record of an update that may be from an earlier version, with its discount."""

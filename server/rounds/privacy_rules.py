@@ -7,6 +7,7 @@ from atoll.ground.printable import count_of
 from atoll.protocol.privacy.gaussian import epsilon_of
 from atoll.protocol.privacy.guarantee import EXACT, PLD, RDP, Guarantee, NoiseBy
 from atoll.protocol.privacy.poisson_account import PoissonAccount
+from atoll.server.rounds.record import ChargeRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,11 @@ class PrivacyRules:
         return "coordinator"
 
     @property
+    def hides_clients(self) -> bool:
+        """Whether no value of a single client may decide what is released."""
+        return True
+
+    @property
     def cost(self) -> float:
         """What one use costs a client: 1 / z^2."""
         return self.noise_multiplier**-2
@@ -39,6 +45,10 @@ class PrivacyRules:
     def epsilon_of(self, spent: float) -> float:
         """Return epsilon of a client that has spent this."""
         return epsilon_of(math.sqrt(spent), self.delta)
+
+    def charged(self, clients: int, spent: float, uses: int) -> ChargeRecord:
+        """Return the record of a charge of `clients`, after which the most used one has spent this in `uses` sums."""
+        return ChargeRecord(clients, uses, self.epsilon_of(spent), self.epsilon, self.delta)
 
     def guarantee(self, spent: float, uses: int) -> Guarantee:
         """Return the guarantee of a run whose most used client has spent this in `uses` sums."""
@@ -78,6 +88,11 @@ class ExampleRules(PrivacyRules):
     def noise_by(self) -> NoiseBy:
         """The party that adds the noise."""
         return "site"
+
+    @property
+    def hides_clients(self) -> bool:
+        """Whether no value of a single client may decide what is released."""
+        return False
 
     @property
     def cost(self) -> float:

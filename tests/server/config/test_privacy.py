@@ -17,7 +17,7 @@ PRIVATE = ["privacy.epsilon=8.0", "privacy.delta=1e-6", "privacy.clip_norm=1.0",
 
 
 def run_with(overrides: Sequence[str]) -> RunConfig:
-    cohort = [] if any("fedbuff" in each for each in overrides) else [TEN]
+    cohort = [] if any("fedbuff" in each or "fedasync" in each for each in overrides) else [TEN]
     return load_text(RunFile, 'task = "m:t"', [*cohort, *PRIVATE, *overrides], name="run.toml").run
 
 
