@@ -41,6 +41,7 @@ class Membership:
     approval_by: float | None = None  # the end of the wait for approvals (`StragglerPolicy.approval_wait`) under way
     most_spent: float = 0.0  # the largest `Member.spent`
     most_uses: int = 0  # the largest `Member.uses`
+    num_spent: int = 0  # members with `Member.is_spent`, for readers of a snapshot without its members
 
     def __post_init__(self) -> None:
         # derived from the members: neither compared nor stored
@@ -49,18 +50,23 @@ class Membership:
 
     def _derive(self) -> None:
         self._index = CandidateIndex(self.members, self.is_available)
+        if self.members:  # an earlier Atoll did not store it
+            self.num_spent = sum(member.is_spent for member in self.members.values())
         self._declining = {c for c, m in self.members.items() if m.has_declined and self._is_there(m)}
         self._spent = {c for c, m in self.members.items() if m.is_spent and self._is_there(m)}
         self._resting = {c: t.rest_until for c, m in self.members.items() if (t := m.trouble) and t.rest_until}
 
     def read(self, pages: Iterable[tuple[int, dict[ClientId, Member]]], *, first: int) -> None:
         """Restore the members from pages, each with its snapshot's entry, in order from the whole set (`first`)."""
-        num_written = 0
+        num_written, lows = 0, list[ClientId]()
         for seq, changed in pages:
             self.members.update(changed)  # a newer page overrides an older one
-            num_written += len(changed) if seq > first else 0
+            if seq > first:
+                num_written += len(changed)
+            else:
+                lows.append(min(changed))
         self._derive()
-        self.unwritten = Unwritten(first=first, num_written=num_written)
+        self.unwritten = Unwritten(first=first, num_written=num_written, lows=lows)
 
     def _changing(self, client_id: ClientId) -> Member | None:
         """Return a member in order to change it. Every change uses this, so that draws and snapshots see it."""
@@ -147,7 +153,9 @@ class Membership:
             self._mark(client_id, member, rules)
 
     def _mark(self, client_id: ClientId, member: Member, rules: PrivacyRules) -> None:
+        self.num_spent -= member.is_spent
         member.is_spent = not rules.allows(member.spent, member.uses)
+        self.num_spent += member.is_spent
         self._spent.discard(client_id)
         if member.is_spent and self._is_there(member):
             self._spent.add(client_id)
@@ -155,7 +163,7 @@ class Membership:
     @property
     def num_with_budget(self) -> int:
         """The number of members, connected or not, that may be in a further private sum."""
-        return sum(not member.is_spent for member in self.members.values())
+        return len(self.members) - self.num_spent
 
     # ------------------------------------------------------------ failures
 

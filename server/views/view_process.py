@@ -13,11 +13,13 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
 from atoll.ground.process import crash_points
+from atoll.protocol.paging import ALL, Paging
 from atoll.protocol.threads import on_thread
 from atoll.server.views.history import History
 from atoll.server.views.views import View, look
@@ -51,7 +53,7 @@ class Viewer:
         self._state, self._database = state, database
         self._turns = asyncio.Semaphore(MAKING_MAX)
 
-    async def look(self, view: View, run: str, number: int) -> AsyncGenerator[bytes]:
+    async def look(self, view: View, run: str, number: int, paging: Paging = ALL) -> AsyncGenerator[bytes]:
         """Yield a view as JSON, in chunks; the arguments are the same as for `views.look`.
 
         Raises:
@@ -59,6 +61,7 @@ class Viewer:
             Unseen: the state directory cannot be read, or the view takes too long.
         """
         order = {"state": str(self._state), "database": self._database, "view": view, "run": run, "number": number}
+        order["paging"] = asdict(paging)
         with TemporaryFile(dir=self._state) as made, TemporaryFile(dir=self._state) as told:
             async with self._turns:
                 code = await _make(json.dumps(order).encode() + b"\n", made, told)
@@ -114,7 +117,7 @@ def main() -> None:
     """Read one request (JSON) from standard input, and write the view that it names to standard output."""
     with reading_for_the_coordinator() as order:
         history = History(Path(order["state"]), order["database"])
-        found = look(history, View(order["view"]), order["run"], order["number"])
+        found = look(history, View(order["view"]), order["run"], order["number"], Paging(**order["paging"]))
     sys.stdout.buffer.write(json.dumps(found, ensure_ascii=False).encode())
 
 
