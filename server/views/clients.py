@@ -14,7 +14,7 @@ from atoll.server.rounds.waiting import why_not
 from atoll.server.views import message_views
 from atoll.server.views.attendance import attended
 from atoll.server.views.history import History, MembersBehind, Numbered
-from atoll.server.views.pages import after, chunks, fits_client, merged, page
+from atoll.server.views.pages import CLIENTS_LOOKED_AT_MAX, after, chunks, fits_client, merged, page
 
 Document = dict[str, Any]
 
@@ -40,7 +40,7 @@ def listed(history: History, row: RunRow | None, paging: Paging) -> Document:
         behind = history.members_after(row.run_id, paging)
     if behind is not None and row is not None:
         rows = _walked(history, row.run_id, behind, Attendance(presence, members, over), paging)
-        return page(rows, paging, fits_client(paging))
+        return page(rows, paging, fits_client(paging), CLIENTS_LOOKED_AT_MAX)
     known: list[Document] = []
     if row is not None:
         known = message_views.clients(history, row) if of_messages else _all(history, row.run_id)

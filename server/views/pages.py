@@ -16,16 +16,22 @@ Document = dict[str, Any]
 Numbered = tuple[str, Document]
 
 LOOKED_AT_MAX = 10_000
-"""Largest number of rows that one page with filters looks at."""
+"""Largest number of rounds that one page with filters looks at."""
+
+CLIENTS_LOOKED_AT_MAX = 4_000
+"""Largest number of clients that one page with filters looks at: each costs three times as much."""
 
 
-def page(rows: Iterable[Numbered], paging: Paging, fits: Callable[[Document], bool]) -> Document:
+def page(
+    rows: Iterable[Numbered], paging: Paging, fits: Callable[[Document], bool], most: int = LOOKED_AT_MAX
+) -> Document:
     """Return the rows of a page and the cursor of the next one.
 
     Args:
         rows: the rows from the page's beginning on, each with its cursor, in the order of reading.
         paging: the page.
         fits: says whether a row counts.
+        most: the largest number of rows to look at.
 
     Returns:
         `rows`, the oldest first also when the newest were read first, and `next`: the cursor of the next page; None:
@@ -35,7 +41,7 @@ def page(rows: Iterable[Numbered], paging: Paging, fits: Callable[[Document], bo
     found: list[Document] = []
     cursor, looked_at, following = "", 0, None
     for at, row in rows:
-        if len(found) == paging.count or looked_at == LOOKED_AT_MAX:
+        if len(found) == paging.count or looked_at == most:
             following = cursor
             break
         cursor, looked_at = at, looked_at + 1

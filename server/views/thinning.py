@@ -1,6 +1,6 @@
 """Curves of at most 2,000 points: of each interval the least and the largest value, so that no peak is lost. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 POINTS_MAX = 2_000
@@ -10,58 +10,59 @@ Document = dict[str, Any]
 
 
 def thinned(points: Sequence[tuple[int, float | None]], most: int = POINTS_MAX) -> list[tuple[int, float | None]]:
-    """Return a curve of at most `most` points, of which the first and the last are kept.
+    """Return a curve of at most `most` points; see `kept`."""
+    return [points[place] for place in kept([value for _, value in points], most)]
 
-    Between these the places are cut into `most / 2 - 1` intervals of the same number of points, and of each the points
-    with the least and the largest value remain, in their order; of an interval without any number its first point. A
-    NaN counts as no number.
+
+def kept(values: Sequence[float | None], most: int = POINTS_MAX) -> Sequence[int]:
+    """Return the places of the values that a thinned curve keeps, ascending: of at most `most` values all.
+
+    Of more values the first and the last are kept. Between these the places are cut into `most / 2 - 1` intervals of
+    the same length, and of each the places of the least and the largest value are kept; of an interval without any
+    number its first place. A NaN counts as no number.
 
     Args:
-        points: place and value, by ascending place; None: there is no value.
-        most: the largest number of points, even and at least 4.
+        values: the values; None: there is none.
+        most: the largest number of places, even and at least 4.
     """
-    if len(points) <= most:
-        return [*points]
-    inner, num = points[1:-1], most // 2 - 1
-    found = [points[0]]
-    for interval in range(num):
-        some = inner[interval * len(inner) // num : (interval + 1) * len(inner) // num]
-        numbers = [point for point in some if point[1] is not None and point[1] == point[1]]
+    num = len(values)
+    if num <= most:
+        return range(num)
+    intervals = most // 2 - 1
+    found = [0]
+    for interval in range(intervals):
+        begin, end = 1 + interval * (num - 2) // intervals, 1 + (interval + 1) * (num - 2) // intervals
+        some = values[begin:end]
+        numbers = [value for value in some if value is not None and value == value]
         if not numbers:
-            found.append(some[0])
+            found.append(begin)
             continue
-        ends = {min(numbers, key=_value), max(numbers, key=_value)}
-        found += sorted(ends)
-    return [*found, points[-1]]
+        low, high = begin + some.index(min(numbers)), begin + some.index(max(numbers))
+        found += sorted({low, high})
+    return [*found, num - 1]
 
 
-def thinned_metrics(metrics: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Mapping[int, Mapping[str, Document]]:
+def thinned_metrics(
+    of_sources: Mapping[str, Sequence[tuple[int, Mapping[str, Any]]]],
+) -> dict[int, dict[str, Document]]:
     """Return the values by version, source and metric, with each metric of each source as a thinned curve.
 
-    What is no number, such as the sums of a task without metrics, remains in the versions that others keep.
+    A metric's version without a number, such as sums of a task without metrics, counts as a point without a value.
+
+    Args:
+        of_sources: by source the versions in order, each with its values by metric.
     """
-    if len(metrics) <= POINTS_MAX:
-        return metrics  # type: ignore[return-value]
-    lines: dict[tuple[str, str], list[tuple[int, float | None]]] = {}
-    for version in sorted(metrics):
-        for source, values in metrics[version].items():
-            for name, found in values.items():
-                number = found if isinstance(found, int | float) else None
-                lines.setdefault((source, name), []).append((version, number))
-    kept = {key: {version for version, _ in thinned(points)} for key, points in lines.items()}
-    return _only(metrics, kept)
-
-
-def _only(
-    metrics: Mapping[int, Mapping[str, Mapping[str, Any]]], kept: Mapping[tuple[str, str], Iterable[int]]
-) -> Mapping[int, Mapping[str, Document]]:
     found: dict[int, dict[str, Document]] = {}
-    for (source, name), versions in kept.items():
-        for version in versions:
-            found.setdefault(version, {}).setdefault(source, {})[name] = metrics[version][source][name]
+    for source, rows in of_sources.items():
+        lines: dict[str, tuple[list[int], list[Any]]] = {}
+        for version, values in rows:
+            for name, value in values.items():
+                if (line := lines.get(name)) is None:
+                    line = lines[name] = ([], [])
+                line[0].append(version)
+                line[1].append(value)
+        for name, (versions, line_values) in lines.items():
+            numbers = [value if isinstance(value, float | int) else None for value in line_values]
+            for place in kept(numbers):
+                found.setdefault(versions[place], {}).setdefault(source, {})[name] = line_values[place]
     return dict(sorted(found.items()))
-
-
-def _value(point: tuple[int, float | None]) -> float:
-    assert point[1] is not None
-    return point[1]

@@ -1,6 +1,6 @@
 """The views of runs in JSON types, for the commands on this machine and for remote ones."""
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -31,7 +31,7 @@ from atoll.server.views.history import History, Numbered
 from atoll.server.views.pages import LOOKED_AT_MAX, fits_round, page
 from atoll.server.views.sentences import as_json
 from atoll.server.views.sites import measurements, meshes, sites
-from atoll.server.views.thinning import thinned_metrics
+from atoll.server.views.thinning import POINTS_MAX, thinned_metrics
 from atoll.task.metrics import LEFT_OUT, values
 from atoll.tensors.safetensors_header import read_header
 
@@ -119,6 +119,22 @@ def measures(evaluations: Iterable[EvaluationRow]) -> dict[int, dict[str, Docume
             raw = {name: two_sums[name] if len(sums) in (0, 2) else list(sums) for name, sums in row.statistics.items()}
             found.setdefault(row.version, {})[row.source] = raw | dict(row.values)
     return found
+
+
+def _curves(history: History, run_id: RunId) -> dict[int, dict[str, Document]]:
+    """Return the values of the metrics as `measures`, with thinned curves."""
+    rows = history.measured(run_id)
+    return thinned_metrics({source: [(v, shown(s, m)) for v, s, m in sorted(rows[source])] for source in sorted(rows)})
+
+
+def shown(statistics: Mapping[str, Sequence[float]], metrics: Mapping[str, float | None]) -> Document:
+    """Return the values that a document has of an evaluation: see `measures`."""
+    two_sums: Document = {}
+    for name, sums in statistics.items():
+        if name not in metrics:
+            num = len(sums)
+            two_sums[name] = list(sums) if num not in (0, 2) else sums[0] / sums[1] if num and sums[1] else None
+    return {**two_sums, **metrics}
 
 
 def unmeasured(evaluations: Iterable[EvaluationRow]) -> list[Document]:
@@ -213,11 +229,11 @@ def _whole_run(history: History, row: RunRow, *, whole: bool) -> Document:
     if row.config.is_of_messages:
         settings = {"settings": row.config.model_dump(mode="json"), "changes": []}
         return _run(history, row) | message_views.details(history, row) | settings
-    evaluations = history.evaluations(row.run_id)
+    is_whole = whole or history.num_evaluations(row.run_id) <= POINTS_MAX
     machine, num_members = history.standing(row.run_id)
     return _run(history, row, machine) | {
-        "metrics": measures(evaluations) if whole else thinned_metrics(measures(evaluations)),
-        "unmeasured": unmeasured(evaluations),
+        "metrics": measures(history.evaluations(row.run_id)) if is_whole else _curves(history, row.run_id),
+        "unmeasured": unmeasured(history.unmeasured(row.run_id)),
         "best": _best(machine),
         "privacy": _privacy(machine, num_members),
         "undecided": machine.undecided,
