@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic_core import from_json
 from sqlalchemy import Connection, Row, Table, func, or_, select, text
 
 from atoll.protocol.identity.names import Role
@@ -258,19 +259,20 @@ class History:
             return [evaluation_of(row) for row in connection.execute(newest)][::-1]
 
     def measured(self, run_id: RunId) -> dict[str, list[Measured]]:
-        """Return by source the version, the sums and the metrics of each evaluation by the server and by the clients.
+        """Return by source the version and the metrics of each evaluation, or the sums before there are metrics.
 
         The database joins the rows to one text of JSON for each source: a tenth of the time of a row each.
         """
         join = "group_concat" if self._database.dialect == "sqlite" else "string_agg"
-        row = "'[' || version || ',' || statistics || ',' || \"values\" || ']'"
+        sums = "CASE WHEN \"values\" = '{}' THEN statistics ELSE '{}' END"  # metrics, if any, are of all sums
+        row = f"'[' || version || ',' || {sums} || ',' || \"values\" || ']'"
         sources = ", ".join(f"'{source}'" for source in sorted(WHOLE))
         query = text(
             f"SELECT source, '[' || {join}({row}, ',') || ']' FROM evaluations "
             f"WHERE run_id = :run AND statistics IS NOT NULL AND source IN ({sources}) GROUP BY source"
         )
         with self._database.transaction() as connection:
-            return {source: json.loads(rows) for source, rows in connection.execute(query, {"run": run_id})}
+            return {source: from_json(rows) for source, rows in connection.execute(query, {"run": run_id})}
 
     def num_evaluations(self, run_id: RunId) -> int:
         """Return the number of evaluations by the server and by the clients."""

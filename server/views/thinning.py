@@ -1,6 +1,6 @@
 """Curves of at most 2,000 points: of each interval the least and the largest value, so that no peak is lost. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 POINTS_MAX = 2_000
@@ -43,7 +43,7 @@ def kept(values: Sequence[float | None], most: int = POINTS_MAX) -> Sequence[int
 
 
 def thinned_metrics(
-    of_sources: Mapping[str, Sequence[tuple[int, Mapping[str, Any]]]],
+    of_sources: Mapping[str, Iterable[tuple[int, Mapping[str, Any]]]],
 ) -> dict[int, dict[str, Document]]:
     """Return the values by version, source and metric, with each metric of each source as a thinned curve.
 
