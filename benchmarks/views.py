@@ -129,10 +129,10 @@ def evaluation_of(number: int) -> EvaluationRow:
 
 
 def member_of(number: int) -> Member:
-    """Return a member that has trained; each hundredth has failed."""
+    """Return a member that has trained; each fifth has failed."""
     member = Member(Profile(10 + number % 90, "ab"[number % 2]), software="atoll 0.1.0", seen_at=float(number))
     member.download_seconds, member.train_seconds, member.upload_seconds = 0.1, 1.0, 0.2
-    if number % 100 == 0:
+    if number % 5 == 0:
         member.trouble = Trouble("train_failed", "no memory", float(number))
     return member
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Self
 
+from atoll.ground.printable import count_of
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import Fate, Phase
 
@@ -86,7 +87,7 @@ class Paging:
             if found and name != "after" and name not in known:
                 yield f"{name}: the view {view!r} has no such filter; allowed: {', '.join(known) or 'none'}"
             elif len(found) > TEXT_MAX:
-                yield f"{name} has {len(found)} characters; allowed: at most {TEXT_MAX}"
+                yield f"{name} has {count_of(len(found), 'character')}; allowed: at most {TEXT_MAX}"
         if self.state and view in STATES and self.state not in STATES[view]:
             yield f"state: got {self.state[:TEXT_MAX]!r}; allowed: {', '.join(STATES[view])}"
         if self.fate and self.fate not in list(Fate):

@@ -80,6 +80,10 @@ class ReadingAdmin:
         self._reading = _Places("readings", READINGS_MAX)
         self._following = _Places("followed runs", FOLLOWED_MAX, FOLLOWERS_MAX)
 
+    async def stop_reading(self) -> None:
+        """End the idle process of the views."""
+        await self._viewer.close()
+
     async def Look(self, request: pb.LookRequest, context: Context) -> AsyncIterator[pb.LookReply]:
         """Send a view as JSON, in parts."""
         if fault := _fault_of(request):
