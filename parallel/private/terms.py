@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.ground.printable import count_of
 from atoll.parallel.engine.plan import Plan
 
 
@@ -43,29 +42,27 @@ class Terms:
         }
 
 
-def epoch_steps(sample_rate: float) -> int:
-    """Return the steps after which each example was expected once."""
-    return max(1, round(1.0 / sample_rate))
-
-
 def plan_faults(plan: Plan) -> Iterator[str]:
     """Yield a sentence for each part of a plan without private steps."""
     on = 'with privacy.unit = "example"'
     if plan.mesh.pp > 1:
         yield f"--mesh: got {plan.mesh}: a pipeline knows no norm of a whole gradient before its last stage, {on} pp=1"
-    if plan.mesh.size > plan.mesh.pp or plan.is_sharded:
-        yield f"--mesh: got {plan.mesh}, zero={plan.zero_stage}: allowed {on} is one process"
-    for name, needed in (("precision", "fp32"), ("recompute", "none"), ("compile", False), ("accumulate", 1)):
+    for name, needed, why in _NEEDED:
         if (found := getattr(plan, name)) != needed:
-            yield f"plan.{name}: got {found!r}: allowed {on} is {needed!r}"
+            yield f"plan.{name}: got {found!r}: allowed {on} is {needed!r}: {why}"
 
 
-def delta_fault(delta: float, num_examples: int) -> str | None:
-    """Return the sentence about a delta that allows to publish an example as it is; None: it is smaller."""
-    if delta * num_examples < 1.0:
-        return None
-    every = count_of(num_examples, "training example")
-    return (
-        f"privacy.delta: got {delta:g} with {every}: one over their number or more would allow to publish one of them "
-        f"as it is, allowed is less, such as {0.1 / num_examples:.1g}"
-    )
+_NEEDED: tuple[tuple[str, object, str], ...] = (
+    ("compile", False, "what each layer takes and gives back is not seen in compiled blocks"),
+    ("offload", False, "sums and noise are where the parameters are"),
+    ("loss_parallel", False, "the loss is called on each row"),
+    ("compression", "none", "sums are rounded once, with their noise"),
+    ("reduce_dtype", "fp32", "sums are rounded once, with their noise"),
+    ("outer", "none", "each step is one of all copies, with one noise"),
+    ("batchnorm", "local", "batch norms in training mode have no gradient of one row"),
+)
+
+
+def needs_captured(plan: Plan) -> bool:
+    """Return whether gradients of rows must come from what each layer takes and gives back (`mesh_gradients`)."""
+    return plan.mesh.size > 1 or plan.is_sharded or plan.precision != "fp32" or plan.recompute != "none"
