@@ -406,7 +406,7 @@ class Membership:
         if self._spent != spent:
             raise Violation(4, f"without a budget are {self._spent}: {spent}")
         if self.num_spent != (num := sum(member.is_spent for member in self.members.values())):
-            raise Violation(4, f"{self.num_spent} members without a budget are counted: {num}")
+            raise Violation(4, f"the number of members without a budget is {self.num_spent}: {num}")
         free = tuple(self.members[c].as_candidate(c) for c in sorted(there - declining - spent - resting.keys()))
         if (self.num_connected, self._declining, self._resting) != (len(there), declining, resting):
             known = (self.num_connected, self._declining, self._resting)

@@ -92,7 +92,7 @@ def list_rounds(
             )
             for found in seen["rows"]
         ],
-        empty=f"run {seen['run']} has had no round yet",
+        empty=f"run {seen['run']} has {'no such round' if client or fate or after else 'had no round yet'}",
     )
 
 
