@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import asdict, replace
+from dataclasses import replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
@@ -30,6 +30,7 @@ from atoll.server.statistics import results
 from atoll.server.views import clients, message_views
 from atoll.server.views.history import History, Measured, Numbered
 from atoll.server.views.pages import LOOKED_AT_MAX, fits_round, page
+from atoll.server.views.privacy import NOTE, guarantee_of
 from atoll.server.views.sentences import as_json
 from atoll.server.views.sites import measurements, meshes, sites
 from atoll.server.views.thinning import POINTS_MAX, thinned_metrics
@@ -243,29 +244,13 @@ def _whole_run(history: History, row: RunRow, *, whole: bool) -> Document:
         "metrics": measures(history.evaluations(row.run_id)) if is_whole else _curves(history, row.run_id),
         "unmeasured": unmeasured(history.unmeasured(row.run_id)),
         "best": _best(machine),
-        "privacy": _privacy(machine, num_members),
+        "privacy": guarantee_of(machine, num_members),
         "undecided": machine.undecided,
         "pausing": what_a_pause_waits_for(machine),
         "waiting": _wait(history, row.run_id, machine),
         "name_conflicts": _conflicts(history, row.run_id, machine),
         "settings": row.config.model_dump(mode="json"),
         "changes": [*_changes(history.settings(row.run_id))],
-    }
-
-
-def _privacy(machine: RunMachine, num_members: int) -> Document | None:
-    """Return the guarantee of what a run of this many members has released so far; None: it has none."""
-    rules, membership = machine.rules.privacy, machine.ledger.membership
-    if rules is None:
-        return None
-    guarantee = rules.guarantee(membership.most_spent, membership.most_uses)
-    return {
-        **asdict(guarantee),
-        "sentence": guarantee.sentence,
-        "epsilon_max": rules.epsilon,
-        "participations_max": rules.participations_max,
-        "clients": num_members,
-        "clients_with_budget": num_members - membership.num_spent,
     }
 
 
@@ -441,7 +426,15 @@ def _versions(history: History, row: RunRow, paging: Paging) -> Document:
 
 def _metadata(history: History, run_id: RunId) -> dict[str, str]:
     path = VersionFolder(run_folder(history.path, run_id)).version_path(Version(0))
-    return read_header(path)[1] if path.exists() else {}
+    return (read_header(path)[1] if path.exists() else {}) | note_of_privacy(history, run_id)
+
+
+def note_of_privacy(history: History, run_id: RunId) -> dict[str, str]:
+    """Return the entry of an exported model's metadata with the guarantee of its run; empty: it has none."""
+    if history.run(run_id).config.privacy is None:
+        return {}
+    guarantee = guarantee_of(*history.standing(run_id))
+    return {} if guarantee is None else {NOTE: guarantee["sentence"]}
 
 
 def _parts(history: History, run_id: RunId) -> dict[int, int]:
