@@ -1,9 +1,6 @@
 """A member of a run: one client with its session, measurements and history. Pure."""
 
 from dataclasses import dataclass
-from typing import Annotated
-
-from pydantic import Field
 
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.rounds.candidate import Candidate
@@ -44,8 +41,8 @@ class Member:
     software: str = ""  # software of its agent
     dropped_sums: int = 0  # rounds in a row in which the secure sum with its update was dropped for what was added
     trouble: Trouble | None = None  # None: it has neither failed nor declined
-    uses: Annotated[int, Field(ge=0)] = 0  # private sums that its updates are in, whether or not a version came of them
-    spent: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # the sum over these of 1 / z^2
+    uses: int = 0  # private sums that its updates are in, whether or not a version came of them
+    spent: float = 0.0  # the sum over these of 1 / z^2
     is_spent: bool = False  # whether it may be in no further one
 
     @property

@@ -253,16 +253,13 @@ _MEMBERS = encode_page(_CHARGED, _CHARGED)
 
 
 def _ledger(data: bytes) -> None:
-    """Read a ledger: no client of what is accepted has charges that nothing can have made."""
-    for member in decode_ledger(data.decode("utf-8", "replace"), where="here").membership.members.values():
-        assert member.uses >= 0
-        assert member.spent >= 0
+    """Read a ledger; what is accepted can be written again."""
+    encode_ledger(decode_ledger(data.decode("utf-8", "replace"), where="here"))
 
 
 def _members(data: bytes) -> None:
-    for member in decode_page(data.decode("utf-8", "replace"), where="here").values():
-        assert member.uses >= 0
-        assert member.spent >= 0
+    found = decode_page(data.decode("utf-8", "replace"), where="here")
+    encode_page(found, found)
 
 
 _URIS = [b"atoll://client/north", b"atoll://coordinator/main", b"atoll://aggregator/3"]
