@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from atoll.ground.printable import count_of
 from atoll.tensors.layout import Layout, Tensor
 from atoll.tensors.secure.exact import decode_exact, encode_exact
 from atoll.tensors.secure.keystream import Stream, Streams
@@ -39,7 +40,7 @@ def encode_numbers(numbers: Sequence[int]) -> bytes:
         OverflowError: a number is beyond `NUMBER_MAX`: the words of a sum would wrap.
     """
     if beyond := [number for number in numbers if abs(number) > NUMBER_MAX]:
-        raise OverflowError(f"a number of {beyond[0].bit_length()} bits; allowed: at most {NUMBER_MAX.bit_length()}")
+        raise OverflowError(f"a number of {count_of(beyond[0].bit_length(), 'bit')}; allowed: at most {NUMBER_MAX.bit_length()}")
     values = np.empty(len(numbers), object)
     values[:] = numbers
     places = exact_of(layout_of(len(numbers)), ())

@@ -12,6 +12,7 @@ from atoll.client.policy.budgets.anchor import Anchor, read_anchor, write_anchor
 from atoll.client.policy.budgets.entries import GENESIS, Closed, Entry, extended, read_chain, text_of
 from atoll.client.policy.database import HistoryUnusable, PolicyDatabase
 from atoll.ground.folders import in_words
+from atoll.ground.printable import count_of
 
 WAY_OUT = (
     "put the newer copy back, or close the names of its data sets with `atoll site accept-rollback --budgets`, after "
@@ -116,7 +117,7 @@ class Ledger:
             return ""
         have = "none" if not hashes else f"{len(hashes)}, or others"
         return (
-            f"this agent has seen {anchor.count} entries of its budgets and the file has {have}: it was put back from "
+            f"this agent has seen {count_of(anchor.count, 'entry', 'entries')} of its budgets and the file has {have}: it was put back from "
             "an older copy, or removed"
         )
 

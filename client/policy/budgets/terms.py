@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.client.policy.budgets.entries import STEPS_MAX
+from atoll.ground.printable import count_of
 from atoll.protocol.privacy.composition import Steps
 from atoll.protocol.privacy.guarantee import NoiseBy, Unit
 from atoll.task.overrides import OverridesRefused
@@ -104,7 +105,7 @@ def _steps(table: Mapping[str, Any], rate: float) -> int:
     if not found:
         raise ValueError("without a number of steps: the run sets local.max_steps, or local.epochs")
     if min(found) > STEPS_MAX:
-        raise ValueError(f"with {min(found)} steps in one training: allowed are at most {STEPS_MAX}")
+        raise ValueError(f"with {count_of(min(found), 'step')} in one training: allowed are at most {STEPS_MAX}")
     return min(found)
 
 
