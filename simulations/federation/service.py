@@ -4,7 +4,6 @@ There is no journal: `snapshots` saves the state at the end of a round. Work of 
 evaluation) takes no virtual time, because policies are compared by the time that clients need.
 """
 
-
 from atoll.aggregation.masked.no_sum import NoSum
 from atoll.client.session import events as client
 from atoll.protocol.secure import wire
