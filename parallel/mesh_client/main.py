@@ -12,7 +12,7 @@ A rank has no key and no connection to the coordinator, and does not import gRPC
     describe                                                       -> num_examples, layout, settings
     train       as there, and checkpoint, checkpoint_every(_s)     -> as there, and parts in place of pieces
     evaluate, statistics                                           as there
-    mask        layout; parts: encoded, out, pieces; streams       -> parts: the pieces of each masked part
+    mask        layout; parts: encoded, out, pieces; streams, share -> parts: the pieces of each masked part
     message                                                        an error: a server program asks other sites
 
 An exit code other than 0 makes the launcher restart all ranks; the agent then sends the request again.
@@ -59,7 +59,8 @@ RESTART, LINE_LOST = 75, 76
 """Exit codes: a rank has failed, or another one; the agent is gone."""
 
 STREAMS = "streams"
-"""The field of `mask` with the keys, [hex, sign] each; rank 0 alone gets it by the line."""
+"""The field of `mask` with the keys, [hex, sign] each, and that of the member's noise, if `share` has its deviation;
+rank 0 alone gets it by the line."""
 
 Json = dict[str, Any]
 

@@ -171,16 +171,17 @@ class Reducer(Versions):
     def _plan_of_sums(
         self, effect: Aggregate, rows: "Mapping[Digest, UpdateRow]"
     ) -> tuple[FoldPlan, dict[Digest, StoredUpdateMeta]]:
-        secure = self._settings.secure
-        assert secure is not None
+        rules = self._settings.secure_rules
+        assert rules is not None
         metas = {digest: decode_meta(row.meta, where=f"update {digest}") for digest, row in rows.items()}
         plan = plan_of_sums(
             effect,
             self.version(effect.base_version),
             metas,
-            rules=secure.rules(),
+            rules=rules,
             buffers=read_buffers(self.store.version_path(Version(0))),
             settings=(self._settings.aggregation, self._settings.optimizer_at(effect.base_version + 1)),
+            private=private_of(self._settings, self.noise),
         )
         return plan, metas
 
@@ -354,6 +355,7 @@ def step_of(plan: FoldPlan, layout: Layout, method: Method, store: RunStore) -> 
         anchor=anchor,
         place=Place(plan.round_id, version, plan.base_digest, shares=plan.shares),
         private=private_sum_of(plan),
+        private_sums=None if plan.sums is None else plan.sums.private,
     )
 
 

@@ -1,7 +1,9 @@
 """The terms of a run's secure sums, from its settings and the place of a sum in its round. Pure."""
 
+import math
 from dataclasses import dataclass
 
+from atoll.protocol.secure.privacy_terms import PrivacyTerms
 from atoll.protocol.secure.session_size import TWO_THIRDS
 from atoll.protocol.secure.terms import Terms, ranges_digest
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
@@ -44,9 +46,8 @@ def terms_of(
         place: the session, its attempt, and the exponents of the ranges.
         base: what the members train from, and where their updates go.
     """
-    secure = config.secure
-    assert secure is not None
-    rules = secure.rules()
+    rules = config.secure_rules
+    assert rules is not None
     return Terms(
         run=run_id,
         round=round_id,
@@ -66,7 +67,7 @@ def terms_of(
         ranges=ranges_digest(place.ranges),
         members_max=members_max(rules),
         threshold=rules.threshold,
-        privacy="",
+        privacy="" if (privacy := privacy_terms(config)) is None else privacy.text(),
         receivers=tuple(sorted(base.receivers)),
         metrics=rules.metrics,
     )
@@ -88,9 +89,8 @@ def terms_of_evaluation(
         model: the digest of its manifest.
         place: the session and its attempt.
     """
-    secure = config.secure
-    assert secure is not None
-    rules = secure.rules()
+    rules = config.secure_rules
+    assert rules is not None
     return Terms(
         run=run_id,
         round=version,
@@ -116,6 +116,27 @@ def terms_of_evaluation(
     )
 
 
+def privacy_terms(config: RunConfig) -> PrivacyTerms | None:
+    """Return the privacy of a run's secure sums; None: they are not private."""
+    if (rules := config.rules.privacy) is None:
+        return None
+    return PrivacyTerms(
+        unit="client",
+        noise_by=rules.noise_by,
+        epsilon=rules.epsilon,
+        delta=rules.delta,
+        noise_multiplier=rules.noise_multiplier,
+        participations_max=rules.participations_max,
+        divisor=config.round.cohort_size,
+        honest_min=rules.honest_min,
+        colluders=rules.colluders,
+    )
+
+
 def members_max(rules: SecureRules) -> int:
     """Return the most members of a session: of its rules, and of those that the words of its sum can add."""
-    return next(members for members in range(rules.session_max, 0, -1) if not fault_of(rules.bits, members))
+
+    def fits(members: int) -> bool:
+        return not fault_of(rules.bits, members, 10.0 * rules.share * math.sqrt(members))
+
+    return next(members for members in range(rules.session_max, 0, -1) if fits(members))

@@ -407,8 +407,11 @@ class Round(OpenRound):
         """Charge each client whose update is in the sum, before its fold, which may fail: nothing is refunded."""
         for contribution in aggregate.contributions:
             self.membership.charge(contribution.client_id, rules)
+        self._note_charge(rules, len(aggregate.contributions))
+
+    def _note_charge(self, rules: PrivacyRules, clients: int, charges: int = 0) -> None:
         epsilon, uses = rules.epsilon_of(self.membership.most_spent), self.membership.most_uses
-        self.record.charge = ChargeRecord(len(aggregate.contributions), uses, epsilon, rules.epsilon, rules.delta)
+        self.record.charge = ChargeRecord(clients, uses, epsilon, rules.epsilon, rules.delta, charges)
 
     def _take_late(self) -> None:
         """Record which late updates count in this round, and the capped weights."""

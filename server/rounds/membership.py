@@ -139,6 +139,10 @@ class Membership:
         self.most_uses, self.most_spent = max(self.most_uses, member.uses), max(self.most_spent, member.spent)
         self._mark(client_id, member, rules)
 
+    def has_budget(self, client_id: ClientId) -> bool:
+        """Return whether a client may be in a further private sum; without privacy each may."""
+        return not self.members[client_id].is_spent
+
     def follow_budget(self, rules: PrivacyRules) -> None:
         """Apply another budget to all members, after a resume."""
         for client_id in [*self.members]:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from atoll.ground.printable import count_of
 from atoll.protocol.privacy.gaussian import epsilon_of
@@ -20,6 +21,17 @@ class PrivacyRules:
     """Most sums that one client's updates are in."""
     spent_max: float
     """Largest sum over a client's uses of 1 / z^2 that keeps epsilon and delta."""
+    noise_by: Literal["coordinator", "clients"] = "coordinator"
+    """The party that adds the noise."""
+    honest_min: int = 0
+    """Fewest honest members of a secure sum, whose shares of the noise suffice."""
+    colluders: int = 0
+    """Members of a sum that may tell the coordinator their shares."""
+
+    @property
+    def sum_min(self) -> int:
+        """Fewest members of a secure sum for its noise; 0: any number has it."""
+        return self.honest_min + self.colluders if self.noise_by == "clients" else 0
 
     @property
     def cost(self) -> float:
@@ -45,7 +57,9 @@ class PrivacyRules:
             clip_norm=self.clip_norm,
             uses=uses,
             accountant=EXACT,
-            noise_by="coordinator",
+            noise_by=self.noise_by,
+            honest_min=self.honest_min,
+            colluders=self.colluders,
         )
 
     def cause_of_end(self, spent: float, rounds: int) -> str:
