@@ -497,7 +497,8 @@ class SecureRound(Round):
         gone = [(c, row.left) for c in of.names if (row := self.record.clients[c].sum) is not None and row.left]
         first = f"; {gone[0][0]} has left: {gone[0][1]}" if gone else ""
         others = f" ({count_of(len(gone) - 1, 'other member')} left, too)" if len(gone) > 1 else ""
-        of.record.detail = f"attempt {of.attempt}: {reason}{first}{others}"
+        budget = f"; {count_of(len(spent), 'member')} have no privacy budget for another attempt" if spent else ""
+        of.record.detail = f"attempt {of.attempt}: {reason}{first}{others}{budget}"
         of.aside -= spent
         if not (may_repeat and is_enough and of.attempt < self._secure.attempts):
             of.is_over, of.record.stage, of.by = True, Stage.FAILED, math.inf
@@ -517,13 +518,13 @@ class SecureRound(Round):
 
     def _release_spent(self, clients: Collection[ClientId], now: float) -> Effects:
         """Release members whose budget allows no further attempt."""
-        for client_id in sorted(clients):
-            self._forget_masked(client_id, now)
-            row = self.record.clients[client_id]
-            if row.sum is not None:
-                row.sum.left = "its privacy budget allows no further attempt"
-            self._set_fate(client_id, Fate.STRAGGLER, now)
-        return tuple(Release(c, self.record.round_id, ReleaseReason.ROUND_CLOSED) for c in sorted(clients))
+        spent = sorted(clients)
+        for each in spent:
+            self._forget_masked(each, now)
+            if (of_sum := self.record.clients[each].sum) is not None:
+                of_sum.left = "its privacy budget allows no further attempt"
+            self._set_fate(each, Fate.STRAGGLER, now)
+        return tuple(Release(each, self.record.round_id, ReleaseReason.ROUND_CLOSED) for each in spent)
 
     def _put_aside(self, of: OneSum, client_id: ClientId) -> None:
         """Record why a client is not in this attempt."""
