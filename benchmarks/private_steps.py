@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from atoll.parallel.data.batch import Batch
-from atoll.parallel.private.passes import PrivatePasses
+from atoll.parallel.private.passes import PrivatePasses, SumsOfOne
 from atoll.training.data.units import Units
 from atoll.training.private.checks import FEW, Trial, choose
 from benchmarks.report import Bar, conclude, say, spread
@@ -88,7 +88,8 @@ def milliseconds(case: Case, turns: int) -> tuple[list[float], list[float]]:
     assert gradients is not None, faults
     optimizer = torch.optim.SGD([*gradients.parameters.values()], lr=1e-6)
     evaluations: Any = None
-    passes = PrivatePasses(evaluations, gradients, key=bytes(32), std=CLIP_NORM * NOISE, expected=len(inputs))
+    sums = SumsOfOne(gradients, at_once=len(inputs))
+    passes = PrivatePasses(evaluations, sums, key=bytes(32), std=CLIP_NORM * NOISE, expected=len(inputs))
     batch = Batch(inputs, targets, 1.0, rows=len(inputs))
 
     def plain() -> None:

@@ -307,7 +307,7 @@ class Agent:
                 self._refuse(event, refused)
                 return
             event = self._verifier.timed(message, event)
-        self._note(message)
+        self._note(message, event)
         match event:
             case None:
                 self._sums.asked(message)
@@ -327,12 +327,15 @@ class Agent:
         if isinstance(event, RunEnded):
             self._run_ended(event.run_id, message.run_ended.state)
 
-    def _note(self, message: pb.ServerMessage) -> None:
-        """Log a notice, and record the audit checkpoint that an invitation carries."""
+    def _note(self, message: pb.ServerMessage, event: Event | None) -> None:
+        """Log a notice, or what a sum of statistics is of; record the audit checkpoint that an invitation carries."""
         if message.HasField("notice"):
             logger.warning("the coordinator says: %s", printable(message.notice.text[:NOTICE_MAX]))
         if message.HasField("invite"):
             self._gate.note_checkpoint(message.invite.audit_checkpoint)
+        if isinstance(event, Asked) and isinstance(request := event.request, StatisticsRequest) and request.question:
+            text, what = "request %d for statistics of %s asks for a secure sum of %s", request.question.in_words()
+            logger.info(text, request.number, request.task, what, extra={"run": request.run_id})
 
     def _run_ended(self, run_id: RunId, state: str) -> None:
         self._runner.run_ended(run_id)
@@ -386,7 +389,7 @@ class Agent:
             return None
         if not (decision := self._gate.ask(request)).is_allowed:
             return self._forbidden(request, decision)
-        if not isinstance(request, StatisticsRequest) and (fault := self._sums.objection(request)):
+        if fault := self._sums.objection(request):
             return Forbidden(request, FailureReason.SESSION_REFUSED, fault)
         return None
 

@@ -164,20 +164,24 @@ class Statistics(_message.Message):
     def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class AskStatistics(_message.Message):
-    __slots__ = ("run_id", "number", "task", "time_left_s", "local", "model_seed")
+    __slots__ = ("run_id", "number", "task", "time_left_s", "local", "model_seed", "secure", "question")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     TIME_LEFT_S_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     MODEL_SEED_FIELD_NUMBER: _ClassVar[int]
+    SECURE_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     number: int
     task: str
     time_left_s: float
     local: str
     model_seed: int
-    def __init__(self, run_id: _Optional[str] = ..., number: _Optional[int] = ..., task: _Optional[str] = ..., time_left_s: _Optional[float] = ..., local: _Optional[str] = ..., model_seed: _Optional[int] = ...) -> None: ...
+    secure: SecureTerms
+    question: str
+    def __init__(self, run_id: _Optional[str] = ..., number: _Optional[int] = ..., task: _Optional[str] = ..., time_left_s: _Optional[float] = ..., local: _Optional[str] = ..., model_seed: _Optional[int] = ..., secure: _Optional[_Union[SecureTerms, _Mapping]] = ..., question: _Optional[str] = ...) -> None: ...
 
 class GiveStatistics(_message.Message):
     __slots__ = ("run_id", "number", "statistics", "error", "reason", "leave", "min_sites")

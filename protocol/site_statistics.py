@@ -43,6 +43,7 @@ BYTES_MAX = 2 * 2**20
 WHY_LETTERS_MAX = 200
 DIMENSIONS_MAX = 8
 
+_KINDS = {"labels": "histogram", "features": "moments", "targets": "moments"}
 _KEYS = {
     "numbers": frozenset({"kind", "merge", "shape", "values"}),
     "histogram": frozenset({"kind", "cells", "withheld"}),
@@ -93,7 +94,7 @@ def _placed(item: object, path: str) -> tuple[Place, object]:
 
 
 def _part(value: object, path: str, group: str) -> Part:
-    kind = {"labels": "histogram", "features": "moments", "targets": "moments"}.get(group, "numbers")
+    kind = "histogram" if group.endswith("_bins") else _KINDS.get(group, "numbers")
     fields = fields_of(value, path, keys=_KEYS[kind])
     one_of(fields["kind"], f"{path}.kind", allowed=(kind,))
     if kind == "histogram":

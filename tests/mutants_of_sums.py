@@ -16,6 +16,7 @@ OF_ROUNDS = (
     f"{_WORLDS}::test_every_history_with_secure_sums_has_exact_sums_or_clean_ends[0]",
 )
 OF_METRICS = ("tests/client/work/test_sums_of_metrics.py",)
+OF_STATISTICS = ("tests/client/work/test_sums_of_statistics.py",)
 OF_SITES = ("tests/client/site/test_security.py",)
 SHARE = "client/work/noise_share.py"
 OF_SHARES = ("tests/client/work/test_noise_share.py",)
@@ -289,7 +290,7 @@ OF_SUMS = (
     ),
     _unchecked(
         "signed rounds not kept",
-        "            self._signed.add((*of_run, promise.round))\n",
+        "            self._signed.add((promise.run, promise.purpose, promise.round))\n",
         "a signed round is forgotten",
         file=PROMISES,
         new="",
@@ -359,6 +360,60 @@ OF_SUMS = (
         "the metrics of a site are in a sum of fewer sites than its policy says",
         OF_METRICS,
     ),
+    *(
+        Mutant(f"sum: {name}", file, old, new, what, OF_STATISTICS)
+        for name, file, old, new, what in (
+            (
+                "statistics over any sites",
+                PROMISES,
+                "if sites_digest(names) in known or len(known) < self.sets_max:",
+                "if True:",
+                "two sums of statistics differ by one site",
+            ),
+            (
+                "an older request for statistics",
+                PROMISES,
+                "if newest != (terms.round, terms.attempt):",
+                "if False:",
+                "a sum of statistics is signed after a later one was joined",
+            ),
+            (
+                "statistics in order for each run",
+                PROMISES,
+                '(base if purpose == "statistics" else run), purpose',
+                "run, purpose",
+                "requests of two runs for one task's statistics are in no order",
+            ),
+            (
+                "statistics over any survivors",
+                MEMBER,
+                "        self._check_sites(survivors.positions)\n",
+                "",
+                "a site signs a sum of statistics from which one site has dropped out",
+            ),
+            (
+                "statistics masked for any sites",
+                MEMBER,
+                "        self._check_sites(masking)\n",
+                "",
+                "a site's masked numbers are in a sum over other sites, which others sign",
+            ),
+            (
+                "another layout",
+                AGREED,
+                '        ("layout", "" if question is None else question.digest, terms.layout),\n',
+                "",
+                "sites add numbers at other places",
+            ),
+            (
+                "statistics that the policy keeps",
+                "client/work/secure_sums.py",
+                "guarded(asked_parts(statistics, question), self._security.statistics_terms)",
+                "asked_parts(statistics, question)",
+                "small counts of a site are in a sum",
+            ),
+        )
+    ),
     # ---------------------------------------------------------------- terms, and whom a site trusts
     *(
         Mutant(
@@ -374,7 +429,7 @@ OF_SUMS = (
             '("round", request.round_id, terms.round),',
             '("purpose", "update", terms.purpose),',
             '("base", request.base_version, terms.base),',
-            '("model", request.model_digest, terms.model),',
+            '("model", _model_of(request), terms.model),',
             '("task", request.task, terms.task),',
             '("algorithm", request.algorithm, terms.algorithm),',
             '("local", request.local, terms.local),',

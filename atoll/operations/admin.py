@@ -288,10 +288,17 @@ def start(state: Path, config_toml: str) -> pb.RunReply:
     return reply
 
 
-def collect_statistics(state: Path, config_toml: str, deadline_s: float) -> int:
-    """Ask the sites of a planned run for statistics of their data; return the number of the result."""
+def collect_statistics(state: Path, config_toml: str, deadline_s: float, longer_s: float = 0.0) -> int:
+    """Ask the sites of a planned run for statistics of their data; return the number of the result.
+
+    Args:
+        state: the state directory.
+        config_toml: the settings of the run, TOML.
+        deadline_s: seconds in which sites may answer.
+        longer_s: seconds that a secure sum may take after that.
+    """
     request = pb.CollectStatisticsRequest(config_toml=config_toml, deadline_s=deadline_s)
-    timeout = TIMEOUT_S + deadline_s
+    timeout = TIMEOUT_S + deadline_s + longer_s
     reply: pb.CollectStatisticsReply = ask(state, lambda admin: admin.CollectStatistics(request, timeout=timeout))
     return reply.number
 

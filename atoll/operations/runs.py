@@ -8,6 +8,7 @@ from atoll.operations.place import is_elsewhere
 
 if TYPE_CHECKING:
     from atoll.protocol.atoll_pb2 import RunReply
+    from atoll.server.config.run import RunFile
 
 
 def start_run(what: str, state: Path | None, overrides: Sequence[str]) -> "RunReply":
@@ -45,18 +46,31 @@ def collect(what: str, state: Path | None, overrides: Sequence[str], deadline: f
         deadline: seconds in which sites may answer.
     """
     from atoll.operations import admin
+    from atoll.operations.load import state_of
+    from atoll.protocol.settings import effective
 
-    where, toml = _planned(what, state, overrides)
-    return where, admin.collect_statistics(where, toml, deadline)
+    file = _file_of(what, state, overrides)
+    secure = file.run.secure  # its sum takes stages after the deadline for the sites' keys
+    longer = 0.0 if secure is None else 5 * secure.attempts * secure.stage_timeout
+    where = state_of(file, what, state)
+    return where, admin.collect_statistics(where, effective(file.run), deadline, longer)
 
 
 def _planned(what: str, state: Path | None, overrides: Sequence[str]) -> tuple[Path, str]:
     """Return the state directory of a run that its coordinator will get, and its effective settings."""
-    from atoll.operations.load import all_faults, load_run, note_unused_settings, state_of
+    from atoll.operations.load import state_of
     from atoll.protocol.settings import effective
+
+    file = _file_of(what, state, overrides)
+    return state_of(file, what, state), effective(file.run)
+
+
+def _file_of(what: str, state: Path | None, overrides: Sequence[str]) -> "RunFile":
+    """Return the file of a run that a running coordinator will get."""
+    from atoll.operations.load import all_faults, load_run, note_unused_settings, state_of
     from atoll.server.config.run_changes import settings_of_the_host
 
     with all_faults(settings_of_the_host(overrides)):
         file = load_run(what, overrides, is_elsewhere=lambda file: is_elsewhere(state_of(file, what, state)))
     note_unused_settings(file, what, used=("state",), why="the coordinator is running already, with its own settings")
-    return state_of(file, what, state), effective(file.run)
+    return file

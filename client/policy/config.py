@@ -81,6 +81,11 @@ class SecurePolicy(BaseModel):
     """Number of sums from one version of the model: each is a new training from the same numbers, whose difference
     tells more than one sum. With 2, a round may fail once after this site has signed."""
 
+    statistics_sets_max: int = Field(default=1, ge=1, le=1_000_000)
+    """Number of different sets of sites in the sums of one task's statistics, over all runs and layouts. With 1 all
+    sums with this site's numbers are over the same sites; two that differ by a site tell that site's numbers. A
+    federation that has a new site, or has lost one for good, needs one more."""
+
     tell_examples: bool | None = None
     """Tell the coordinator the number of this site's examples, which plain runs use to select clients; absent: unless
     `required` is set. In a secure sum the number is never told, whatever this says."""

@@ -196,6 +196,7 @@ class Gate:
             number=request.number,
             local=request.local,
             metrics=str(self.statistics_terms),
+            terms=request.secure,
         )
         decision, turn = self._decide(asked)
         self._tell_approver(request.run_id, decision)
@@ -332,6 +333,8 @@ def _asked(request: ModelRequest, num_bytes: int | None, disclosure: Disclosure)
 
 
 def _sums_text(terms: Terms) -> str:
+    if terms.purpose == "statistics":
+        return f"at most {count_of(terms.members_max, 'site')}, threshold {terms.threshold}"
     weights = f"weights of up to {count_of(terms.examples_max, 'example')}" if terms.examples_max else "equal weights"
     return (
         f"at most {count_of(terms.members_max, 'site')}, threshold {terms.threshold}, clip_norm {terms.clip_norm:g}, "

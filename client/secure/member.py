@@ -20,7 +20,7 @@ from functools import partial
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from atoll.client.secure.promises import Kind, PeerChains, Promise, Promises, extended, promise_of
+from atoll.client.secure.promises import Kind, PeerChains, Promise, Promises, extended, promise_of, sites_digest
 from atoll.ground.printable import count_of
 from atoll.protocol.identity.statement import NotTrusted
 from atoll.protocol.secure.boxes import BadBox, Shares, seal, unseal
@@ -327,15 +327,20 @@ class Member:
         self._check_each(
             (self._members[sender], partial(unseal_of, sender, box)) for sender, box in boxes.boxes.items()
         )
+        self._check_sites(masking)
         self._masking = masking
         pairs = [Stream(made.masks[other], 1 if other > self._place else -1) for other in sorted(boxes.boxes)]
         return [Mask((Stream(self_key(made.seed, self._session), 1), *pairs), self._session)]
 
     def _on_survivors(self, survivors: Survivors) -> list[Effect]:
         self._check_set(survivors.positions, self._masking, "survive")
+        self._check_sites(survivors.positions)
         self._survivors = survivors.positions
         statement = survivors_statement(self._session, survivors.positions, len(self._members))
-        promise = promise_of(Kind.SIGNED, self.terms, digest("signed", statement).hex())
+        signed = digest("signed", statement).hex()
+        if self.terms.purpose == "statistics":
+            signed = sites_digest(self._names(survivors.positions))
+        promise = promise_of(Kind.SIGNED, self.terms, signed)
         return [KeepPromise(promise), Send(Agreement(self._key.sign(statement)))]
 
     def _on_opening(self, opening: Opening) -> list[Effect]:
@@ -368,6 +373,13 @@ class Member:
         by = f"threshold {self._threshold}, {self._rules.demand}{self._of_noise}"
         have = count_of(len(positions), "member")
         _check(len(positions) >= least, f"{have} {verb}; this site demands {least} ({by})")
+
+    def _check_sites(self, positions: frozenset[Position]) -> None:
+        fault = self._promises.fault_of_sites(self.terms, self._names(positions))
+        _check(not fault, fault)
+
+    def _names(self, positions: frozenset[Position]) -> list[str]:
+        return [self._members[position].name for position in sorted(positions)]
 
     @property
     def _noise_min(self) -> int:

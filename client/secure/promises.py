@@ -48,7 +48,8 @@ class Promise:
         kind: of the promise.
         run, purpose, round, attempt, session: as in the terms.
         base: digest of the base version's manifest.
-        survivors: digest of the signed statement; empty for JOINED.
+        survivors: digest of the signed statement, or of the sites in a sum of statistics (`sites_digest`); empty for
+            JOINED.
     """
 
     kind: Kind
@@ -72,6 +73,11 @@ def promise_of(kind: Kind, terms: Terms, survivors: str = "") -> Promise:
     return Promise(kind, *at, terms.model, survivors)
 
 
+def sites_digest(names: Iterable[str]) -> str:
+    """Return SHA-256 of the names of the sites in a sum."""
+    return digest("sites", *(name.encode() for name in sorted(names))).hex()
+
+
 def extended(chain: Chain, promise: Promise) -> Chain:
     """Return the end of a chain after one more promise."""
     return Chain(chain.count + (promise.kind is Kind.JOINED), digest("promise", chain.hash, promise.content()))
@@ -82,24 +88,29 @@ class Promises:
     """What the promises of a site forbid; read from their entries, in order."""
 
     base_repeats_max: int
+    sets_max: int = 1
+    """Most sets of sites in the sums of one task's statistics."""
     chain: Chain = GENESIS
     _newest: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     _attempts: dict[tuple[str, str, int], int] = field(default_factory=dict)
     _signed: set[tuple[str, str, int]] = field(default_factory=set)
     _bases: dict[tuple[str, str], int] = field(default_factory=dict)
+    _sets: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, promise: Promise) -> None:
         """Take in an entry that is durable."""
         self.chain = extended(self.chain, promise)
-        of_run = promise.run, promise.purpose
+        of_run = _order_of(promise.run, promise.purpose, promise.base)
         if promise.kind is Kind.JOINED:
-            round_ = *of_run, promise.round
+            round_ = promise.run, promise.purpose, promise.round
             self._attempts[round_] = max(self._attempts.get(round_, 0), promise.attempt)
             self._newest[of_run] = max(self._newest.get(of_run, (0, 0)), (promise.round, promise.attempt))
         else:
-            self._signed.add((*of_run, promise.round))
+            self._signed.add((promise.run, promise.purpose, promise.round))
             base = promise.base, promise.purpose
             self._bases[base] = self._bases.get(base, 0) + 1
+            if promise.purpose == "statistics":
+                self._sets.setdefault(promise.base, set()).add(promise.survivors)
 
     def attempt_of(self, run: str, purpose: str, round_id: int) -> int:
         """Return the newest attempt at a round's sum that this site has joined; 0: none."""
@@ -107,7 +118,7 @@ class Promises:
 
     def fault(self, terms: Terms) -> str:
         """Return why a session under these terms must not be joined; empty: it may."""
-        newest = self._newest.get((terms.run, terms.purpose), (0, 0))
+        newest = self._newest.get(_order_of(terms.run, terms.purpose, terms.model), (0, 0))
         what = _WORK[terms.purpose]
         if (terms.run, terms.purpose, terms.round) in self._signed:
             return f"this site has signed the survivors of {what} {terms.round}: no other attempt of it is joined"
@@ -116,6 +127,8 @@ class Promises:
                 f"{what} {terms.round}, attempt {terms.attempt} is not above the newest that this site has joined: "
                 f"{what} {newest[0]}, attempt {newest[1]}"
             )
+        if terms.purpose == "statistics":
+            return ""  # the sites in it decide, which are not known yet
         signed = self._bases.get((terms.model, terms.purpose), 0)
         if terms.purpose != "update" and signed:
             return (
@@ -129,6 +142,34 @@ class Promises:
                 "it in this site's policy"
             )
         return ""
+
+    def fault_of_sites(self, terms: Terms, names: Iterable[str]) -> str:
+        """Return why a sum must not be over these sites, before this site masks and before it signs; empty: it may.
+
+        Sums of one task's statistics are over one set of sites, in any run and of any layout: two that differ by a site
+        would tell its numbers. They are joined in the order of their requests, and none is signed after a later one was
+        joined: so a site that has signed one set is within no later sum over another.
+        """
+        if terms.purpose != "statistics":
+            return ""
+        newest = self._newest.get(_order_of(terms.run, terms.purpose, terms.model), (0, 0))
+        if newest != (terms.round, terms.attempt):
+            since = f"request {newest[0]} for statistics of this task, attempt {newest[1]}"
+            return f"this site has joined a later one: {since}"
+        known = self._sets.get(terms.model, set())
+        if sites_digest(names) in known or len(known) < self.sets_max:
+            return ""
+        sets = count_of(len(known), "set of sites", "sets of sites")
+        return (
+            f"this site has signed statistics of {terms.task} over {sets}, and this sum would be over another: two "
+            "sums that differ by a site tell its numbers. Ask the same sites again, or its operator raises "
+            f"statistics_sets_max = {self.sets_max} in its policy"
+        )
+
+
+def _order_of(run: str, purpose: str, base: str) -> tuple[str, str]:
+    """Return whose sums are in one order: a run's, or of statistics those of one task in all runs."""
+    return (base if purpose == "statistics" else run), purpose
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from atoll.protocol.secure.terms import Terms
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import Digest, FailureReason, ReleaseReason, RoundId, RunId, Version
 from atoll.training.statistics.parts import SiteStatistics
+from atoll.training.statistics.question import Question
 
 Sums = Mapping[str, tuple[float, ...]]
 
@@ -99,6 +100,10 @@ class StatisticsRequest:
     local: str = "{}"
     """Options of the task, JSON."""
     model_seed: int = 0
+    secure: Terms | None = None
+    """Terms of the secure sum that the statistics are for; None: they are sent as they are."""
+    question: Question | None = None
+    """Layout of the sum's numbers; None: the statistics are for no sum."""
 
     @property
     def key(self) -> tuple[str, RunId, int]:
@@ -312,9 +317,9 @@ class KillWorker:
 class Join:
     """Join the session that a request names, with what was encoded for it; again: repeat what it was last told."""
 
-    request: ModelRequest
-    sums: Sums | None = None
-    """Of an evaluation that has just ended: the metrics that the sum adds."""
+    request: Request
+    sums: Sums | SiteStatistics | None = None
+    """What the sum adds, of an evaluation or of statistics that have just been made."""
 
 
 @value

@@ -10,7 +10,7 @@ and no run takes the worker from another. Only the newest request of a run count
 
 An update for a secure sum is `Encoded` instead, and joins its session. What is sent is its masked form, which comes as
 `Masked`; another attempt at the sum masks it again, and needs no training. The metrics of an evaluation join their
-session with `Evaluated`; their masked form is a message of the session.
+session with `Evaluated`, and statistics with `StatisticsMade`; their masked form is a message of the session.
 
 Loss of the connection alone never ends a job: the worker knows its deadline and stops in time by itself, and the update
 stays in the spool until the coordinator has answered (architecture, invariants 2 and 8). Randomness (the jitter of the
@@ -39,14 +39,12 @@ from atoll.client.session.events import (
     Extend,
     Forbidden,
     Forget,
-    Invitation,
     JobFailed,
     Join,
     Key,
     KillWorker,
     Masked,
     ModelReady,
-    ModelRequest,
     Released,
     ReportEvaluation,
     ReportFailure,
@@ -66,6 +64,7 @@ from atoll.ground.backoff import delay
 from atoll.ground.printable import count_of
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import Digest, FailureReason, RejectReason, RoundId, RunId
+from atoll.training.statistics.parts import SiteStatistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +255,6 @@ class Session:
             detail = f"task {request.task!r} is not allowed here (allowed: {allowed})"
             return self._report(request, FailureReason.TASK_NOT_ALLOWED, detail)
         if request.key in self.encoded:
-            assert not isinstance(request, StatisticsRequest)
             return self._join(request)
         if request.key in self.outgoing:
             return ()  # the work is done, and its upload has started or will
@@ -353,6 +351,8 @@ class Session:
                 return () if job.is_released else self._evaluated(job, event)
             case StatisticsMade(key, found):
                 self.job = None
+                if job.request.secure is not None:
+                    return self._begin_sum(job, found)
                 return () if job.is_released else (ReportStatistics(key[1], key[2], found),)
             case JobFailed(_, reason, detail):
                 self.job = None
@@ -395,10 +395,9 @@ class Session:
             effects.append(Discard(key, self.outgoing.pop(key).digest))
         return (*effects, *self._forget([key]))
 
-    def _begin_sum(self, job: Job, sums: Sums | None = None) -> Effects:
+    def _begin_sum(self, job: Job, sums: Sums | SiteStatistics | None = None) -> Effects:
         """Join the session of finished work; the sums of earlier work of its kind and run are over."""
         request, key = job.request, job.request.key
-        assert not isinstance(request, StatisticsRequest)
         older = [other for other in self.encoded if other[:2] == key[:2] and other[2] < key[2]]
         if job.is_released:
             return (*self._forget(older), Forget(key))
@@ -411,12 +410,11 @@ class Session:
         self.outgoing[event.key] = Outgoing(event.digest, retry_at=now)
         return ()
 
-    def _join(self, request: ModelRequest) -> Effects:
+    def _join(self, request: Request) -> Effects:
         """Join a session again, or another attempt: what was masked for an earlier one is worthless in it."""
         key, terms = request.key, request.secure
         if terms is None:
-            what = "the update was trained" if isinstance(request, Invitation) else "the version was evaluated"
-            return self._report(request, FailureReason.SESSION_REFUSED, f"{what} for a secure sum")
+            return self._report(request, FailureReason.SESSION_REFUSED, f"{_DONE[key[0]]} for a secure sum")
         before, self.encoded[key] = self.encoded[key], max(self.encoded[key], terms.attempt)
         if terms.attempt > before and key in self.outgoing:
             return (Discard(key, self.outgoing.pop(key).digest), Join(request))
@@ -479,6 +477,14 @@ class Session:
             _, run_id, round_id = event.key
             effects.append(ReportFailure(run_id, RoundId(round_id), FailureReason.UPLOAD_FAILED, detail))
         return tuple(effects)
+
+
+_DONE = {
+    "round": "the update was trained",
+    "version": "the version was evaluated",
+    "statistics": "the statistics were made",
+}
+"""What was done for a secure sum, by the kind of the request."""
 
 
 def mean_upload_seconds(before: float | None, seconds: float) -> float:

@@ -12,12 +12,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from atoll.client.policy.config import SecurePolicy
 from atoll.client.policy.decide import terms_fault
 from atoll.client.policy.gate import Gate
+from atoll.client.policy.small_cells import StatisticsTerms
 from atoll.client.secure.member import Member, MemberRules, Trust
 from atoll.client.secure.promises import Kind, Promise, Promises
 from atoll.client.site.key_file import FILE, make_site_key, raw_public, read_site_key
 from atoll.client.site.peers import PeersFault, PeersFile
 from atoll.ground.folders import in_words
 from atoll.ground.printable import count_of
+from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.statement import NotTrusted
 from atoll.protocol.secure.messages import MemberKeys, SiteIdentity
@@ -28,6 +30,9 @@ from atoll.protocol.vocabulary import RunId
 
 JOINED, SIGNED, LEFT, OPENED = "secure.joined", "secure.signed", "secure.left", "secure.opened"
 """Actions of the log of decisions."""
+
+_LEAST_SITES = {"evaluation": "metrics_min_sites", "statistics": "statistics_min_sites"}
+"""The policy's setting of the least number of sites in a sum, by its purpose."""
 
 
 class SiteSecurity:
@@ -126,7 +131,18 @@ class SiteSecurity:
             return f"terms of run {terms.run!r} in an invitation of run {run!r}"
         if self._gate.secure is None:
             return "this site's policy is not valid now: nothing is allowed until it is"
+        if terms.purpose != "update" and self._disclosure(terms).metrics is MetricsLeave.NONE:
+            return f"no {'metrics' if terms.purpose == 'evaluation' else 'statistics'} leave this site"
         return terms_fault(self._now_policy(), terms)
+
+    @property
+    def statistics_terms(self) -> StatisticsTerms:
+        """Return what of this site's statistics may be in a sum."""
+        return self._gate.statistics_terms
+
+    def _disclosure(self, terms: Terms) -> Disclosure:
+        of_statistics = terms.purpose == "statistics"
+        return self._gate.statistics_terms.disclosure if of_statistics else self._gate.disclosure
 
     def has_joined(self, terms: Terms) -> bool:
         """Return whether this site has joined this attempt at a sum or a later one, now or before a restart."""
@@ -141,8 +157,9 @@ class SiteSecurity:
         return self._policy
 
     def _promised(self) -> Promises:
-        self._promises.promises.base_repeats_max = self._now_policy().base_repeats_max
-        return self._promises.promises
+        policy, promises = self._now_policy(), self._promises.promises
+        promises.base_repeats_max, promises.sets_max = policy.base_repeats_max, policy.statistics_sets_max
+        return promises
 
     # ------------------------------------------------------------ a session
 
@@ -156,8 +173,9 @@ class SiteSecurity:
         assert self._key is not None
         policy = self._now_policy()
         rules = MemberRules(policy.min_others, policy.colluders_max)
-        if terms.purpose == "evaluation" and (sites := self._gate.disclosure.min_sites) > policy.min_others + 1:
-            rules = MemberRules(sites - 1, policy.colluders_max, f"metrics_min_sites = {sites}")
+        if terms.purpose != "update" and (sites := self._disclosure(terms).min_sites) > policy.min_others + 1:
+            least = f"{_LEAST_SITES[terms.purpose]} = {sites}"
+            rules = MemberRules(sites - 1, policy.colluders_max, least)
         return Member(
             name,
             terms,

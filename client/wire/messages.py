@@ -30,6 +30,7 @@ from atoll.protocol.vocabulary import Digest, ReleaseReason, RoundId, RunId, Ver
 from atoll.protocol.wire.channel import PROTOCOL
 from atoll.task.metrics import METRICS_MAX, SUMS_MAX
 from atoll.tensors.codecs.names import FAMILIES, open_codec
+from atoll.training.statistics.question import read_question
 
 logger = logging.getLogger(__name__)
 
@@ -180,6 +181,8 @@ def _statistics_request(asked: pb.AskStatistics) -> StatisticsRequest:
         time_left=_seconds(asked.time_left_s),
         local=asked.local or "{}",
         model_seed=asked.model_seed,
+        secure=read_terms(asked.secure.terms) if asked.HasField("secure") else None,
+        question=read_question(asked.question.encode()) if asked.HasField("secure") else None,
     )
 
 

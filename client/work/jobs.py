@@ -390,6 +390,7 @@ class Jobs:
                 run_id=request.run_id,
                 local=_overrides(request.local),
                 model_seed=request.model_seed,
+                question="" if request.question is None else request.question.text,
                 budget=budget,
                 noise=key_of(self._noise_secret, "statistics", request.run_id, request.number, self._client_id),
             )

@@ -104,6 +104,8 @@ class StatisticsOrder(Order):
 
     model_seed: int = 0
     """Seed of the run."""
+    question: str = ""
+    """Layout of the secure sum that the statistics are for, JSON; empty: they are plain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 One task does the steps of each member in order, as a promise is durable before what follows it leaves. A member lives
 in memory alone: after a restart its encoded update may join another attempt, and to everything else the answer is that
-the session is lost. The metrics of an evaluation are in memory, too: after a restart the version is evaluated again for
-another attempt.
+the session is lost. The metrics of an evaluation and statistics are in memory, too: after a restart they are made again
+for another attempt.
 """
 
 import asyncio
@@ -13,9 +13,19 @@ from functools import partial
 from typing import Any
 
 from atoll.client.disk.stores import Stores
+from atoll.client.policy.small_cells import guarded
 from atoll.client.secure.member import Effect, KeepPromise, Mask, Member, Send, Stage
 from atoll.client.session.agreed_terms import fault_of_terms
-from atoll.client.session.events import EvaluationRequest, Event, Key, Masked, ModelRequest, Sums
+from atoll.client.session.events import (
+    EvaluationRequest,
+    Event,
+    Invitation,
+    Key,
+    Masked,
+    Request,
+    StatisticsRequest,
+    Sums,
+)
 from atoll.client.site.security import LEFT, OPENED, SiteSecurity
 from atoll.client.work.masking import Masking
 from atoll.client.work.noise_share import share_of
@@ -29,13 +39,16 @@ from atoll.protocol.secure.terms import Terms
 from atoll.protocol.secure.wire import BadForm, SessionName
 from atoll.protocol.vocabulary import FailureReason, RoundId, RunId
 from atoll.tensors.masked.metrics import encode_metrics, mask_metrics
+from atoll.tensors.masked.whole_numbers import encode_numbers
 from atoll.tensors.noise.grid_noise import GridNoise
 from atoll.tensors.safetensors_file import TensorFileCorrupted
 from atoll.tensors.secure.masked_layout import layout_digest
+from atoll.training.statistics.parts import SiteStatistics
+from atoll.training.statistics.question import OtherLayout, Question, asked_parts, numbers_of
 
 logger = logging.getLogger(__name__)
 
-KIND_OF_KEY = {"update": "round", "evaluation": "version"}
+KIND_OF_KEY = {"update": "round", "evaluation": "version", "statistics": "statistics"}
 """The first part of the name of a request, by the purpose of its sum."""
 
 RESTARTED = str(FailureReason.SESSION_LOST)
@@ -80,7 +93,9 @@ class SecureSums:
         self._noise_secret = stores.noise_secret
         self._send, self._spawn, self._on_event = send, spawn, on_event
         self._members: dict[Key, _Membership] = {}
-        self._metrics: dict[Key, bytes] = {}  # of evaluations, encoded; in memory, as another evaluation costs little
+        self._metrics: dict[
+            Key, bytes
+        ] = {}  # of evaluations and statistics, encoded, as to make them again costs little
         self._masking = asyncio.Lock()
 
     @property
@@ -88,7 +103,7 @@ class SecureSums:
         """Whether this agent can join sessions."""
         return self._security is not None and self._security.joins
 
-    def objection(self, request: ModelRequest) -> str:
+    def objection(self, request: Request) -> str:
         """Return why this site does not work for the sum of a request, and log it; empty: it does, or has done so."""
         terms = request.secure
         if terms is None or request.key in self._encoded.entries() or request.key in self._metrics:
@@ -102,12 +117,12 @@ class SecureSums:
 
     # ------------------------------------------------------------ in
 
-    def join(self, request: ModelRequest, sums: Sums | None = None) -> None:
+    def join(self, request: Request, sums: Sums | SiteStatistics | None = None) -> None:
         """Join a session with what is encoded, or repeat this member's first message.
 
         Args:
             request: with the terms of the sum.
-            sums: metrics to encode, of an evaluation that has just ended.
+            sums: to encode, of an evaluation or of statistics that have just been made.
         """
         terms, known = request.secure, self._members.get(request.key)
         assert terms is not None
@@ -118,7 +133,7 @@ class SecureSums:
         if fault := fault_of_terms(request, terms) or self._security.policy_fault(terms, request.run_id):
             self._refuse(terms, fault)
             return
-        if isinstance(request, EvaluationRequest) and (fault := self._encode(request.key, terms, sums)):
+        if not isinstance(request, Invitation) and (fault := self._encode(request, terms, sums)):
             self._refuse(terms, fault)
             return
         if known is not None and known.member.terms.attempt >= terms.attempt:
@@ -133,17 +148,37 @@ class SecureSums:
         membership.steps.put_nowait(membership.member.start)
         self._spawn(self._work(membership))
 
-    def _encode(self, key: Key, terms: Terms, sums: Sums | None) -> str:
-        """Encode the metrics of an evaluation once, for all attempts at their sum; return why they cannot be added."""
+    def _encode(
+        self, request: EvaluationRequest | StatisticsRequest, terms: Terms, sums: Sums | SiteStatistics | None
+    ) -> str:
+        """Encode metrics or statistics once, for all attempts at their sum; return why they cannot be added."""
+        key = request.key
         if key in self._metrics:
             return ""
         if sums is None:
             return "what this site has measured is in another sum already"
+        if isinstance(request, StatisticsRequest):
+            assert request.question is not None
+            assert isinstance(sums, SiteStatistics)
+            return self._encode_statistics(key, request.question, sums)
+        assert not isinstance(sums, SiteStatistics)
         if terms.layout != layout_digest((), terms.metrics):
             return "the terms of an evaluation are of tensors, and it adds metrics alone"
         self._metrics[key], left_out = encode_metrics(sums, terms.metrics)
         for sentence in left_out:
             logger.warning("not in the secure sum of the evaluation of version %d: %s", terms.round, sentence)
+        return ""
+
+    def _encode_statistics(self, key: Key, question: Question, statistics: SiteStatistics) -> str:
+        """Encode what the policy lets leave of statistics; parts that stay here count as absent."""
+        assert self._security is not None
+        try:
+            asked = guarded(asked_parts(statistics, question), self._security.statistics_terms)
+            self._metrics[key] = encode_numbers(numbers_of(asked.parts, question))
+        except OtherLayout as fault:
+            return str(fault)
+        for place, why in asked.withheld.items():
+            logger.info("not in the secure sum of request %d for statistics: %s: %s", key[2], ".".join(place), why)
         return ""
 
     def asked(self, message: pb.ServerMessage) -> None:
@@ -263,8 +298,11 @@ class SecureSums:
         self._send(wire.answer_message(_name(terms), message))
 
 
+_WORK = {"update": "round", "evaluation": "the evaluation of version", "statistics": "request for statistics"}
+
+
 def _work(terms: Terms) -> str:
-    return f"round {terms.round}" if terms.purpose == "update" else f"the evaluation of version {terms.round}"
+    return f"{_WORK[terms.purpose]} {terms.round}"
 
 
 def _name(terms: Terms) -> SessionName:

@@ -245,7 +245,12 @@ class WorkerRunner:
 
     async def statistics(self, order: StatisticsOrder) -> SiteStatistics:
         """Make statistics in the task's worker; see `Runner`."""
-        request = {"local": dict(order.local), "model_seed": order.model_seed, "noise": order.noise.hex()}
+        request = {
+            "local": dict(order.local),
+            "model_seed": order.model_seed,
+            "noise": order.noise.hex(),
+            "question": order.question,
+        }
         answer = await self._run(order.task, "statistics", order.budget, request, order.run_id)
         try:
             return await on_thread(None, from_plain, answer["statistics"])

@@ -116,9 +116,10 @@ class Engine:
         self.plan, self.axes, self.device = plan, axes, device
         self.compression = compression
         self._executor, self._ties, self._sequence = local.executor, local.ties, local.sequence
-        self._agreements, self._attached = local.agreements, local.attached
+        self.agreements, self._attached = local.agreements, local.attached
         self.fixed: Sequence[torch.Tensor] = ()
         """The buffers that no training changes, of which the ranks take no mean."""
+        self._is_summed = False
         self.begin(local.optimizers, optimization, outer)
         self.parameters = dict(pair for part in self.parts for pair in trained(part))
         """The trained parameters on this rank, by their names in the whole model."""
@@ -136,9 +137,14 @@ class Engine:
         """A change of the gradients in each step, after they were summed over the ranks and before they are clipped."""
         self._lr, self._clip_norm = optimization.lr, optimization.clip_norm
 
-    def replace_passes(self, change: Callable[[Executor], Executor]) -> None:
-        """Take other passes, made from the present ones."""
-        self._executor = change(self._executor)
+    def replace_passes(self, change: Callable[[Executor], Executor], *, sums: bool = False) -> None:
+        """Take other passes, made from the present ones.
+
+        Args:
+            change: the present passes -> the other ones.
+            sums: they leave no sum over ranks to the step.
+        """
+        self._executor, self._is_summed = change(self._executor), sums
 
     def step(
         self, batch: Batch, *, total: float | None = None, report: bool = True, measure_noise: bool = False
@@ -169,9 +175,10 @@ class Engine:
         with self._passing(), lone_row_refused():
             loss = self._executor.train(batch, global_units, after_first)
         units = global_units()
-        for agreement in self._agreements:
-            agreement.settle()
-        self._settle()
+        if not self._is_summed:
+            for agreement in self.agreements:
+                agreement.settle()
+            self._settle()
         noise = _noise(first[0], float(units), self._norm()) if first else None
         if self._attached is not None:
             self._attached.call(self.parameters)

@@ -13,8 +13,8 @@ from atoll.training.private.sampler import PoissonSampler
 class PoissonLoader:
     """The batches of a training's steps: a `for` yields the rest of the epoch, or, if it is over, the next epoch.
 
-    An epoch is 1 / sample rate steps. A batch without examples has `rows` 0, and one example as a filler. Batches are
-    read when their step needs them.
+    An epoch is 1 / sample rate steps. A sample is of the whole data set, and each rank has every n-th of its examples.
+    A batch without examples has `rows` 0, and one example as a filler. Batches are read when their step needs them.
 
     Args:
         dataset: map-style, of (inputs, targets).
@@ -22,13 +22,25 @@ class PoissonLoader:
         steps: of an epoch.
         seed: the seed of the data set's draws (`training.data.draws`).
         device: the device of the batches.
+        rank: of data parallelism.
+        num_ranks: of data parallelism.
     """
 
     def __init__(
-        self, dataset: Any, sampler: PoissonSampler, *, steps: int, seed: int, device: torch.device | str = "cpu"
+        self,
+        dataset: Any,
+        sampler: PoissonSampler,
+        *,
+        steps: int,
+        seed: int,
+        device: torch.device | str = "cpu",
+        rank: int = 0,
+        num_ranks: int = 1,
     ) -> None:
         self._fetch: Callable[[int, torch.Tensor], Any] = drawing(dataset, seed)
-        self._sampler, self._steps, self._device = sampler, steps, torch.device(device)
+        self.sampler, self._steps, self._device = sampler, steps, torch.device(device)
+        self.num_examples = len(dataset)
+        self._rank, self._num_ranks = rank, num_ranks
         self.epoch = self.step = 0
 
     def __len__(self) -> int:
@@ -45,7 +57,7 @@ class PoissonLoader:
             yield batch
 
     def _batch(self, number: int) -> Batch:
-        indices = torch.from_numpy(self._sampler.indices(number))
+        indices = torch.from_numpy(self.sampler.indices(number)[self._rank :: self._num_ranks].copy())
         rows = len(indices)
         inputs, targets = self._fetch(self.epoch, indices if rows else torch.zeros(1, dtype=torch.int64))
         return Batch(inputs, targets, 1.0, rows=rows, is_filler=not rows).to(self._device)

@@ -10,68 +10,119 @@ Source: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, algor
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from atoll.parallel.data.batch import Batch, map_tensors
 from atoll.parallel.engine.passes import Observe, Total
 from atoll.parallel.engine.step import Executor
 from atoll.training.private.checks import Engine
-from atoll.training.private.noise import add_noise
+from atoll.training.private.example_gradients import Gradients
+from atoll.training.private.noise import Box, add_noise
+
+
+class Sums(Protocol):
+    """The clipped sums of global batches, of which each rank gets what it holds."""
+
+    parameters: dict[str, nn.Parameter]
+    boxes: dict[str, Box]
+    """What this rank holds of each parameter; without a name: all of it."""
+
+    def of_batch(self, batch: Batch) -> Gradients:
+        """Return the sum of the clipped gradients of the global batch, float64, of which `batch` is this rank's."""
+
+
+class SumsOfOne:
+    """The clipped sums of one process without a mesh.
+
+    Args:
+        gradients: the clipped sums of rows.
+        passes: least number of passes of a batch.
+        at_once: most rows of one pass.
+    """
+
+    def __init__(self, gradients: Engine, *, at_once: int, passes: int = 1) -> None:
+        self._gradients, self._at_once, self._passes = gradients, at_once, passes
+        self.parameters, self.boxes = gradients.parameters, dict[str, Box]()
+
+    def of_batch(self, batch: Batch) -> Gradients:
+        """Return the clipped sum of a batch."""
+        rows = 0 if batch.is_filler else batch.num_rows
+        size = rows_of_pass(rows, max(self._passes, -(-rows // self._at_once)))
+        sums = self._gradients.clipped_sum(*part(batch, 0, min(size, rows)), min(size, rows))
+        for begin in range(size, rows, size):
+            end = min(rows, begin + size)
+            for name, found in self._gradients.clipped_sum(*part(batch, begin, end), end - begin).items():
+                sums[name] += found
+        return sums
 
 
 class PrivatePasses:
-    """The passes of a model in one process; an `engine.step.Executor`.
+    """The passes of a model; an `engine.step.Executor`.
 
     Args:
         evaluations: the passes that evaluate.
-        gradients: the clipped sums of example gradients.
-        key: 32 bytes, secret, of this process alone.
+        sums: the clipped sums of example gradients.
+        key: 32 bytes, secret, of this training and all of its ranks.
         std: standard deviation of the noise of a sum.
         expected: q N, the expected number of examples.
-        at_once: most rows of one pass; None: all rows of a batch.
+        device: the device of this rank.
     """
 
     def __init__(
         self,
         evaluations: Executor,
-        gradients: Engine,
+        sums: Sums,
         *,
         key: bytes,
         std: float,
         expected: float,
-        at_once: int | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
-        self._evaluations, self._gradients = evaluations, gradients
-        self._key, self._std, self._expected, self._at_once = key, std, expected, at_once
+        self._evaluations, self._sums = evaluations, sums
+        self.key = key
+        self._std, self._expected, self._device = std, expected, device
         self.step = 0
         """The number of the next step."""
 
     def train(self, batch: Batch, total: Total, after_first: Callable[[float], None] | None = None) -> torch.Tensor:
-        """Set the parameters' gradients; return zero in place of the loss."""
-        sums = self._clipped(batch)
-        add_noise(sums, self._key, self.step, self._std)
+        """Set the parameters' gradients, each rank's the same or its part; return zero in place of the loss."""
+        sums = self._sums.of_batch(batch)
+        add_noise(sums, self.key, self.step, self._std, self._sums.boxes)
         self.step += 1
-        for name, parameter in self._gradients.parameters.items():
-            parameter.grad = (sums[name] / self._expected).to(parameter.dtype)
-        return torch.zeros(())
-
-    def _clipped(self, batch: Batch) -> dict[str, torch.Tensor]:
-        rows = 0 if batch.is_filler else batch.num_rows
-        size = max(1, rows if self._at_once is None else self._at_once)
-        sums = self._gradients.clipped_sum(*_part(batch, 0, min(size, rows)), min(size, rows))
-        for begin in range(size, rows, size):
-            end = min(rows, begin + size)
-            for name, found in self._gradients.clipped_sum(*_part(batch, begin, end), end - begin).items():
-                sums[name] += found
-        return sums
+        for name, parameter in self._sums.parameters.items():
+            parameter.grad = _like(parameter, (sums[name] / self._expected).to(parameter.dtype))
+        return torch.zeros((), device=self._device)
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:
         """Call `observe` with outputs and targets of a batch of data that is not protected."""
         self._evaluations.evaluate(batch, observe)
 
 
-def _part(batch: Batch, begin: int, end: int) -> tuple[Any, Any]:
+def part(batch: Batch, begin: int, end: int) -> tuple[Any, Any]:
+    """Return the inputs and targets of some rows."""
     inputs, targets = map_tensors(lambda tensor: tensor[begin:end], (batch.inputs, batch.targets))
     return inputs, targets
+
+
+def rows_of_pass(rows: int, passes: int) -> int:
+    """Return the rows of each pass but the last, at least 1."""
+    return max(1, -(-rows // max(1, passes)))
+
+
+def _like(parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient of what this rank holds in the placement of its parameter."""
+    if not isinstance(parameter, DTensor):
+        return gradient
+    found: torch.Tensor = DTensor.from_local(
+        gradient,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return found

@@ -53,11 +53,25 @@ def plan_faults(plan: Plan) -> Iterator[str]:
     on = 'with privacy.unit = "example"'
     if plan.mesh.pp > 1:
         yield f"--mesh: got {plan.mesh}: a pipeline knows no norm of a whole gradient before its last stage, {on} pp=1"
-    if plan.mesh.size > plan.mesh.pp or plan.is_sharded:
-        yield f"--mesh: got {plan.mesh}, zero={plan.zero_stage}: allowed {on} is one process"
-    for name, needed in (("precision", "fp32"), ("recompute", "none"), ("compile", False), ("accumulate", 1)):
+    for name, needed, why in _NEEDED:
         if (found := getattr(plan, name)) != needed:
-            yield f"plan.{name}: got {found!r}: allowed {on} is {needed!r}"
+            yield f"plan.{name}: got {found!r}: allowed {on} is {needed!r}: {why}"
+
+
+_NEEDED: tuple[tuple[str, object, str], ...] = (
+    ("compile", False, "what each layer takes and gives back is not seen in compiled blocks"),
+    ("offload", False, "sums and noise are where the parameters are"),
+    ("loss_parallel", False, "the loss is called on each row"),
+    ("compression", "none", "sums are rounded once, with their noise"),
+    ("reduce_dtype", "fp32", "sums are rounded once, with their noise"),
+    ("outer", "none", "each step is one of all copies, with one noise"),
+    ("batchnorm", "local", "batch norms in training mode have no gradient of one row"),
+)
+
+
+def needs_captured(plan: Plan) -> bool:
+    """Return whether gradients of rows must come from what each layer takes and gives back (`mesh_gradients`)."""
+    return plan.mesh.size > 1 or plan.is_sharded or plan.precision != "fp32" or plan.recompute != "none"
 
 
 def delta_fault(delta: float, num_examples: int) -> str | None:

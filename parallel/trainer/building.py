@@ -60,13 +60,13 @@ def build(job: Job, start: Start | None) -> Built:
         JobRefused: values are not finite, or the file of the start does not fit.
     """
     if _is_divided(job.plan):
-        blank = blank_or_none(_seeded(job))
+        blank = blank_or_none(seeded(job))
         if blank is not None:
             model, tied = blank.model, tied_names(blank.model)
             aliases = {names[0]: names for names in tied}
             base = base_of(job, model)
             return Built(model, tied, blank=blank, aliases=aliases, start=start, forms=forms_of(model), base=base)
-    model = _seeded(job)()
+    model = seeded(job)()
     if faults := value_faults(model):
         raise JobRefused("; ".join(faults))
     try:
@@ -98,7 +98,7 @@ def give_values(built: Built, job: Job, parts: Sequence[nn.Module], axes: Axes |
     ranks, faults = Ranks(), list[str]()
     try:
         shares = shares_of(parts, axes, built.tied)
-        fill(shares, parts, built.blank, _seeded(job))
+        fill(shares, parts, built.blank, seeded(job))
         if built.base is not None:
             faults += [fault for s in shares for fault in built.base.read(s.name, s.slices, s.local)]
         faults += [
@@ -144,7 +144,9 @@ def _is_divided(plan: Plan) -> bool:
     return plan.is_sharded or plan.mesh.tp > 1 or plan.mesh.pp > 1
 
 
-def _seeded(job: Job) -> Callable[[], nn.Module]:
+def seeded(job: Job) -> Callable[[], nn.Module]:
+    """Return the function that builds a job's model with its first values, the same each time."""
+
     def make() -> nn.Module:
         seed_everything(job.config.seed)
         model = in_place(job.task.model())

@@ -65,7 +65,7 @@ def check_job(job: Job, world_size: int) -> None:
         faults.append(
             f'train.noise_every: only a mean has a noise scale, got {config.noise_every} with Task(units="sum")'
         )
-    known = config.batch_size is not None or task.local.batch_size is not None
+    known = job.private is None and (config.batch_size is not None or task.local.batch_size is not None)
     batch = batch_size_of(task.local, config, 0, plan.mesh.dp) if known else None
     if plan.mesh.pp > 1 and config.eval_batch_size is not None and batch is not None and config.eval_batch_size > batch:
         faults.append(

@@ -228,6 +228,7 @@ class Training:
             )
 
     def _log(self, measured: Measured) -> None:
+        self._charge()
         step = self.engine.steps
         event: dict[str, Any] = {"event": "step", "step": step, "epoch": self._epochs()}
         if self.private is None:

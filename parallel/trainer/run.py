@@ -23,7 +23,8 @@ from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.private.begin import Private
-from atoll.parallel.trainer.building import Built, agreed_base, build, give_values
+from atoll.parallel.private.loader import PoissonLoader
+from atoll.parallel.trainer.building import Built, agreed_base, build, give_values, seeded
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import Data, data_for, in_order
 from atoll.parallel.trainer.flops import flops_per_example, peak_flops
@@ -153,7 +154,7 @@ def _recipe(job: Job, num_examples: int, model: nn.Module) -> Recipe:
     divisions = job.plan.microbatches * (job.plan.mesh.dp if job.plan.batchnorm == "local" else 1)
     config = job.config
     if job.private is not None:
-        expected = max(1, round(job.private.sample_rate * num_examples))
+        expected = max(job.plan.mesh.dp, round(job.private.sample_rate * num_examples))
         config = replace(config, batch_size=expected, steps=job.private.steps)
     try:
         return make_recipe(
@@ -223,17 +224,20 @@ class _Builder:
 
     def train(self, data: Any, tests: Any) -> Result:
         job, here, config = self.job, self.here, self.job.config
-        built = self.built
+        built, ranks = self.built, Ranks()
+        private = self._private(ranks, data)
         engine = self._engine()
         give_values(built, job, engine.parts, self.axes, self.device)
         if built.blank is not None and job.plan.is_sharded:
             begin_again(engine, self._optimization)  # with the optimizer for the device that the shards now lie on
         seed_generators(config.seed, 0, 0 if self.axes is None else self.axes.draw)
-        private = self._private(engine, data)
-        loader = self._loader(data) if private is None else private.loader(data, config.seed, self.device)
+        if private is None:
+            loader: Loader | PoissonLoader = self._loader(data)
+        else:
+            private.install(engine, job.task, data, config.seed, self.axes)
+            loader = private.loader(data, config.seed, self.device, self.axes)
         patience, noise, meter = Patience(config), NoiseMeter(config.noise_every), self._meter(data)
         carried: dict[str, Carried] = {"loader": loader, "patience": patience, "noise": noise, "meter": meter}
-        ranks = Ranks()
         carried["outside"] = Outside(engine.parts, functions_of(job.task), ranks, data)
         with self._checkpointer(built.tied) as checkpointer:
             checkpointer.without = built.from_base
@@ -274,16 +278,19 @@ class _Builder:
                 private=private,
             )
             why = training.run()
+        if private is not None and why != "interrupted":
+            private.end()
         ranks.close()
         return self._result(training, why)
 
-    def _private(self, engine: Engine, data: Any) -> Private | None:
-        """Return the private training whose passes the engine gets; None: the job is not private."""
+    def _private(self, ranks: Ranks, data: Any) -> Private | None:
+        """Return the private training, after the trial of the whole model; None: it is not private."""
         job = self.job
         if job.private is None:
             return None
-        private = Private(terms=job.private, folder=self.here.folder)
-        private.install(engine, job.task, data, job.config.seed)
+        private = Private(terms=job.private, folder=self.here.folder, plan=job.plan, ranks=ranks)
+        model = self.built.model if self.built.blank is None else None
+        private.try_whole(model, lambda: seeded(job)(), job.task, data, job.config.seed, self.device)
         return private
 
     def _loader(self, data: Any) -> Loader:

@@ -49,15 +49,16 @@ class Terms:
 
     Attributes:
         run: the run's id.
-        round: the round's number, or the evaluated version's, by `purpose`.
+        round: the number of the round, of the evaluated version or of the request for statistics, by `purpose`.
         attempt: 1 to `ATTEMPTS_MAX`: another one has new keys and adds the same encoded values.
         session: number of the session in its round, from 0.
         purpose: what is added.
         base: the base version's number.
-        model: digest of the base version's manifest.
+        model: digest of the base version's manifest; of statistics, of the task's name (`data_digest`).
         frozen: digest of the tensors that do not travel; empty: none.
         task, algorithm, local: as in the invitation.
-        layout: digest of the tensors that travel and of the metrics, by `masked_layout.layout_digest`.
+        layout: digest of the tensors that travel and of the metrics, by `masked_layout.layout_digest`; of statistics,
+            of the layout of their numbers (`question`).
         bits: of a word of the sum.
         clip_norm: largest norm of an update [its units].
         examples_max: examples with weight 1; 0: all updates have weight 1.
@@ -119,6 +120,14 @@ def _digest_of(terms: Terms) -> bytes:
 def ranges_digest(ranges: Iterable[int]) -> str:
     """Return SHA-256 of the exponents of ranges as canonical JSON, of the list as an invitation has it."""
     return hashlib.sha256(json.dumps([*ranges], separators=(",", ":")).encode()).hexdigest()
+
+
+def data_digest(task: str) -> str:
+    """Return SHA-256 of what stands for a site's data in the terms of its statistics: the name of its task.
+
+    Options, seed and layout are no part of it: statistics of one task under other options are of the same data.
+    """
+    return digest("data", task.encode()).hex()
 
 
 def read_terms(data: bytes) -> Terms:

@@ -16,11 +16,11 @@ _CONTENT = r"contents/[0-9a-f]{64}\.(?:safetensors|manifest\.json)"
 _IMMUTABLE = rf"runs/\w[\w.-]*/(?:{_VERSION}|{_UPDATE}|{_CONTENT})"
 _RUNS = rf"{_IMMUTABLE}|runs/\w[\w.-]*/(?:ranks|worker\.log)"
 _AUDIT = r"audit/(?:audit-\d+\.jsonl|cut-\d+\.bin|key\.pem|public\.pem)"
-_STATISTICS = r"statistics/\d{6,}\.json"
+_STATISTICS, _SETS = r"statistics/\d{6,}\.json", r"statistics/secure\.json"
 _RANK = r"(?:aggregators/\d+of\d+/)?"
 
 _BELONGS = re.compile(
-    rf"state\.db|alive|noise\.key|restored\.json|{_STATISTICS}|{_AUDIT}|{_RANK}(?:rank\.json|address|{_IDENTITY}|{_RUNS})",
+    rf"state\.db|alive|noise\.key|restored\.json|{_STATISTICS}|{_SETS}|{_AUDIT}|{_RANK}(?:rank\.json|address|{_IDENTITY}|{_RUNS})",
     re.A,
 )
 _IS_IMMUTABLE = re.compile(rf"{_RANK}{_IMMUTABLE}|{_STATISTICS}", re.A)

@@ -365,6 +365,7 @@ class RunConfig(BaseModel):
             evaluation.clients_every, evaluation.clients_max, evaluation.keep_sites, kept
         )
         yield from secure.faults_of_watching(self.model, self.stop)
+        yield from secure.statistics.faults() if secure.statistics is not None else ()
         frozen = {FROZEN: "0" * 64}  # which the settings have once version 0 is written
         yield from secure.faults_of_local(json.dumps({**self.given, **frozen}, sort_keys=True))
 

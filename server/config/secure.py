@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from atoll.ground.printable import count_of
 from atoll.protocol.secure.session_size import (
@@ -25,6 +25,8 @@ from atoll.server.rounds.policy import Seconds, StragglerPolicy
 from atoll.server.rounds.secure_rules import Bits, SecureRules
 from atoll.tensors.layout import BESIDE, Layout
 from atoll.tensors.secure.masked_layout import SUMS_MAX, in_metric_order
+from atoll.training.statistics.parts import LABELS_MAX
+from atoll.training.statistics.question import Question, faults_of
 
 LOSS = {"loss": 2}
 """The metric that every training has: its total, and the number of examples."""
@@ -38,11 +40,26 @@ WITHOUT_CERTIFICATES = (
 )
 """The fault of a run with secure sums at a coordinator without an authority."""
 
-STATISTICS = (
-    "secure: got a table, and statistics of the sites' data are not added in sessions: this coordinator would see each "
-    "site's; allowed is a request for a plan without [secure], of which each site's policy decides"
+NO_LAYOUT = (
+    "secure.statistics: missing, and statistics before a run with [secure] are added in a secure sum, whose numbers "
+    "are named before any site works: allowed is a table [secure.statistics] with labels, or features and their edges, "
+    "or a plan without [secure], of which each site's policy decides"
 )
-"""The fault of a request for statistics before a run with secure sums."""
+"""The fault of a request for statistics before a run with secure sums that names no layout."""
+
+_OF_SINGLE_SITES = {
+    "min",
+    "max",
+    "minimum",
+    "maximum",
+    "extremes",
+    "median",
+    "quantiles",
+    "percentiles",
+    "per_site",
+    "own",
+}
+"""What only the numbers of single sites, or of single examples, would tell."""
 
 OF_SESSIONS = ("median", "trimmed_mean")
 """Rules that may reduce the means of sessions, element by element."""
@@ -59,6 +76,60 @@ _SEES_SITES = {
 
 
 _fault = partial(excluded, "secure")
+
+
+class SecureStatistics(BaseModel):
+    """Layout of the statistics before the run (`atoll run statistics`), which are added in one secure sum."""
+
+    model_config = STRICT
+
+    splits: list[Literal["train", "test"]] = ["train"]
+    """Splits of the data whose statistics are added."""
+
+    labels: dict[str, Annotated[int, Field(ge=1, le=LABELS_MAX)]] = {}
+    """Targets of whole numbers by name (`target`, or its key), each with the number of classes k: the occurrences of
+    each label from 0 to k - 1, and of all others together, are counted."""
+
+    targets: dict[str, list[Annotated[float, Field(allow_inf_nan=False)]]] = {}
+    """Float targets by name, each with the edges of its bins, as of `features`."""
+
+    features: dict[str, list[Annotated[float, Field(allow_inf_nan=False)]]] = {}
+    """Features by name, each with the edges of its bins: at least two, ascending. Values from the first edge to the
+    last are counted by bin and are in the moments; values beyond them are counted as outside."""
+
+    sites: list[str] = []
+    """Sites of the sum, all of which must take part; empty: those of the newest sum of the task's statistics, or of a
+    first one all sites that are connected."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_single_sites(cls, given: object) -> object:
+        if isinstance(given, dict) and (found := sorted(_OF_SINGLE_SITES & {*map(str, given)})):
+            raise ValueError(
+                f"got {', '.join(found)}, which would tell a number of a single site or example: allowed are labels, "
+                "targets and features, whose bins tell where the values of all sites together lie"
+            )
+        return given
+
+    def question(self, seed: int) -> Question:
+        """Return the layout for the sites, with the run's seed."""
+        targets, features = (
+            tuple((name, tuple(map(float, edges))) for name, edges in sorted(each.items()))
+            for each in (self.targets, self.features)
+        )
+        return Question(tuple(self.splits), tuple(sorted(self.labels.items())), targets, features, seed)
+
+    def faults(self) -> Iterator[str]:
+        """Yield why sites could not add these statistics."""
+        for fault in faults_of(self.question(0)):
+            yield f"secure.statistics.{fault}"
+        if self.sites and len({*self.sites}) < MEMBERS_MIN:
+            yield _fault(
+                "secure.statistics.sites",
+                ", ".join(self.sites),
+                f"a sum has at least {MEMBERS_MIN} members",
+                f"{MEMBERS_MIN} to {MEMBERS_MAX} different sites",
+            )
 
 
 class SecureConfig(BaseModel):
@@ -103,6 +174,9 @@ class SecureConfig(BaseModel):
     its number of sums: 2 for a plain function, which returns (total, count). The loss always is, with 2. The record of
     a round and an evaluation have no other ones: names and numbers are part of the sum's terms, so they are told before
     any site works."""
+
+    statistics: SecureStatistics | None = None
+    """Layout of the statistics of the sites' data before the run; absent: none may be asked for."""
 
     @field_validator("metrics")
     @classmethod

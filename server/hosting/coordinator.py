@@ -131,7 +131,9 @@ class Coordinator:
         self.ranks = ranks if config.aggregators else None
         self.attendance: Attendance = Attendance(config, self.runs, self.clock, self.ranks, spawn, self.audit, places)
         self.clocks.on_jump.append(self._clock_jumped)
-        self.statistics = StatisticsRequests(config, state.path, self.attendance, self.clock, self.audit, spawn)
+        self.statistics = StatisticsRequests(
+            config, state.path, self.attendance, self.clock, self.audit, spawn, lambda: self.authorities()
+        )
         self.uploads = Uploads(
             self.judge,
             lambda run_id: self.runs[run_id].versions.store,

@@ -37,6 +37,7 @@ from atoll.server.rounds.session_events import (
     SurvivorsSigned,
     TellMember,
 )
+from atoll.tensors.masked.whole_numbers import opened_numbers
 from atoll.tensors.secure.exact import WrongSum
 from atoll.tensors.secure.masked_layout import Metrics
 
@@ -143,36 +144,13 @@ class SecureSums:
     def _event(
         self, client_id: ClientId, of: SessionName, message: pb.ClientMessage, sums: SecureRound | SecureEvaluation
     ) -> OfMember | None:
+        def check(event: KeysCame, keys: MemberKeys) -> None:
+            if sums.is_news_of(event):
+                self.check_keys(sums, of, client_id, keys)
+
+        words = num_bytes_of(self._metrics) if isinstance(sums, SecureEvaluation) else None
         purpose: Purpose = "evaluation" if isinstance(sums, SecureEvaluation) else "update"
-        at = (client_id, of.round, of.session, of.attempt)
-        try:
-            answer = wire.answer_of(message)
-            if isinstance(answer, Gone):
-                reason, _, detail = answer.reason.partition(": ")
-                refused = tuple(ClientId(name) for name in answer.refused)
-                return SessionLeft(*at, FailureReason(reason), printable(detail), refused, purpose)
-            content = wire.encoded(message).hex()
-            if isinstance(answer, MemberKeys):
-                event = KeysCame(*at, content, purpose)
-                if sums.is_news_of(event):
-                    self.check_keys(sums, of, client_id, answer)
-                return event
-            if isinstance(answer, MaskedWords):
-                return self._masked(at, content, answer) if isinstance(sums, SecureEvaluation) else None
-            return _ANSWERED[type(answer)](*at, content, purpose)
-        except (BadForm, NotTrusted) as fault:
-            return SessionLeft(*at, FailureReason.SESSION_REFUSED, str(fault), purpose=purpose)
-
-    def _masked(self, at: tuple[ClientId, RoundId, int, int], content: str, answer: MaskedWords) -> MaskedCame:
-        """Return the event of masked words.
-
-        Raises:
-            BadForm: they are more or fewer than those of the sum.
-        """
-        allowed = num_bytes_of(self._metrics)
-        if len(answer.words) != allowed:
-            raise BadForm(f"words: {count_of(len(answer.words), 'byte')}; allowed in this sum: {allowed}")
-        return MaskedCame(*at, content)
+        return member_event(client_id, message, purpose, check, words)
 
     @property
     def _metrics(self) -> Metrics:
@@ -188,22 +166,85 @@ class SecureSums:
         Raises:
             NotTrusted: they are another client's, of other terms, or not signed by a certified key of this client.
         """
-        if keys.name != client_id:
-            raise NotTrusted(f"its keys are of {printable(keys.name)}")
         if isinstance(sums, SecureEvaluation):
             terms = self._terms_of_evaluation(sums.evaluation.version, sums.place_of(client_id))
         else:
             terms = self.terms(of.round, sums.record.base_version, sums.place_of(client_id))
-        if keys.terms != terms.digest:
-            raise NotTrusted("its keys are for other terms")
-        if not is_signed(keys.site.key, keys.statement(), keys.signature):
-            raise NotTrusted("its keys are not signed by its site key")
-        check_certified(keys.site, client_id, self._authorities(), time.time())
+        check_keys(keys, client_id, terms, self._authorities())
 
     async def open(self, effect: OpenSum) -> Event:
         """Check on a thread what members have revealed, and return the outcome."""
         metrics = self._metrics if effect.purpose == "evaluation" else ()
         return await on_thread(None, opening_of, effect, metrics)
+
+
+def member_event(
+    client_id: ClientId,
+    message: pb.ClientMessage,
+    purpose: Purpose,
+    check: Callable[[KeysCame, MemberKeys], None],
+    words: int | None,
+) -> OfMember | None:
+    """Return the event of a member's message, or of its refusal; None: it has no place in a sum of this purpose.
+
+    Args:
+        client_id: the sender.
+        message: of a session.
+        purpose: of the sum.
+        check: of a member's keys; raises NotTrusted.
+        words: size of what a member adds [bytes]; None: it comes as an upload.
+    """
+    of = wire.name_of(message)
+    at = (client_id, of.round, of.session, of.attempt)
+    try:
+        answer = wire.answer_of(message)
+        if isinstance(answer, Gone):
+            reason, _, detail = answer.reason.partition(": ")
+            refused = tuple(ClientId(name) for name in answer.refused)
+            return SessionLeft(*at, FailureReason(reason), printable(detail), refused, purpose)
+        content = wire.encoded(message).hex()
+        if isinstance(answer, MemberKeys):
+            event = KeysCame(*at, content, purpose)
+            check(event, answer)
+            return event
+        if isinstance(answer, MaskedWords):
+            if words is not None and len(answer.words) != words:
+                raise BadForm(f"words: {count_of(len(answer.words), 'byte')}; allowed in this sum: {words}")
+            return None if words is None else MaskedCame(*at, content, purpose)
+        return _ANSWERED[type(answer)](*at, content, purpose)
+    except (BadForm, NotTrusted) as fault:
+        return SessionLeft(*at, FailureReason.SESSION_REFUSED, str(fault), purpose=purpose)
+
+
+def check_keys(keys: MemberKeys, client_id: ClientId, terms: Terms, authorities: bytes) -> None:
+    """Check a client's keys for a session.
+
+    Raises:
+        NotTrusted: they are another client's, of other terms, or not signed by a certified key of this client.
+    """
+    if keys.name != client_id:
+        raise NotTrusted(f"its keys are of {printable(keys.name)}")
+    if keys.terms != terms.digest:
+        raise NotTrusted("its keys are for other terms")
+    if not is_signed(keys.site.key, keys.statement(), keys.signature):
+        raise NotTrusted("its keys are not signed by its site key")
+    check_certified(keys.site, client_id, authorities, time.time())
+
+
+def opening_of_numbers(effect: OpenSum, count: int) -> tuple[SumOpened | OpeningFailed, list[int]]:
+    """Check what members of a session have revealed; return the outcome, and of an opened sum its `count` numbers."""
+    summed, names = effect.sum, effect.sum.roster.members
+    at = (effect.round_id, summed.session, summed.attempt)
+    try:
+        opened = open_sum(summed.roster, summed.id, summed.masking, summed.survivors, summed.reveals)
+    except NotOpened as fault:
+        return OpeningFailed(*at, str(fault), effect.purpose), []
+    wrong = tuple(ClientId(names[position].name) for position in sorted(opened.wrong))
+    try:
+        numbers = opened_numbers(effect.words, [(stream.key, stream.sign) for stream in opened.streams], count)
+    except WrongSum as fault:
+        return SumOpened(*at, wrong, effect.purpose, fault=str(fault)), []
+    return SumOpened(*at, wrong, effect.purpose), numbers
 
 
 def opening_of(effect: OpenSum, metrics: Metrics = ()) -> SumOpened | OpeningFailed:

@@ -1,18 +1,21 @@
 """The terms of a run's secure sums, from its settings and the place of a sum in its round. Pure."""
 
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.protocol.secure.privacy_terms import PrivacyTerms
 from atoll.protocol.secure.session_size import TWO_THIRDS
-from atoll.protocol.secure.terms import Terms, ranges_digest
+from atoll.protocol.secure.terms import Terms, data_digest, ranges_digest
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.rounds.session_events import SumPlace
+from atoll.task.given import OPTION
 from atoll.tensors.layout import Layout
 from atoll.tensors.secure.masked_layout import layout_digest
 from atoll.tensors.secure.vector import fault_of
+from atoll.training.statistics.question import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +49,15 @@ def terms_of(
         place: the session, its attempt, and the exponents of the ranges.
         base: what the members train from, and where their updates go.
     """
-    rules = config.secure_rules
-    assert rules is not None
-    return Terms(
-        run=run_id,
+    rules = _rules(config)
+    return replace(
+        _of_numbers(config, run_id, task, place),
         round=round_id,
-        attempt=place.attempt,
-        session=place.session,
         purpose="update",
         base=base.version,
         model=base.digest,
         frozen=config.model.frozen,
-        task=task,
         algorithm=config.aggregation.training,
-        local=config.local_text,
         layout=layout_digest(base.layout, rules.metrics),
         bits=rules.bits,
         clip_norm=rules.clip_norm,
@@ -78,9 +76,6 @@ def terms_of_evaluation(
 ) -> Terms:
     """Return the terms of one sum of the metrics of an evaluation.
 
-    It adds no tensors, so word size and clip norm have values that matter to none; its sessions open with two thirds of
-    their members, whatever the run says of its cohort.
-
     Args:
         config: the settings of the run, with `[secure]`.
         run_id: the run.
@@ -89,30 +84,69 @@ def terms_of_evaluation(
         model: the digest of its manifest.
         place: the session and its attempt.
     """
-    rules = config.secure_rules
-    assert rules is not None
-    return Terms(
-        run=run_id,
+    metrics = _rules(config).metrics
+    return replace(
+        _of_numbers(config, run_id, task, place),
         round=version,
-        attempt=place.attempt,
-        session=place.session,
         purpose="evaluation",
         base=version,
         model=model,
         frozen=config.model.frozen,
+        layout=layout_digest((), metrics),
+        metrics=metrics,
+    )
+
+
+def terms_of_statistics(
+    config: RunConfig, *, run_id: RunId, task: str, number: int, question: Question, place: SumPlace
+) -> Terms:
+    """Return the terms of the sum of statistics.
+
+    Args:
+        config: the settings of the planned run, with `[secure]`.
+        run_id: the name of the requests for this planned run.
+        task: its name, as in the request.
+        number: of the request.
+        question: the layout of the sum's numbers.
+        place: the session and its attempt.
+    """
+    return replace(
+        _of_numbers(config, run_id, task, place),
+        round=number,
+        purpose="statistics",
+        model=data_digest(task),
+        local=options_text(config),
+        layout=question.digest,
+    )
+
+
+def _of_numbers(config: RunConfig, run_id: RunId, task: str, place: SumPlace) -> Terms:
+    """Return the frame of all terms: those of a sum without tensors, which each purpose completes.
+
+    Word size and clip norm then have values that change no number, and a session opens with two thirds of its members,
+    whatever the run has as the threshold of its cohorts.
+    """
+    return Terms(
+        run=run_id,
+        round=0,
+        attempt=place.attempt,
+        session=place.session,
+        purpose="update",
+        base=0,
+        model="",
+        frozen="",
         task=task,
         algorithm="",
         local=config.local_text,
-        layout=layout_digest((), rules.metrics),
+        layout="",
         bits=64,
         clip_norm=1.0,
         examples_max=0,
         ranges=ranges_digest(()),
-        members_max=rules.session_max,
+        members_max=_rules(config).session_max,
         threshold=TWO_THIRDS,
         privacy="",
         receivers=(),
-        metrics=rules.metrics,
     )
 
 
@@ -131,6 +165,23 @@ def privacy_terms(config: RunConfig) -> PrivacyTerms | None:
         honest_min=rules.honest_min,
         colluders=rules.colluders,
     )
+
+
+def _rules(config: RunConfig) -> SecureRules:
+    rules = config.secure_rules
+    assert rules is not None
+    return rules
+
+
+def requests_of(config: RunConfig) -> str:
+    """Return the name under which sites know the requests for statistics before a planned run."""
+    return f"{config.name}-statistics"
+
+
+def options_text(config: RunConfig) -> str:
+    """Return the options of a planned run's task as JSON, as a request for statistics has them."""
+    options = {key: value for key, value in config.given.items() if key.startswith(OPTION)}
+    return json.dumps(options, sort_keys=True)
 
 
 def members_max(rules: SecureRules) -> int:

@@ -1,7 +1,6 @@
 """The requests for statistics of the sites' data: the shell around `server.statistics`."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -9,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from atoll.ground.printable import count_of, printable
+from atoll.ground.process import crash_points
 from atoll.ground.strict_json import ManifestError
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.manifest import digest_of
+from atoll.protocol.secure.wire import name_of
 from atoll.protocol.site_statistics import decode
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import ClientId
@@ -21,15 +22,17 @@ from atoll.server.audit.log import AuditLog
 from atoll.server.clock import MonotoneClock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
-from atoll.server.config.secure import STATISTICS
+from atoll.server.config.secure import NO_LAYOUT, WITHOUT_CERTIFICATES
 from atoll.server.errors import OperatorError
 from atoll.server.folding.evaluator import TASK_TIMEOUT_S, EvaluationFailed, Evaluator, Reference
 from atoll.server.hosting.attendance import Attendance
 from atoll.server.hosting.control_streams import Connection
+from atoll.server.hosting.secure_statistics import NOT_IN_SUM, Host, SecureStatistics, sites_to_ask
+from atoll.server.hosting.secure_terms import options_text, requests_of
 from atoll.server.statistics.collection import CANNOT, Collection
 from atoll.server.statistics.merging import document, shown
 from atoll.server.statistics.results import FOLDER, keep, numbers_in
-from atoll.task.given import OPTION
+from atoll.server.statistics.sum_sites import SumSites
 from atoll.task.task import task_name
 
 logger = logging.getLogger(__name__)
@@ -61,6 +64,7 @@ class StatisticsRequests:
         clock: the coordinator's clock.
         audit: the audit log.
         spawn: starts a background task.
+        authorities: returns the certificates of the trusted authorities, PEM.
     """
 
     def __init__(
@@ -71,11 +75,15 @@ class StatisticsRequests:
         clock: MonotoneClock,
         audit: AuditLog,
         spawn: "Callable[[Coroutine[Any, Any, int]], asyncio.Task[int]]",
+        authorities: Callable[[], bytes] = bytes,
     ) -> None:
         self._state, self._load_timeout = state, config.load_timeout
         self._hub, self._clock, self._audit, self._spawn = attendance.hub, clock, audit, spawn
         attendance.listeners.append(self)
+        self._is_insecure, self._sum_sites = config.insecure, SumSites(state)
+        self._host = Host(attendance.hub, clock, authorities, self._sum_sites)
         self._open: dict[int, _Open] = {}
+        self._secure: dict[int, SecureStatistics] = {}
         self._newest = max(numbers_in(state), default=0)
         self._num_begun = 0
 
@@ -87,12 +95,15 @@ class StatisticsRequests:
             deadline_s: seconds in which sites may answer.
 
         Raises:
-            OperatorError: the run has secure sums; no answer is possible: no agent of the task is connected, all are
-                too old, the task does not load or has no statistics; or too many requests are open.
+            OperatorError: no answer is possible: no agent of the task is connected, all are too old, the task does not
+                load or has no statistics; too many requests are open; or of a run with secure sums, the layout is
+                missing or the sites of its sum are not connected.
             OSError: the result cannot be stored.
         """
-        if config.secure is not None:
-            raise OperatorError(STATISTICS)
+        if config.secure is not None and config.secure.statistics is None:
+            raise OperatorError(NO_LAYOUT)
+        if config.secure is not None and self._is_insecure:
+            raise OperatorError(WITHOUT_CERTIFICATES)
         return await asyncio.shield(self._spawn(self._collect(config, deadline_s)))  # the caller may be cancelled
 
     async def _collect(self, config: RunConfig, deadline_s: float) -> int:
@@ -102,6 +113,8 @@ class StatisticsRequests:
         try:
             self._connections(task_name(config.task))  # before the task is loaded, which takes seconds
             await self._check_task(config)
+            if config.secure is not None:
+                return await self._add(config, deadline_s)
             opened = self._ask(config, deadline_s)
             return await self._result(opened, config)
         finally:
@@ -143,15 +156,32 @@ class StatisticsRequests:
         finally:
             await on_thread(None, evaluator.close)
 
+    async def _add(self, config: RunConfig, deadline_s: float) -> int:
+        """Add the statistics of sites in a secure sum, keep the result, and return its number."""
+        task, began = task_name(config.task), self._clock.now()
+        self._newest = number = max(self._newest, await on_thread(None, self._sum_sites.newest)) + 1
+        known = await on_thread(None, self._sum_sites.sites_of, task)
+        asked = sites_to_ask(config, task, self._connections(task), known)
+        await on_thread(None, self._sum_sites.begin, number)
+        crash_points.reached("statistics.asked")
+        logger.info("statistics %d: asking %s of %s for a secure sum", number, count_of(len(asked.sites), "site"), task)
+        request = self._secure[number] = SecureStatistics(config, number, asked, began + deadline_s, self._host)
+        try:
+            found = await request.run()
+        finally:
+            del self._secure[number]
+        result = self._about(number, config, began) | {"asked": sorted(asked.sites)} | found
+        how_many = f"{len(found['answered'])} of {count_of(len(asked.sites), 'site')} are in the secure sum"
+        return await self._kept(number, task, result, how_many)
+
     def _ask(self, config: RunConfig, deadline_s: float) -> _Open:
         connections = self._connections(task_name(config.task))
         self._newest += 1
-        options = {key: value for key, value in config.given.items() if key.startswith(OPTION)}
         request = pb.AskStatistics(
-            run_id=f"{config.name}-statistics",
+            run_id=requests_of(config),
             number=self._newest,
             task=task_name(config.task),
-            local=json.dumps(options, sort_keys=True),
+            local=options_text(config),
             model_seed=config.seed,
         )
         asked = Collection(frozenset(connection.client_id for connection in connections))
@@ -182,24 +212,31 @@ class StatisticsRequests:
         finally:
             del self._open[opened.number]
         collection = opened.collection
-        result = {
-            "number": opened.number,
-            "task": opened.request.task,
-            "name": config.name,
-            "options": config.options,
-            "began_at": began,
-            "ended_at": self._clock.now(),
+        result = self._about(opened.number, config, began) | {
             "asked": sorted(collection.asked),
             "answered": sorted(collection.answers),
             "refused": dict(sorted(collection.failures.items())),
         }
         result |= await on_thread(None, lambda: document(shown(collection.answers, collection.terms)))
-        kept = await on_thread(None, keep, self._state, opened.number, result)
         outcome = f"{len(collection.answers)} of {count_of(len(collection.asked), 'site')} answered"
-        logger.info("statistics %d of %s: %s", opened.number, opened.request.task, outcome)
-        what = f"statistics {opened.number} of {opened.request.task}"
+        return await self._kept(opened.number, opened.request.task, result, outcome)
+
+    def _about(self, number: int, config: RunConfig, began: float) -> dict[str, Any]:
+        return {
+            "number": number,
+            "task": task_name(config.task),
+            "name": config.name,
+            "options": config.options,
+            "began_at": began,
+            "ended_at": self._clock.now(),
+        }
+
+    async def _kept(self, number: int, task: str, result: dict[str, Any], outcome: str) -> int:
+        kept = await on_thread(None, keep, self._state, number, result)
+        logger.info("statistics %d of %s: %s", number, task, outcome)
+        what = f"statistics {number} of {task}"
         self._audit.record(Action.STATISTICS_COLLECT, what, outcome, digests={"result": digest_of(kept)})
-        return opened.number
+        return number
 
     # ------------------------------------------------------------ the sites
 
@@ -208,14 +245,26 @@ class StatisticsRequests:
         for opened in self._open.values():
             if opened.collection.is_waiting_for(connection.client_id):
                 self._send(opened, connection)
+        for request in self._secure.values():
+            request.joined(connection.client_id)
 
     def lost(self, client_id: ClientId, why: str) -> None:
         """Stop waiting for the answers of a lost site."""
         for opened in self._open.values():
             self._failed(opened, client_id, f"lost: {why}")
+        for request in self._secure.values():
+            request.gave_up(client_id, f"lost: {why}")
+
+    def answered_in_sum(self, client_id: ClientId, message: pb.ClientMessage) -> None:
+        """Handle the message of a member of a secure sum; one of a request that is over is dropped."""
+        if (request := self._secure.get(name_of(message).round)) is not None:
+            request.answered(client_id, message)
 
     async def answered(self, client_id: ClientId, message: pb.GiveStatistics) -> None:
         """Handle a site's answer, or its reason for none; an unexpected one is dropped unread."""
+        if (request := self._secure.get(message.number)) is not None:  # its numbers alone are never read
+            request.gave_up(client_id, printable(message.error[:DETAIL_MAX]) or NOT_IN_SUM)
+            return
         opened = self._open.get(message.number)
         if opened is None or not opened.collection.is_waiting_for(client_id):
             return

@@ -1,4 +1,4 @@
-"""The secure sums of an evaluation by clients: requests, the sessions of its clients, their sums. Pure.
+"""The secure sums of an evaluation by clients, or of statistics: requests, the sessions of clients, their sums. Pure.
 
     keys       each client evaluates the version, and sends its keys in place of its metrics
     session    shares, masked words, signatures, reveals, as of an update's sum; the words come in a message
@@ -16,7 +16,7 @@ from atoll.ground.printable import count_of
 from atoll.protocol.secure import wire
 from atoll.protocol.secure.messages import Answer, MaskedWords, MemberKeys, Reveal, Roster
 from atoll.protocol.secure.session_size import MEMBERS_MIN, TWO_THIRDS, threshold_of
-from atoll.protocol.vocabulary import ClientId, FailureReason, RoundId
+from atoll.protocol.vocabulary import ClientId, FailureReason, Purpose, RoundId
 from atoll.server.rounds.client_evaluation import SILENT, ClientEvaluation
 from atoll.server.rounds.events import AskEvaluation, CloseEvaluation, Effect, Sums
 from atoll.server.rounds.one_sum import OneSum
@@ -50,6 +50,8 @@ class SecureEvaluation:
         rules: of the run's secure sums.
         seed: of the run.
         ask: returns the request to a client.
+        purpose: of the sums.
+        least: fewest members of a sum.
     """
 
     def __init__(
@@ -58,8 +60,11 @@ class SecureEvaluation:
         rules: SecureRules,
         seed: int,
         ask: Callable[[ClientId], AskEvaluation],
+        purpose: Purpose = "evaluation",
+        least: int = MEMBERS_MIN,
     ) -> None:
         self.evaluation, self._rules, self._ask = evaluation, rules, ask
+        self._purpose, self._least = purpose, least
         order = [*evaluation.asked]
         random.Random(f"evaluation {seed} {evaluation.version}").shuffle(order)
         number = len(rules.sizes(len(order))) or 1
@@ -107,6 +112,10 @@ class SecureEvaluation:
             names = each.names
             found += each.asked if each.session is None else (names[at] for at in each.session.missing())
         return sorted(found)
+
+    def members(self, session: int = 0) -> list[ClientId]:
+        """Return the members of a session by position."""
+        return self._sums[session].names
 
     def place_of(self, client_id: ClientId) -> SumPlace:
         """Return the session and the newest attempt of a client that was asked."""
@@ -262,12 +271,11 @@ class SecureEvaluation:
             self.evaluation.failures[client_id] = SILENT
         of.asked.clear()
         names = of.names
-        if len(names) < MEMBERS_MIN:
-            return self._fails(
-                of, f"{count_of(len(names), 'member')}; needed: {MEMBERS_MIN}", may_repeat=False, now=now
-            )
+        if len(names) < self._least:
+            why = f"{count_of(len(names), 'member')}; needed: {self._least}"
+            return self._fails(of, why, may_repeat=False, now=now)
         roster = Roster(threshold_of(TWO_THIRDS, len(names)), tuple(of.keys[name] for name in names))
-        of.session = Session(roster, roster.members[0].terms)
+        of.session = Session(roster, roster.members[0].terms, self._least)
         of.record.threshold, of.record.num_members = roster.threshold, len(names)
         of.record.stage, of.by = of.session.stage, now + self._rules.stage_timeout
         return self._carried_out(of, of.session.start(), now)
@@ -297,11 +305,11 @@ class SecureEvaluation:
 
     def _opening(self, of: OneSum) -> OpenSum:
         words = tuple(self._words[name] for name in of.survivors)
-        return OpenSum(self.number, of.summed(), "evaluation", words)
+        return OpenSum(self.number, of.summed(), self._purpose, words)
 
     def _told(self, of: OneSum, tell: Tell) -> TellMember:
         name, number = of.names[tell.position], of.record.session
-        return TellMember(name, self.number, number, of.attempt, len(of.keys), tell.question, "evaluation")
+        return TellMember(name, self.number, number, of.attempt, len(of.keys), tell.question, self._purpose)
 
     def _fails(self, of: OneSum, reason: str, *, may_repeat: bool, now: float) -> Effects:
         """End an attempt without a sum: make another one with the members that are left, or end the session."""
@@ -310,7 +318,7 @@ class SecureEvaluation:
         of.record.left_out = sorted(of.without(left))
         left -= {*of.record.left_out}
         of.record.detail = f"attempt {of.attempt}: {reason}"
-        if not (may_repeat and len(left) >= MEMBERS_MIN and of.attempt < self._rules.attempts):
+        if not (may_repeat and len(left) >= self._least and of.attempt < self._rules.attempts):
             of.is_over, of.record.stage = True, Stage.FAILED
             return ()
         for client_id in of.names:
@@ -331,6 +339,12 @@ class SecureEvaluation:
 
     def close(self) -> CloseEvaluation:
         """Return the metrics over all sums; a client that is in none has the reason."""
+        summed, failures = self.outcome()
+        sums = merge(self._found.values()) if summed else None
+        return CloseEvaluation(self.evaluation.version, {}, failures, {}, summed=summed, sums=sums)
+
+    def outcome(self) -> tuple[tuple[ClientId, ...], dict[ClientId, str]]:
+        """Return the clients in opened sums, sorted, and of every other one the reason why it is in none."""
         closed, failures = self.evaluation, dict(self.evaluation.failures)
         summed: list[ClientId] = []
         for each in self._sums:
@@ -344,8 +358,7 @@ class SecureEvaluation:
                 failures[client_id] = self._why.get(client_id) or (
                     f"its secure sum has no result: {of.record.detail}" if not of.is_opened else SILENT
                 )
-        sums = merge(self._found.values()) if summed else None
-        return CloseEvaluation(closed.version, {}, failures, {}, summed=tuple(sorted(summed)), sums=sums)
+        return tuple(sorted(summed)), failures
 
 
 def _content(event: KeysCame) -> MemberKeys:

@@ -160,6 +160,9 @@ class CoordinatorService:
         run.post(ClientFailed(client_id, RoundId(failed.round_id), reason, detail, failed.waits))
 
     def _answered(self, client_id: ClientId, message: pb.ClientMessage) -> None:
+        if name_of(message).purpose == "statistics":
+            self._coordinator.statistics.answered_in_sum(client_id, message)
+            return
         run = self._coordinator.runs.get(name_of(message).run)
         if isinstance(run, RunDriver) and (event := run.sums.event_of(client_id, message)) is not None:
             run.post(event)

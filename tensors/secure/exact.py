@@ -50,7 +50,7 @@ def encode_exact(
     weight: int,
     is_within: bool,
     fills: Iterable[Fill],
-    integers: Mapping[str, NDArray[np.int64]],
+    integers: Mapping[str, NDArray[Any]],
     statistics: Statistics,
 ) -> Words:
     """Return the words of one member.
@@ -60,7 +60,7 @@ def encode_exact(
         weight: A.
         is_within: whether the norm of the update is at most C.
         fills: of each float tensor, in order.
-        integers: the values of each integer tensor.
+        integers: the values of each integer tensor, as int64, or as Python's integers with |A u| at most 2^114.
         statistics: sums of the training's metrics; those that are not in the terms, or have a fault, are left out.
     """
     words = np.zeros(places.size, np.uint64)
@@ -72,7 +72,7 @@ def encode_exact(
         flag for fill in fills for flag in (int(fill.cut > 0), int(0.0 < fill.largest < SMALL and not fill.cut))
     ]
     for name, place in places.integers.items():
-        words[place] = _products(np.asarray(integers[name], np.int64).reshape(-1), weight).reshape(-1)
+        words[place] = _products(np.asarray(integers[name]).reshape(-1), weight).reshape(-1)
     for shape, place in places.metrics.items():
         sums = statistics.get(shape.name)
         if sums and not fault_of_metric(shape, sums):
@@ -81,7 +81,7 @@ def encode_exact(
     return words
 
 
-def _products(values: NDArray[np.int64], weight: int) -> Words:
+def _products(values: NDArray[Any], weight: int) -> Words:
     """Return the two words (2, elements) of each product."""
     products: NDArray[Any]
     if max(int(values.max(initial=0)), -int(values.min(initial=0))) * weight < 1 << 62:

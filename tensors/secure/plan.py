@@ -109,7 +109,7 @@ class Encoding:
             num_values: of its floats.
 
         Raises:
-            ValueError: the norm is not finite, or so many values are too fine for the grid of a private sum.
+            ValueError: the norm is not finite, or the values are too fine for the grid of a private sum.
         """
         if self.grid:
             return math.ldexp(weight, -52)

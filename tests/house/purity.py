@@ -30,7 +30,7 @@ PURE = {
     "protocol/displaced.py": "",
     "client/policy/disclosure.py": "",
     "client/policy/small_cells.py": "",
-    "client/session": "atoll.protocol.secure.terms",  # a value, and the readers of its bytes
+    "client/session": "atoll.protocol.secure.terms atoll.training.statistics.question",  # values, and their readers
     "client/session/rollback_rules.py": "atoll.protocol.identity.clock_hint",  # the instants in words
     "protocol/audit/recovery.py": "atoll.protocol.audit.chain mmap re",  # handed a file's bytes
     "protocol/notices/book.py": "atoll.protocol.notices.notice",

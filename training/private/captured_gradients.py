@@ -12,9 +12,10 @@ Source: Lee and Kifer 2021 (arXiv 2009.03106); Bu et al. 2023, "Differentially P
 Small Cost" (arXiv 2210.00038), for the sum without a second backward pass.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,13 +28,16 @@ from atoll.training.private.example_gradients import Gradients, Loss, columns_of
 from atoll.training.private.uses import Lookup, Outer, Whole, squares_of
 from atoll.training.trials.contract import one_loss
 
+Rest = Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
+"""(inputs, output gradients) of rows -> the rows' gradients, by the names of a module's trained parameters."""
+
 
 class NotCaptured(ValueError):
     """A layer whose example gradients do not follow from its inputs and output gradients; the message names it."""
 
 
 @dataclass(slots=True)
-class _Call:
+class Call:
     """A call of a module: its inputs, and the place of its output in the graph."""
 
     name: str
@@ -45,9 +49,11 @@ class _Call:
 
 
 @dataclass(slots=True)
-class _Calls:
+class Calls:
+    """The calls of a forward pass on some rows."""
+
     rows: int
-    found: list[_Call] = field(default_factory=list)
+    found: list[Call] = field(default_factory=list)
 
 
 class CapturedGradients:
@@ -94,9 +100,9 @@ class CapturedGradients:
 
     def _uses(self, inputs: Any, targets: Any, rows: int) -> dict[str, list[Outer | Lookup | Whole]]:
         columns_of((inputs, targets), rows)
-        with self._capturing(rows) as calls:
+        with capturing(self._modules, rows) as calls:
             outputs = self._model(inputs)
-        total = self._losses(outputs, targets, rows).sum()
+        total = losses_of(self._loss, outputs, targets, rows).sum()
         found = torch.autograd.grad(total, [call.edge for call in calls.found], allow_unused=True)
         uses: dict[str, list[Outer | Lookup | Whole]] = {}
         for call, gradient in zip(calls.found, found, strict=True):
@@ -104,39 +110,54 @@ class CapturedGradients:
                 continue
             if call.inputs._version != call.version:
                 raise NotCaptured(f"{call.name}: its inputs are changed in place afterwards")
-            for own, use in _uses_of(call.module, call.inputs.detach(), gradient.detach(), self._names):
-                uses.setdefault(self._names[id(own)], []).append(use)
+            module = call.module
+            trained = {name: p for name, p in module.named_parameters(recurse=False) if id(p) in self._names}
+            rest = partial(gradients_of_any, module, {name: p.detach() for name, p in trained.items()})
+            for name, use in uses_of(type(module), module, trained, call.inputs.detach(), gradient.detach(), rest):
+                uses.setdefault(self._names[id(trained[name])], []).append(use)
         if not uses:
             raise NotCaptured("the loss depends on no layer with trained parameters")
         return uses
 
-    def _losses(self, outputs: Any, targets: Any, rows: int) -> torch.Tensor:
-        """Return the loss of each row (B,)."""
-        columns = columns_of((outputs, targets), rows)
 
-        def of_row(row: tuple[torch.Tensor, ...]) -> torch.Tensor:
-            batch = iter([column.unsqueeze(0) for column in row])
-            output, target = map_tensors(lambda _: next(batch), (outputs, targets))
-            return one_loss(self._loss(output, target))
+def losses_of(loss: Loss, outputs: Any, targets: Any, rows: int) -> torch.Tensor:
+    """Return the loss of each row (B,)."""
+    columns = columns_of((outputs, targets), rows)
 
-        losses: torch.Tensor = vmap(of_row, randomness="different")(columns)
-        return losses
+    def of_row(row: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        batch = iter([column.unsqueeze(0) for column in row])
+        output, target = map_tensors(lambda _: next(batch), (outputs, targets))
+        return one_loss(loss(output, target))
 
-    @contextmanager
-    def _capturing(self, rows: int) -> Iterator[_Calls]:
-        calls = _Calls(rows)
-        handles = [
-            module.register_forward_hook(_keeping(calls, name), with_kwargs=True)
-            for name, module in self._modules.items()
-        ]
-        try:
-            yield calls
-        finally:
-            for handle in handles:
-                handle.remove()
+    losses: torch.Tensor = vmap(of_row, randomness="different")(columns)
+    return losses
 
 
-def _keeping(calls: _Calls, name: str) -> Callable[[nn.Module, Any, Any, Any], None]:
+@contextmanager
+def capturing(modules: Mapping[str, nn.Module], rows: int, *, is_first: bool = False) -> Iterator[Calls]:
+    """Keep the calls of some modules in the block.
+
+    Args:
+        modules: by name.
+        rows: the rows of the forward pass.
+        is_first: see the outputs before any other hook.
+
+    Raises:
+        NotCaptured: by a call with other inputs or outputs than one tensor of rows.
+    """
+    calls = Calls(rows)
+    handles = [
+        module.register_forward_hook(_keeping(calls, name), with_kwargs=True, prepend=is_first)
+        for name, module in modules.items()
+    ]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _keeping(calls: Calls, name: str) -> Callable[[nn.Module, Any, Any, Any], None]:
     def keep(module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
         if not torch.is_grad_enabled():
             return
@@ -147,41 +168,54 @@ def _keeping(calls: _Calls, name: str) -> Callable[[nn.Module, Any, Any, Any], N
             raise NotCaptured(f"{name}: the first dimension of its inputs or outputs is no row")
         if not output.requires_grad:
             raise NotCaptured(f"{name}: its output has no gradient")
-        calls.found.append(_Call(name, module, inputs[0], inputs[0]._version, get_gradient_edge(output)))
+        calls.found.append(Call(name, module, inputs[0], inputs[0]._version, get_gradient_edge(output)))
 
     return keep
 
 
-def _uses_of(
-    module: nn.Module, a: torch.Tensor, g: torch.Tensor, trained: dict[int, str]
-) -> Iterator[tuple[nn.Parameter, Outer | Lookup | Whole]]:
-    """Yield the trained parameters of a module, each with its use in a call."""
-    own = {name: p for name, p in module.named_parameters(recurse=False) if id(p) in trained}
-    weight, bias = own.get("weight"), own.get("bias")
-    if type(module) is nn.Linear:
-        if weight is not None:
-            yield weight, Outer(_positions(a), _positions(g))
-        if bias is not None:
-            yield bias, Whole(_positions(g).sum(1))
-    elif type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros" and _is_unfolded(module):
+def uses_of(
+    kind: type[nn.Module], module: nn.Module, names: Collection[str], a: torch.Tensor, g: torch.Tensor, rest: Rest
+) -> Iterator[tuple[str, Outer | Lookup | Whole]]:
+    """Yield the trained parameters of a module, by their attributes' names, each with its use in a call.
+
+    Args:
+        kind: the module's class without wrappers.
+        module: the module, for its settings; its parameters are not read.
+        names: its trained parameters.
+        a: the inputs of the rows.
+        g: the output gradients of the rows.
+        rest: the gradients of the rows where no rule has them.
+    """
+    if kind is nn.Linear:
+        if "weight" in names:
+            yield "weight", Outer(_positions(a), _positions(g))
+        if "bias" in names:
+            yield "bias", Whole(_positions(g).sum(1))
+    elif isinstance(module, nn.Conv2d) and kind is nn.Conv2d and _is_unfolded(module):
         by_position = g.flatten(2).transpose(1, 2)
-        if weight is not None:
+        if "weight" in names:
             shape = dict(dilation=module.dilation, padding=module.padding, stride=module.stride)
             patches = torch.nn.functional.unfold(a, module.kernel_size, **shape)  # type: ignore[arg-type]
-            yield weight, Outer(patches.transpose(1, 2), by_position)
-        if bias is not None:
-            yield bias, Whole(by_position.sum(1))
-    elif type(module) is nn.Embedding and _is_plain(module):
+            yield "weight", Outer(patches.transpose(1, 2), by_position)
+        if "bias" in names:
+            yield "bias", Whole(by_position.sum(1))
+    elif isinstance(module, nn.Embedding) and kind is nn.Embedding and _is_plain(module):
         if module.padding_idx is not None:
             g = g.masked_fill((a == module.padding_idx).unsqueeze(-1), 0.0)
-        assert weight is not None
-        yield weight, Lookup(a.flatten(1), g.reshape(len(g), -1, g.shape[-1]), module.num_embeddings)
+        yield "weight", Lookup(a.flatten(1), g.reshape(len(g), -1, g.shape[-1]), module.num_embeddings)
     else:
-        yield from ((own[name], Whole(found)) for name, found in _of_any(module, own, a, g).items())
+        yield from ((name, Whole(found)) for name, found in rest(a, g).items())
+
+
+def has_rule(kind: type[nn.Module], module: nn.Module) -> bool:
+    """Return whether the uses of a module follow from its inputs and output gradients, without its parameters."""
+    if isinstance(module, nn.Conv2d):
+        return kind is nn.Conv2d and _is_unfolded(module)
+    return kind is nn.Linear or (isinstance(module, nn.Embedding) and kind is nn.Embedding and _is_plain(module))
 
 
 def _is_unfolded(module: nn.Conv2d) -> bool:
-    return not isinstance(module.padding, str)
+    return not isinstance(module.padding, str) and module.groups == 1 and module.padding_mode == "zeros"
 
 
 def _is_plain(module: nn.Embedding) -> bool:
@@ -193,15 +227,20 @@ def _positions(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(len(tensor), -1, tensor.shape[-1])
 
 
-def _of_any(
-    module: nn.Module, own: dict[str, nn.Parameter], a: torch.Tensor, g: torch.Tensor
+def gradients_of_any(
+    module: nn.Module, values: dict[str, torch.Tensor], a: torch.Tensor, g: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """Return the gradients of each row of any module, by its parameters' names.
+
+    Args:
+        module: the module.
+        values: its trained parameters.
+        a: the inputs of the rows.
+        g: the output gradients of the rows.
 
     Raises:
         NotCaptured: its forward pass draws random numbers, which another pass would draw otherwise.
     """
-    values = {name: p.detach() for name, p in own.items()}
 
     def of_row(row: torch.Tensor, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
         backward: Any = vjp(lambda values: functional_call(module, values, (row.unsqueeze(0),)), values)[1]

@@ -68,12 +68,15 @@ class Trial:
     rows: int
 
 
-def choose(trial: Trial, clip_norm: float) -> tuple[Engine | None, list[str]]:
+def choose(
+    trial: Trial, clip_norm: float, *, ways: Sequence[type[Engine]] = (ExampleGradients, CapturedGradients)
+) -> tuple[Engine | None, list[str]]:
     """Return the way to a model's example gradients that equals single rows, and the faults; one of both is empty.
 
     Args:
         trial: the task's model, loss and rows.
         clip_norm: C, for the result.
+        ways: the ways that are tried, the one to prefer last.
     """
     if faults := [*model_faults(trial.model)]:
         return None, faults
@@ -89,7 +92,7 @@ def choose(trial: Trial, clip_norm: float) -> tuple[Engine | None, list[str]]:
         if is_random:
             trial.model.eval()
         faults = [*_output_faults(trial)] or [*_loss_faults(trial)]
-        kind, found = (None, "") if faults else _way(trial)
+        kind, found = (None, "") if faults else _way(trial, ways)
     if faults or kind is None:
         return None, faults or [found]
     return kind(trial.model, trial.loss, clip_norm), []
@@ -224,7 +227,7 @@ def _loss_faults(trial: Trial) -> Iterator[str]:
 # ---------------------------------------------------------------- gradients
 
 
-def _way(trial: Trial) -> tuple[type[CapturedGradients] | type[ExampleGradients] | None, str]:
+def _way(trial: Trial, ways: Sequence[type[Engine]]) -> tuple[type[Engine] | None, str]:
     """Return the class whose clipped sum equals single rows; else None and a sentence."""
     every, norms = _alone(trial)
     positive = sorted(float(norm) for norm in norms if norm > 0)
@@ -235,8 +238,8 @@ def _way(trial: Trial) -> tuple[type[CapturedGradients] | type[ExampleGradients]
         name: sum(g[name].double() * min(1.0, bound / max(float(n), 1e-300)) for g, n in zip(every, norms, strict=True))
         for name in every[0]
     }
-    fault, ways = "", list[type[CapturedGradients] | type[ExampleGradients]]()
-    for kind in (ExampleGradients, CapturedGradients):
+    fault, right = "", list[type[Engine]]()
+    for kind in ways:
         try:
             with _position(trial.model) as position:
                 found = kind(trial.model, trial.loss, bound).clipped_sum(trial.inputs, trial.targets, trial.rows)
@@ -250,11 +253,11 @@ def _way(trial: Trial) -> tuple[type[CapturedGradients] | type[ExampleGradients]
             fault = fault or f"{said}: the gradients of single rows cannot be computed"
             continue
         if all(_are_close(found[name], torch.as_tensor(wanted[name]), bound) for name in found):
-            ways.append(kind)
+            right.append(kind)
         else:
             name = next(n for n in found if not _are_close(found[n], torch.as_tensor(wanted[n]), bound))
             fault = fault or f"{name}: the gradients of rows, computed together, differ from those of rows alone"
-    return (ways[-1], "") if ways else (None, fault)  # one pass is the faster one
+    return (right[-1], "") if right else (None, fault)  # one pass is the faster one
 
 
 def _alone(trial: Trial) -> tuple[list[Gradients], list[torch.Tensor]]:

@@ -14,6 +14,7 @@ which 53 bits cut, has its full length.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ import torch
 
 from atoll.ground.noise.generator import KeyedBits
 from atoll.ground.noise.key import key_of
+
+Normals = np.ndarray[Any, np.dtype[np.float64]]
 
 BLOCK = 1 << 16
 """Number of elements with one key."""
@@ -33,7 +36,31 @@ def grid_of(std: float) -> float:
     return 2.0 ** (math.floor(math.log2(std)) - GRID_BITS)
 
 
-def add_noise(sums: Mapping[str, torch.Tensor], key: bytes, step: int, std: float) -> None:
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of a tensor."""
+
+    shape: tuple[int, ...]
+    """The shape of the whole tensor."""
+    slices: tuple[slice, ...]
+    """The part as an index of the tensor, one slice with a begin and an end for each dimension."""
+
+    @property
+    def range(self) -> tuple[int, int] | None:
+        """The positions [begin, end) in the flat tensor; None: the part is no range."""
+        if not self.shape:
+            return 0, 1
+        if any(
+            (each.start, each.stop) != (0, size) for each, size in zip(self.slices[1:], self.shape[1:], strict=True)
+        ):
+            return None
+        of_row = math.prod(self.shape[1:])
+        return self.slices[0].start * of_row, self.slices[0].stop * of_row
+
+
+def add_noise(
+    sums: Mapping[str, torch.Tensor], key: bytes, step: int, std: float, boxes: Mapping[str, Box] | None = None
+) -> None:
     """Add the noise of a step to float64 tensors in place, and round them to the grid.
 
     Args:
@@ -41,23 +68,43 @@ def add_noise(sums: Mapping[str, torch.Tensor], key: bytes, step: int, std: floa
         key: 32 bytes, secret; of one training and one time that its steps are done.
         step: the number of the step.
         std: z C, above 0.
+        boxes: the parts of the tensors that the sums are; None, or without a name: whole tensors.
     """
     grid, of_step = grid_of(std), key_of(key, "noise", step)
     for name, tensor in sums.items():
-        noise = torch.from_numpy(normals(of_step, name, tensor.numel())).mul_(std).view(tensor.shape)
+        if not tensor.numel():
+            continue
+        box = (boxes or {}).get(name)
+        drawn = normals(of_step, name, tensor.numel()) if box is None else normals_in(of_step, name, box)
+        noise = torch.from_numpy(drawn).mul_(std).view(tensor.shape)
         tensor.add_(noise.to(tensor.device)).div_(grid).round_().mul_(grid)
 
 
-def normals(key: bytes, name: str, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
+def normals(key: bytes, name: str, count: int) -> Normals:
     """Return the standard normal numbers of a tensor's elements, by position."""
-    found = np.empty(count, np.float64)
-    for block, begin in enumerate(range(0, count, BLOCK)):
-        part = found[begin : begin + BLOCK]
-        part[:] = _of_block(key_of(key, name, block), len(part))
+    return _in_range(key, name, count, 0, count)
+
+
+def normals_in(key: bytes, name: str, box: Box) -> Normals:
+    """Return the standard normal numbers of a part of a tensor, the same as in the whole one; flat."""
+    count = math.prod(box.shape)
+    if (found := box.range) is not None:
+        return _in_range(key, name, count, *found)
+    return np.ascontiguousarray(normals(key, name, count).reshape(box.shape)[box.slices]).reshape(-1)
+
+
+def _in_range(key: bytes, name: str, count: int, begin: int, end: int) -> Normals:
+    """Return the numbers of the positions [begin, end) of a tensor of `count` elements."""
+    found = np.empty(end - begin, np.float64)
+    for block in range(begin // BLOCK, -(-end // BLOCK)):
+        first = block * BLOCK
+        of_block = _of_block(key_of(key, name, block), min(BLOCK, count - first))
+        low, high = max(begin, first), min(end, first + len(of_block))
+        found[low - begin : high - begin] = of_block[low - first : high - first]
     return found
 
 
-def _of_block(key: bytes, count: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
+def _of_block(key: bytes, count: int) -> Normals:
     pairs = -(-count // 2)
     words = KeyedBits(key).words(3 * pairs)
     high, low, turn = words[:pairs] >> 11, words[pairs : 2 * pairs] >> 11, words[2 * pairs :] >> 11

@@ -9,6 +9,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from atoll.training.statistics.parts import (
     SiteStatistics,
     count,
 )
+from atoll.training.statistics.question import Edges, Question, bins_of
 from atoll.training.statistics.sums import ColumnSums, Floats
 
 BLOCK_NUMBERS, BLOCK_ROWS = 2**20, 2**13
@@ -43,10 +45,12 @@ EXACT_WHOLE = 2**53
 
 
 class _Columns:
-    """The moments of some columns."""
+    """The moments of some columns; of one with edges, over the values within them, and the counts of its bins."""
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names: list[str], edges: Mapping[str, Edges] = MappingProxyType({})) -> None:
         self.names = names
+        self._edges = {at: np.array(edges[name]) for at, name in enumerate(names) if name in edges}
+        self._bins = {at: np.zeros(len(each) - 1, np.int64) for at, each in self._edges.items()}
         num = len(names)
         self._sums = ColumnSums(num)
         self._count, self._missing, self._infinite = (np.zeros(num, np.int64) for _ in range(3))
@@ -55,6 +59,11 @@ class _Columns:
     def add(self, block: Floats) -> None:
         """Add the rows of a block (n, d)."""
         missing, infinite = np.isnan(block), np.isinf(block)
+        for at, edges in self._edges.items():
+            column = block[:, at]
+            infinite[:, at] = (column < edges[0]) | (column > edges[-1])  # outside, which infinite values are, too
+            within = column[~(infinite[:, at] | missing[:, at])]
+            self._bins[at] += np.histogram(within, edges)[0]
         finite = ~(missing | infinite)
         self._count += finite.sum(axis=0)
         self._missing += missing.sum(axis=0)
@@ -72,12 +81,18 @@ class _Columns:
             missing, infinite = int(self._missing[column]), int(self._infinite[column])
             yield name, Moments(num, missing, infinite, total, squares, *extremes)
 
+    def bins(self) -> Iterator[tuple[str, Histogram]]:
+        """Yield the name and the bins of each column with edges."""
+        for at, counts in self._bins.items():
+            yield self.names[at], Histogram({str(bin_): number for bin_, number in enumerate(counts.tolist())})
+
 
 class _Split:
     """The parts of one split while its rows are read."""
 
-    def __init__(self, split: str, names: list[str] | None) -> None:
+    def __init__(self, split: str, names: list[str] | None, question: Question | None) -> None:
         self._split, self._names = split, names
+        self._edges = {} if question is None else question.edges
         self._columns: dict[tuple[str, str], _Columns] = {}
         self._labels: dict[str, Counter[int]] = {}
         self._withheld: dict[Place, str] = {}
@@ -111,7 +126,8 @@ class _Split:
         block = block if has_columns else block.reshape(-1, 1)
         columns = self._columns.get((group, name))
         if columns is None:
-            columns = _Columns(_column_names(name, block.shape[1], names) if has_columns else [name])
+            edges = {column: each for (of, column), each in self._edges.items() if of == group}
+            columns = _Columns(_column_names(name, block.shape[1], names) if has_columns else [name], edges)
             self._columns[group, name] = columns
         if not tensor.is_floating_point() and np.abs(block).max() >= EXACT_WHOLE:
             self._withheld[place] = "whole numbers beyond 2^53"
@@ -132,6 +148,8 @@ class _Split:
                 if (self._split, group, column) in parts:
                     raise TaskBroken(f"two columns of a row are both named {column!r}")
                 parts[self._split, group, column] = moments
+            for column, bins in columns.bins():
+                parts[self._split, bins_of(group), column] = bins
         for group in ("features", "targets"):
             if (num := sum(place[1] == group for place in parts)) > FEATURES_MAX:
                 parts = {place: part for place, part in parts.items() if place[1] != group}
@@ -139,13 +157,16 @@ class _Split:
         return SiteStatistics({p: part for p, part in parts.items() if p not in self._withheld}, self._withheld)
 
 
-def of_task(task: Task, datasets: Mapping[str, Any], deadline: Deadline) -> SiteStatistics:
+def of_task(
+    task: Task, datasets: Mapping[str, Any], deadline: Deadline, question: Question | None = None
+) -> SiteStatistics:
     """Return the statistics of a site, from its rows and from the task's function.
 
     Args:
         task: its functions are called in the present context.
         datasets: the site's data sets by split; None: the site has no such split.
         deadline: the deadline of the whole job.
+        question: the layout of a secure sum, whose ranges and bins are applied; the task's function has no part in it.
 
     Raises:
         TaskBroken: the rows, or the results of the task's function, cannot be used.
@@ -156,8 +177,8 @@ def of_task(task: Task, datasets: Mapping[str, Any], deadline: Deadline) -> Site
     for split, dataset in datasets.items():
         if dataset is None:
             continue
-        found = [of_split(dataset, split, deadline)]
-        if task.statistics is not None and len(dataset):
+        found = [of_split(dataset, split, deadline, question)]
+        if task.statistics is not None and question is None and len(dataset):
             with seeded(DATA_SEED):
                 own = own_parts(task.statistics(dataset, split), split)
             if (split, "examples", "") in own.parts:
@@ -169,14 +190,14 @@ def of_task(task: Task, datasets: Mapping[str, Any], deadline: Deadline) -> Site
     return SiteStatistics(parts, withheld)
 
 
-def of_split(dataset: Any, split: str, deadline: Deadline) -> SiteStatistics:
+def of_split(dataset: Any, split: str, deadline: Deadline, question: Question | None = None) -> SiteStatistics:
     """Return the statistics of one split; the data set's random numbers have a constant seed.
 
     Raises:
         TaskBroken: its rows are no pairs (inputs, targets), or of different shapes.
         OutOfTime: the deadline has passed.
     """
-    found, num_examples = _Split(split, _feature_names(dataset)), len(dataset)
+    found, num_examples = _Split(split, _feature_names(dataset), question), len(dataset)
     with seeded(DATA_SEED):
         fetch = fetcher(dataset)
         start, size = 0, 1

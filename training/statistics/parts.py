@@ -7,6 +7,8 @@ A part has a place: split, group and name, such as ("train", "features", "age").
     targets     Moments     moments of float targets
     features    Moments     count, missing, sum, sum of squares, least, greatest of a feature
     own         Numbers     the results of `Task(statistics=...)`, by name
+    target_bins, feature_bins
+                Histogram   values in the bins of a secure sum's layout (`question`), by the index of the bin
 
 Sums are exact (`exact`): merged parts depend neither on the order of the sites nor on the division of the data among
 them, and the mean and the variance are equal to the pooled data's, correctly rounded.
@@ -24,7 +26,7 @@ Place = tuple[str, str, str]
 """Split, group and name; the name may be empty."""
 
 SPLITS = ("train", "test")
-GROUPS = ("examples", "labels", "targets", "features", "own")
+GROUPS = ("examples", "labels", "targets", "features", "own", "target_bins", "feature_bins")
 MERGES = ("sum", "count", "min", "max")
 """The rules by which numbers are merged; a count is a sum of numbers of examples, and subject to small cells."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from atoll.ground.strict_json import ManifestError
 from atoll.task.context import Context, context_of, within
 from atoll.task.deadline import Deadline
 from atoll.task.errors import TaskBroken, TaskMismatch
@@ -20,6 +21,7 @@ from atoll.task.told import logger, tell_rows
 from atoll.training.local.algorithms import check_training
 from atoll.training.statistics.of_data import of_task
 from atoll.training.statistics.parts import SPLITS, SiteStatistics
+from atoll.training.statistics.question import Question, read_question
 from atoll.training.trials.first_batch import Batches, Casting, Rows, first_batch
 from atoll.training.trials.trial import refuse
 from atoll.training.worker.bench import Json, Measures, only_declared
@@ -219,7 +221,19 @@ class SiteTask:
         anew = request.get("data") is not None  # in a worker whose other data may belong to a run
         datasets = {split: self._read_anew(split) if anew else self.dataset(split) for split in SPLITS}
         with within(self.context(request)):
-            return of_task(self.task, datasets, deadline)
+            return of_task(self.task, datasets, deadline, question_of(request))
+
+
+def question_of(request: Json) -> Question | None:
+    """Return the layout of the secure sum for which a request's statistics are; None: they are plain.
+
+    Raises:
+        TaskBroken: it is none.
+    """
+    try:
+        return read_question(str(request["question"]).encode()) if request.get("question") else None
+    except ManifestError as error:
+        raise TaskBroken(f"question: {error}") from None
 
 
 def model_seed(request: Json) -> int:

@@ -55,7 +55,8 @@ def statistics(
     """Ask the connected sites of a task for statistics of their data before a run: counts, labels, moments, other sums.
 
     No model is involved, and no run begins. Each site's policy decides what leaves it. The sums are exact: mean and
-    variance equal those of the pooled data. `docs/statistics.md` explains the output.
+    variance equal those of the pooled data. Before a run with secure sums the statistics that secure.statistics names
+    are added in one, and no site's numbers are known. `docs/statistics.md` explains the output.
     """
     if (what is None) == (show is None):
         got = "" if what is None else f"got {what} and --show {show}: "
@@ -80,7 +81,11 @@ def say_statistics(found: Mapping[str, Any]) -> None:
     if "number" in found:
         answered, asked = len(found["answered"]), count_of(len(found["asked"]), "site")
         when = clock(found["ended_at"])
-        say(f"statistics {found['number']} of {found['task']}, {when}: {answered} of {asked} answered")
+        if (secure := found.get("secure")) is None:
+            how = f"{answered} of {asked} answered"
+        else:
+            how = f"secure sum of {answered} of {asked}" if secure["sites"] else f"no secure sum of {asked} was opened"
+        say(f"statistics {found['number']} of {found['task']}, {when}: {how}")
     for site, why in found["refused"].items():
         say(f"no answer of {site}: {shortened(why, 200)}")
     for split in dict.fromkeys(split for part in _of_sites(found).values() for split in part):
@@ -108,6 +113,10 @@ def _say_split(split: str, parts: Mapping[str, Mapping[str, Any]]) -> None:
         _say_labels(
             name, {site: part["labels"][name] for site, part in parts.items() if name in part.get("labels", ())}
         )
+    for group in ("target_bins", "feature_bins"):
+        for name in _names(parts, group):
+            bins = {site: part[group][name] for site, part in parts.items() if name in part.get(group, ())}
+            _say_labels(name, bins, "bin")
     for group in ("targets", "features"):
         rows = [
             (name, site, *_moments(part[group][name]))
@@ -115,7 +124,9 @@ def _say_split(split: str, parts: Mapping[str, Mapping[str, Any]]) -> None:
             for site, part in parts.items()
             if name in part.get(group, ())
         ]
-        _table([group[:-1], "site", "values", "missing", "infinite", "mean", "std", "min", "max", "sites"], rows)
+        _table(
+            [group[:-1], "site", "values", "missing", "infinite", "outside", "mean", "std", "min", "max", "sites"], rows
+        )
     own = [
         (name, site, numbers["merge"], shortened(str(numbers["value"])), numbers.get("sites"))
         for name in _names(parts, "own")
@@ -125,19 +136,19 @@ def _say_split(split: str, parts: Mapping[str, Mapping[str, Any]]) -> None:
     _table(["own", "site", "merge", "value", "sites"], own)
 
 
-def _say_labels(name: str, parts: Mapping[str, Mapping[str, Any]]) -> None:
+def _say_labels(name: str, parts: Mapping[str, Mapping[str, Any]], cell: str = "label") -> None:
     labels = list(dict.fromkeys(label for part in parts.values() for label in part["counts"]))
     rows = [(label, *(part["counts"].get(label) for part in parts.values())) for label in labels]
-    _table([f"label of {name}", *parts], rows)
+    _table([f"{cell} of {name}", *parts], rows)
     for site, part in parts.items():
         if part.get("withheld"):
-            few = count_of(part["withheld"], "label is", "labels are")
+            few = count_of(part["withheld"], f"{cell} is", f"{cell}s are")
             say(f"{few} left out by {'the sites: these counts are lower limits' if site == 'all' else site}")
 
 
 def _moments(part: Mapping[str, Any]) -> Iterator[object]:
     variance = part["variance"]
-    yield from (part[name] for name in ("count", "missing", "infinite", "mean"))
+    yield from (part.get(name) for name in ("count", "missing", "infinite", "outside", "mean"))
     yield None if variance is None else variance**0.5
     yield from (part.get(name) for name in ("min", "max", "sites"))
 

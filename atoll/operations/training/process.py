@@ -21,6 +21,7 @@ from atoll.parallel.engine.passes import ReadyTwice
 from atoll.parallel.engine.repetition import NotRepeatable
 from atoll.parallel.engine.step_faults import CopiesDiffer, NotGathered
 from atoll.parallel.private.account import AccountBroken
+from atoll.parallel.private.secret import SecretBroken
 from atoll.parallel.trainer.job import Job, JobRefused
 from atoll.parallel.trainer.logs import Report, json_log, to_all
 from atoll.parallel.trainer.run import LOG, Result, Surroundings, train
@@ -40,6 +41,7 @@ REFUSED = (
     CheckpointMismatch,
     CheckpointBroken,
     AccountBroken,
+    SecretBroken,
 )
 """The errors of a training that are the operator's mistakes, with exit code 2."""
 

@@ -95,6 +95,36 @@ def test_the_tables_have_the_sums_and_every_reason(capsys: pytest.CaptureFixture
         assert line in lines, "\n".join(lines)
 
 
+def test_a_secure_sum_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
+    age = moments(sites=3, outside=7)
+    del age["infinite"]
+    bins = {"age": {"counts": {"[0, 40)": 2, "[40, 90]": 1}, "withheld": 1, "sites": 3}}
+    train = {"examples": 40, "sites": 3, "features": {"age": age}, "feature_bins": bins}
+    found = RESULT | {
+        "asked": ["a", "b", "c", "d"],
+        "answered": ["a", "b", "c"],
+        "refused": {"d": "session_lost"},
+        "secure": {"sites": 3},
+        "merged": {"train": train},
+        "not_merged": {},
+        "left_out": {},
+        "not_shown": {},
+    }
+    say_statistics(found)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0].endswith(": secure sum of 3 of 4 sites")
+    for line in (
+        "no answer of d: session_lost",
+        "bin of age all",
+        "[0, 40) 2",
+        "1 bin is left out by the sites: these counts are lower limits",
+        "feature site values missing outside mean std sites",
+    ):
+        assert line in lines, "\n".join(lines)
+    say_statistics(found | {"answered": [], "secure": {"sites": 0}, "merged": {}})
+    assert "no secure sum of 4 sites was opened" in capsys.readouterr().out
+
+
 def test_a_long_table_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
     merged = {"train": {"features": {f"x{k:02}": moments() for k in range(42)}}}
     say_statistics(RESULT | {"merged": merged})

@@ -19,11 +19,17 @@ from atoll.client.session.events import (
     Released,
     ReportEvaluation,
     ReportFailure,
+    ReportStatistics,
     RunEnded,
+    StatisticsMade,
+    StatisticsRequest,
     Upload,
+    Work,
 )
 from atoll.client.session.session import Session, SessionRules
 from atoll.protocol.vocabulary import FailureReason, ReleaseReason, RoundId, RunId, Version
+from atoll.training.statistics.parts import SiteStatistics, count
+from atoll.training.statistics.question import Question
 from tests.client.session.test_session import RUN, invitation, key, question
 from tests.server.sessions.small_federation import terms_of
 
@@ -154,3 +160,35 @@ def test_a_newer_evaluation_and_the_end_of_the_run_forget_it_and_an_update_does_
     assert encoded(session, 2) == (Join(asked(2)),)
     assert evaluated(session, 2) == (Forget(key(1, "version")), Join(question_of(2), SUMS))
     assert session.receive(RunEnded(RUN), 5.0) == (Forget(key(2)), Forget(key(2, "version")))
+
+
+QUESTION = Question(("train",), (("target", 2),))
+STATISTICS = SiteStatistics({("train", "examples", ""): count(30)})
+
+
+def request_of(number=1, attempt=1) -> StatisticsRequest:
+    terms = terms_of(purpose="statistics", round=number, attempt=attempt)
+    return StatisticsRequest(RUN, number, question(1).task, 60.0, secure=terms, question=QUESTION)
+
+
+def made(session: Session, number=1):
+    (work,) = session.receive(Asked(request_of(number)), 1.0)
+    assert work == Work(request_of(number), 60.0)
+    return session.receive(StatisticsMade(key(number, "statistics"), STATISTICS), 2.0)
+
+
+def test_statistics_for_a_sum_join_its_session_are_made_once_and_are_not_reported():
+    session = started()
+    assert made(session) == (Join(request_of(), STATISTICS),)
+    assert session.receive(Asked(request_of()), 3.0) == (Join(request_of()),)
+    assert session.receive(Asked(request_of(attempt=2)), 4.0) == (Join(request_of(attempt=2)),)
+    assert made(session, 2) == (Forget(key(1, "statistics")), Join(request_of(2), STATISTICS))
+
+
+def test_a_plain_request_for_statistics_that_were_made_for_a_sum_is_refused():
+    session = started()
+    made(session)
+    plain = replace(request_of(), secure=None, question=None)
+    detail = "session_refused: the statistics were made for a secure sum"
+    refused = ReportStatistics(RUN, 1, None, detail, FailureReason.SESSION_REFUSED)
+    assert session.receive(Asked(plain), 3.0) == (refused,)

@@ -1,6 +1,7 @@
 """A private training in one process: what it computes, what it tells, when its budget ends it."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from torch import nn
 
 from atoll import Task
 from atoll.ground.noise.key import key_of
+from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.private import begin
 from atoll.parallel.private.account import FILE
+from atoll.parallel.private.secret import FILE as KEY
+from atoll.parallel.private.secret import SecretBroken, secret_of
 from atoll.parallel.private.terms import Terms, epoch_steps
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import data_of_sites, pooled
@@ -40,9 +43,11 @@ def terms(steps: int = 12, steps_max: int | None = None, **changed: Any) -> Term
     )
 
 
-@pytest.fixture
-def _known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(begin.secrets, "token_bytes", lambda _size: SECRET)
+def known(folder: Path) -> Path:
+    """Make a folder whose training has a known secret."""
+    folder.mkdir(exist_ok=True)
+    (folder / KEY).write_text(SECRET.hex())
+    return folder
 
 
 def by_hand(task: Task, steps: int) -> nn.Module:
@@ -51,7 +56,7 @@ def by_hand(task: Task, steps: int) -> nn.Module:
     net = task.model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.5, weight_decay=0.01)
     points, sides = pooled(data_of_sites(task, "train")).tensors
-    sampler = PoissonSampler(key_of(SECRET, "samples"), len(points), RATE)
+    sampler = PoissonSampler(key_of(SECRET, "samples", 0), len(points), RATE)
     for step in range(steps):
         sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in net.named_parameters()}
         for row in sampler.indices(step):
@@ -60,7 +65,7 @@ def by_hand(task: Task, steps: int) -> nn.Module:
             norm = float(torch.stack([g.double().square().sum() for g in found]).sum().sqrt())
             for total, gradient in zip(sums.values(), found, strict=True):
                 total += gradient.double() * min(1.0, CLIP / norm)
-        add_noise(sums, key_of(SECRET, "noise"), step, Z * CLIP)
+        add_noise(sums, key_of(SECRET, "noise", 0), step, Z * CLIP)
         for name, parameter in net.named_parameters():
             parameter.grad = (sums[name] / (RATE * len(points))).float()
         optimizer.step()
@@ -70,9 +75,8 @@ def by_hand(task: Task, steps: int) -> nn.Module:
 decaying = replace(tasks.task, local=replace(tasks.task.local, weight_decay=0.01))
 
 
-@pytest.mark.usefixtures("_known_secret")
 def test_it_computes_dp_sgd(tmp_path: Path) -> None:
-    result = run(tmp_path, task=decaying, config=CONFIG, private=terms())
+    result = run(known(tmp_path), task=decaying, config=CONFIG, private=terms())
     expected = by_hand(decaying, 12).state_dict()
     for name, value in model(tmp_path).items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=2e-6)
@@ -80,15 +84,39 @@ def test_it_computes_dp_sgd(tmp_path: Path) -> None:
     assert json.loads((tmp_path / FILE).read_text())["steps"] == 12
 
 
-@pytest.mark.usefixtures("_known_secret")
-def test_an_interrupted_training_continues_and_pays_once(tmp_path: Path) -> None:
-    run(tmp_path / "whole", task=decaying, config=CONFIG, private=terms())
-    part = run(tmp_path / "part", task=decaying, config=CONFIG, private=terms(), stop_after=7)
+def test_an_interrupted_training_continues_as_if_it_had_not_been_and_pays_once(tmp_path: Path) -> None:
+    run(known(tmp_path / "whole"), task=decaying, config=CONFIG, private=terms())
+    part = run(known(tmp_path / "part"), task=decaying, config=CONFIG, private=terms(), stop_after=7)
     assert (part.why, part.privacy) == ("interrupted", {"steps": 7})
+    assert (tmp_path / "part" / KEY).stat().st_size
     end = run(tmp_path / "part", task=decaying, config=CONFIG, private=terms())
     assert end.privacy == {"steps": 12}
     for name, value in model(tmp_path / "part").items():
         assert torch.equal(value, model(tmp_path / "whole")[name])
+    assert not [*tmp_path.rglob(KEY)]  # an ended training has no steps
+
+
+def test_steps_that_were_charged_are_done_again_with_other_noise(tmp_path: Path) -> None:
+    found = []
+    for name in ("a", "b"):
+        folder, config = known(tmp_path / name), replace(CONFIG, checkpoint_every=3)
+        run(folder, task=decaying, config=config, private=terms(), stop_after=None if name == "a" else 6)
+        if name == "b":
+            shutil.rmtree(folder / "checkpoints" / "step-00000006")
+            result = run(folder, task=decaying, config=config, private=terms())
+            assert result.privacy == {"steps": 12 + 3}
+            assert json.loads((folder / FILE).read_text())["repeats"] == 1
+        found.append(model(folder))
+    assert all(not torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_the_secret_is_for_its_owner_alone_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    secret_of(tmp_path)
+    assert (tmp_path / KEY).stat().st_mode & 0o777 == 0o600
+    assert secret_of(tmp_path) == bytes.fromhex((tmp_path / KEY).read_text())
+    (tmp_path / KEY).write_text("ab")
+    with pytest.raises(SecretBroken, match="is damaged: delete it"):
+        run(tmp_path, task=decaying, config=CONFIG, private=terms(2))
 
 
 def test_noise_comes_from_the_system_and_no_seed_repeats_it(tmp_path: Path) -> None:
@@ -153,14 +181,28 @@ def test_what_does_not_go_together_is_refused_at_once() -> None:
     config = TrainConfig(
         batch_size=8, sampling="partition", last="drop", lr_rule="linear", base_batch=8, noise_every=2, workers=1
     )
-    plan = Plan(precision="bf16", recompute="full", compile=True, accumulate=2)
+    plan = Plan(mesh=Mesh(pp=2), compile=True, offload=True, zero=2, reduce_dtype="bf16", batchnorm="sync")
     with pytest.raises(JobRefused) as caught:
-        check_job(Job(name="t", task=tasks.task, config=config, plan=plan, private=terms()), 1)
+        check_job(Job(name="t", task=tasks.task, config=config, plan=plan, private=terms()), 2)
     faults = str(caught.value).split("; ")
     for name in ("batch_size", "sampling", "last", "lr_rule", "base_batch", "noise_every", "workers"):
         assert any(fault.startswith(f"train.{name}: got") for fault in faults), name
-    for name in ("precision", "recompute", "compile", "accumulate"):
+    for name in ("compile", "offload", "reduce_dtype", "batchnorm"):
         assert any(fault.startswith(f"plan.{name}: got") for fault in faults), name
+    assert any("a pipeline knows no norm of a whole gradient" in fault for fault in faults)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [Plan(accumulate=3), Plan(recompute="full"), Plan(precision="bf16")],
+    ids=["accumulate", "recompute", "bf16"],
+)
+def test_micro_batches_and_repeated_passes_change_nothing(plan: Plan, tmp_path: Path) -> None:
+    run(known(tmp_path), task=decaying, config=CONFIG, private=terms(6), plan=plan)
+    expected = by_hand(decaying, 6).state_dict()
+    for name, value in model(tmp_path).items():
+        within = 2e-6 if plan.precision == "fp32" else 2e-2
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=within)
 
 
 def test_an_epoch_is_the_steps_in_which_each_example_is_expected_once() -> None:

@@ -434,3 +434,41 @@ def test_no_flower_app_is_made_of_a_secure_run() -> None:
     with pytest.raises(ConfigError) as caught:
         counterpart(run_with([]))
     assert [fault.partition(":")[0] for fault in caught.value.faults] == ["secure.clip_norm", "secure.examples_max"]
+
+
+STATISTICS = """
+[secure.statistics]
+splits = ["train", "test"]
+labels = {target = 4}
+features = {pressure = [50, 250], age = [0, 40.5, 60, 120]}
+"""
+
+
+def test_the_statistics_before_a_run_are_a_layout_of_sorted_names_and_floats() -> None:
+    secure = run_with([], STATISTICS).secure
+    assert secure is not None
+    assert secure.statistics is not None
+    question = secure.statistics.question(3)
+    said = question.in_words()
+    assert said.startswith("train and test: examples, labels of target (4), age within 0 to 120 (3 bins), pressure ")
+    assert question.seed == 3
+    config = run_with([], STATISTICS)
+    assert load_text(RunConfig, effective(config), name="") == config
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ("features.age=[1]", "secure.statistics.features.age: got [1.0]: allowed are 2 to 1001 edges"),
+        ("features.age=[0,1e12]", "secure.statistics.features.age: got an edge 1e+12, and the sum of squares could"),
+        ("labels.target=1001", "secure.statistics.labels.target"),
+        ("quantiles=[0.5]", "got quantiles, which would tell a number of a single site or example: allowed are labels"),
+        ("max=1", "got max, which would tell a number of a single site"),
+        ("per_site=true", "got per_site, which would tell a number of a single site"),
+        ('sites=["a","b"]', 'secure.statistics.sites: got "a, b", and with [secure] a sum has at least 3 members'),
+        ("columns=1", "unknown key"),
+    ],
+)
+def test_statistics_that_sites_cannot_add_are_refused(wrong: str, sentence: str) -> None:
+    faults = faults_of([f"secure.statistics.{wrong}"], STATISTICS)
+    assert any(sentence in fault for fault in faults), faults

@@ -185,3 +185,13 @@ def lora(freezes_a: bool = False) -> Case:
 
 def lora_frozen_a() -> Case:
     return lora(freezes_a=True)
+
+
+def tied_decoder() -> Case:
+    model = Decoder(DecoderConfig(vocab=18, dim=16, layers=2, heads=4, kv_heads=2, ffn=20, sequence=12, tied=True))
+    return of_tokens(model, token_loss, 18)
+
+
+def wide_decoder() -> Case:
+    model = Decoder(DecoderConfig(vocab=18, dim=16, layers=2, heads=4, kv_heads=2, ffn=20, sequence=12))
+    return of_tokens(model, token_loss, 18)

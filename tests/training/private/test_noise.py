@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.training.private.noise import BLOCK, add_noise, grid_of, normals
+from atoll.training.private.noise import BLOCK, Box, add_noise, grid_of, normals
 from atoll.training.private.sampler import PoissonSampler
 
 KEY = bytes(range(32))
@@ -72,3 +72,22 @@ def test_a_sample_follows_from_key_and_step_and_may_be_empty_or_whole() -> None:
     assert not np.array_equal(sampler.indices(3), PoissonSampler(bytes(32), 1000, 0.1).indices(3))
     assert len(PoissonSampler(KEY, 10, 1e-9).indices(0)) == 0
     assert np.array_equal(PoissonSampler(KEY, 10, 1.0).indices(0), np.arange(10))
+
+
+@pytest.mark.parametrize(
+    ("shape", "slices"),
+    [
+        ((300, 500), (slice(100, 230), slice(0, 500))),
+        ((300, 500), (slice(0, 300), slice(250, 500))),
+        ((300, 500), (slice(150, 300), slice(1, 2))),
+        ((BLOCK + 7,), (slice(BLOCK - 1, BLOCK + 7),)),
+        ((), ()),
+    ],
+)
+def test_a_part_of_a_tensor_has_the_noise_of_its_place(shape: tuple[int, ...], slices: tuple[slice, ...]) -> None:
+    whole = {"w": torch.zeros(shape, dtype=torch.float64)}
+    part = {"w": whole["w"][slices].clone()}
+    add_noise(whole, bytes(32), 3, 0.7)
+    add_noise(part, bytes(32), 3, 0.7, {"w": Box(shape, slices)})
+    assert torch.equal(part["w"], whole["w"][slices])
+    add_noise({"w": torch.zeros(0, 5, dtype=torch.float64)}, bytes(32), 3, 0.7, {})  # of no elements

@@ -10,7 +10,7 @@ import pytest
 from atoll.ground.strict_json import read_object
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.site_statistics import encode
-from atoll.server.config.secure import STATISTICS
+from atoll.server.config.secure import NO_LAYOUT, WITHOUT_CERTIFICATES
 from atoll.server.statistics.collection import SILENT
 from atoll.training.statistics.parts import Histogram, SiteStatistics, count
 from tests.wire.live_coordinator import running
@@ -136,7 +136,8 @@ async def test_what_is_impossible_is_refused_before_a_site_is_asked(tmp_path):
                 assert "quorum 9 is more than cohort_size" in await refused("round.quorum=9")
                 assert "deadline 0 s; allowed" in await refused(deadline_s=0.0)
                 secure = ("round.cohort_size=3", "secure.clip_norm=1.0", "secure.examples_max=9")
-                assert await refused(*secure) == STATISTICS
+                assert await refused(*secure) == NO_LAYOUT
+                assert await refused(*secure, "secure.statistics.labels.target=4") == WITHOUT_CERTIFICATES
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await result(admin)
                 assert caught.value.code() is grpc.StatusCode.NOT_FOUND

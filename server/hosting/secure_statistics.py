@@ -1,0 +1,266 @@
+"""The secure sum of the statistics of one request: the shell around its sessions, and its result.
+
+It is not journaled, as plain statistics are not: an operator repeats a request after a crash. What a repetition must
+keep is durable before its effects (`sum_sites`): the number of the request, and the sites of a sum that may be open.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from atoll.ground.printable import count_of, printable
+from atoll.ground.process import crash_points
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.secure import wire
+from atoll.protocol.secure.messages import MemberKeys, Survivors
+from atoll.protocol.secure.session_size import MEMBERS_MIN
+from atoll.protocol.secure.terms import Terms
+from atoll.protocol.secure.wire import SessionName
+from atoll.protocol.threads import on_thread
+from atoll.protocol.vocabulary import ClientId, RoundId, RunId, Version
+from atoll.server.clock import MonotoneClock
+from atoll.server.config.run import RunConfig
+from atoll.server.errors import OperatorError
+from atoll.server.hosting.control_streams import Connection, Hub
+from atoll.server.hosting.secure_sums import check_keys, member_event, opening_of_numbers
+from atoll.server.hosting.secure_terms import options_text, requests_of, terms_of_statistics
+from atoll.server.rounds.client_evaluation import ClientEvaluation
+from atoll.server.rounds.events import AskEvaluation, Effect
+from atoll.server.rounds.open_round import Effects
+from atoll.server.rounds.secure_evaluation import SecureEvaluation
+from atoll.server.rounds.session_events import KeysCame, OpeningFailed, OpenSum, SumPlace, TellMember
+from atoll.server.statistics.merging import Shown, document
+from atoll.server.statistics.sum_sites import SumSites
+from atoll.task.task import task_name
+from atoll.tensors.masked.whole_numbers import num_bytes_of
+from atoll.training.statistics.parts import Part, Place
+from atoll.training.statistics.question import Question, summed_parts
+
+logger = logging.getLogger(__name__)
+
+CANNOT_JOIN = "its agent joins no secure sums: update it"
+NOT_IN_SUM = "it answered outside of the secure sum"
+
+Step = Callable[[float], Effects]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The sites of a sum, and how few of them make one."""
+
+    sites: tuple[ClientId, ...]
+    least: int
+
+
+def sites_to_ask(config: RunConfig, task: str, connections: list[Connection], known: tuple[str, ...]) -> Asked:
+    """Return the sites that a request asks.
+
+    Args:
+        config: the settings of the planned run, with `[secure.statistics]`.
+        task: its name.
+        connections: of the task's agents.
+        known: the sites of the newest sum of the task's statistics; empty: there was none.
+
+    Raises:
+        OperatorError: too few, too many, or not those of the newest sum are connected.
+    """
+    secure = config.secure
+    assert secure is not None
+    assert secure.statistics is not None
+    joining = {connection.client_id for connection in connections if connection.joins_sessions}
+    wanted = tuple(sorted({*map(ClientId, secure.statistics.sites or known)}))
+    if missing := [name for name in wanted if name not in joining]:
+        of = (
+            "secure.statistics.sites are"
+            if secure.statistics.sites
+            else "the newest sum of this task's statistics is of"
+        )
+        raise OperatorError(
+            f"{of} {', '.join(wanted)}, and sites sign no sum over others, unless their policies allow another set "
+            f"(secure.statistics_sets_max): {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not connected "
+            "or too old: wait for them, or name other sites with secure.statistics.sites"
+        )
+    found = wanted or tuple(sorted(joining))
+    if len(found) < MEMBERS_MIN:
+        raise OperatorError(
+            f"{count_of(len(found), 'agent')} of {task!r} can join a secure sum, which has at least {MEMBERS_MIN} "
+            "members: start or update agents"
+        )
+    if len(found) > secure.session_max:
+        raise OperatorError(
+            f"{count_of(len(found), 'site')}; one sum of statistics has at most secure.session_max = "
+            f"{secure.session_max}: name some with secure.statistics.sites"
+        )
+    return Asked(found, len(found) if wanted else MEMBERS_MIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Parts of the coordinator that its secure sums of statistics use."""
+
+    hub: Hub
+    clock: MonotoneClock
+    authorities: Callable[[], bytes]
+    """Returns the certificates of the trusted authorities, PEM."""
+    sum_sites: SumSites
+
+
+class SecureStatistics:
+    """One request for statistics in a secure sum. All of it runs on one event loop, its steps one after the other.
+
+    Args:
+        config: the settings of the planned run.
+        number: of the request.
+        asked: the sites.
+        deadline: instant by which the sites' keys must come [s since the epoch].
+        host: the coordinator.
+    """
+
+    def __init__(self, config: RunConfig, number: int, asked: Asked, deadline: float, host: Host) -> None:
+        secure = config.secure
+        assert secure is not None
+        assert secure.statistics is not None
+        self._config, self.number = config, number
+        self._run_id, self._task = RunId(requests_of(config)), task_name(config.task)
+        self._question: Question = secure.statistics.question(config.seed)
+        self._asked, self._hub, self._clock = asked.sites, host.hub, host.clock
+        self._authorities, self._sum_sites = host.authorities, host.sum_sites
+        evaluation = ClientEvaluation(Version(number), deadline, [*asked.sites], asked_at=host.clock.now())
+        self.sums = SecureEvaluation(
+            evaluation,
+            replace(secure.rules(), sessions=1),
+            config.seed,
+            lambda client_id: evaluation.ask(client_id, RoundId(0)),
+            "statistics",
+            asked.least,
+        )
+        self._steps: asyncio.Queue[Step] = asyncio.Queue()
+        self._parts: dict[Place, tuple[Part, int]] = {}
+
+    # ------------------------------------------------------------ in
+
+    def joined(self, client_id: ClientId) -> None:
+        """Repeat what a site that has connected again was asked."""
+        self._steps.put_nowait(lambda _: self.sums.joined(client_id))
+
+    def gave_up(self, client_id: ClientId, why: str) -> None:
+        """Continue without a site: it is lost, declines, or answers plainly."""
+        self._steps.put_nowait(lambda now: self.sums.gave_up(client_id, why, now))
+
+    def answered(self, client_id: ClientId, message: pb.ClientMessage) -> None:
+        """Take a member's message; one that fails a check is its sender's end in this session alone."""
+
+        def check(event: KeysCame, keys: MemberKeys) -> None:
+            if self.sums.is_news_of(event):
+                terms = self._terms(self.sums.place_of(client_id))
+                check_keys(keys, client_id, terms, self._authorities())
+
+        def step(now: float) -> Effects:
+            event = member_event(client_id, message, "statistics", check, num_bytes_of(self._question.num_numbers))
+            return () if event is None else self.sums.came(event, now)
+
+        self._steps.put_nowait(step)
+
+    # ------------------------------------------------------------ the sum
+
+    async def run(self) -> dict[str, Any]:
+        """Carry out the request to its end, and return its result without what the caller knows.
+
+        Raises:
+            OperatorError, OSError: the record of sums cannot be used.
+        """
+        for client_id in self._asked:
+            await self._carry_out(self.sums.asked(client_id))
+        while not self.sums.is_complete:
+            wait = self.sums.deadline - self._clock.now()
+            try:
+                async with asyncio.timeout(None if wait == float("inf") else max(0.0, wait)):
+                    step = await self._steps.get()
+            except TimeoutError:
+                step = self.sums.time_passed
+            for effect in step(self._clock.now()):
+                await self._carry_out(effect)
+        return self._result()
+
+    async def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case AskEvaluation(client_id):
+                self._hub.send(client_id, self._request(effect))
+            case TellMember(client_id):
+                if isinstance(effect.question, Survivors):
+                    await self._keep_sites(effect.question)
+                of = SessionName(self._run_id, effect.round_id, effect.attempt, effect.session, effect.purpose)
+                self._hub.send(client_id, wire.question_message(of, effect.question, effect.members))
+            case OpenSum():
+                await self._open(effect)
+
+    async def _keep_sites(self, survivors: Survivors) -> None:
+        """Make the sites of a sum durable before the first of them is told."""
+        names = self.sums.members()
+        sites = tuple(names[position] for position in sorted(survivors.positions))
+        await on_thread(None, self._sum_sites.keep, self._task, sites)
+        crash_points.reached("statistics.sites_kept")
+
+    async def _open(self, effect: OpenSum) -> None:
+        event, numbers = await on_thread(None, opening_of_numbers, effect, self._question.num_numbers)
+        crash_points.reached("statistics.opened")
+        if isinstance(event, OpeningFailed):
+            failed = event
+            self._steps.put_nowait(lambda now: self.sums.opening_failed(failed, now))
+            return
+        if not event.fault:
+            try:
+                self._parts = summed_parts(numbers, self._question, len(effect.sum.survivors))
+            except ValueError as fault:
+                event = replace(event, fault=str(fault))
+        self.sums.sum_opened(event)
+
+    def _request(self, effect: AskEvaluation) -> pb.ServerMessage:
+        assert effect.sum is not None
+        return pb.ServerMessage(
+            ask_statistics=pb.AskStatistics(
+                run_id=self._run_id,
+                number=self.number,
+                task=self._task,
+                time_left_s=max(0.0, effect.deadline - self._clock.now()),
+                local=options_text(self._config),
+                model_seed=self._config.seed,
+                secure=pb.SecureTerms(terms=self._terms(effect.sum).canonical()),
+                question=self._question.text,
+            )
+        )
+
+    def _terms(self, place: SumPlace) -> Terms:
+        return terms_of_statistics(
+            self._config,
+            run_id=self._run_id,
+            task=self._task,
+            number=self.number,
+            question=self._question,
+            place=place,
+        )
+
+    def _result(self) -> dict[str, Any]:
+        summed, failures = self.sums.outcome()
+        return {
+            "answered": [*summed],
+            "refused": {client_id: printable(why) for client_id, why in sorted(failures.items())},
+            "secure": {"sites": len(summed)},
+            **_of_ranges(document(Shown(sums=self._parts))),
+        }
+
+
+def _of_ranges(found: dict[str, Any]) -> dict[str, Any]:
+    """Return a document whose columns have the number of values outside of their range, infinite ones included.
+
+    A sum is a whole number of steps: a variance of 0 may come out as less than 0 by a step.
+    """
+    for parts in found["merged"].values():
+        for group in ("targets", "features"):
+            for column in parts.get(group, {}).values():
+                column["outside"] = column.pop("infinite")
+                if column["variance"] is not None:
+                    column["variance"] = max(0.0, column["variance"])
+    return found

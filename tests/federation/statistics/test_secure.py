@@ -1,0 +1,160 @@
+"""Statistics in a secure sum, as operators run them: processes, certificates, pinned peers, kill -9 of both sides."""
+
+import csv
+import json
+import math
+import subprocess
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.client.policy.test_gate import written
+from tests.federation.processes import ATOLL, federation
+from tests.federation.statistics import csv_sites_task
+from tests.federation.test_pinned_sites import DEMANDS, introduced
+
+TASK = str(Path(csv_sites_task.__file__)) + ":task"
+SITES = "abcde"
+EDGES = [0, 40, 60, 120]
+PLAN = f"""
+task = "{TASK}"
+name = "patients"
+options = {{scale = 1.5}}
+
+[round]
+cohort_size = 4
+
+[secure]
+clip_norm = 1.0
+examples_max = 100
+
+[secure.statistics]
+labels = {{target = 3}}
+features = {{age = {EDGES}, income = [9e8, 1.1e9]}}
+"""
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Write the file of each site, and return its features and outcomes."""
+    found = {}
+    for number, site in enumerate(SITES):
+        draws = np.random.default_rng(number)
+        size = 30 + 10 * number
+        features = draws.normal([60, 120, 1e9], [20, 20, 7], size=(size, 3))
+        features[draws.random((size, 3)) < 0.1] = np.nan
+        features[0, 0] = 130.0  # beyond the last edge
+        outcomes = draws.integers(0, 4, size)
+        with (tmp_path / f"{site}.csv").open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["split", *csv_sites_task.FEATURES, "outcome"])
+            for row, outcome in zip(features, outcomes, strict=True):
+                table.writerow(["train", *("" if np.isnan(x) else repr(float(x)) for x in row), outcome])
+        found[site] = features, outcomes
+    return found
+
+
+def asking(it, *more):
+    plan = it.folder / "plan.toml"
+    plan.write_text(PLAN)
+    command = [ATOLL, "run", "statistics", plan, "--state", it.state, "--json", *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def hosting(it, environment=()):
+    addresses = (f"coordinator.listen={it.address}", "coordinator.enrol=127.0.0.1:0")
+    settings = [part for each in addresses for part in ("--set", each)]
+    it.start("coordinator", "coordinator", "--state", it.state, *settings, **dict(environment))
+
+
+def rounding(high, mean, sites):
+    """Return the most by which each site's rounding to half a step moves n times the variance."""
+    exponent = math.ceil(math.log2(high))
+    of_total, of_squares = Fraction(1, 2 ** (74 - exponent)), Fraction(1, 2 ** (74 - 2 * exponent))
+    return len(sites) * (of_squares / 2 + of_total * abs(mean)) * Fraction(1001, 1000)
+
+
+def check_sum(found, rows, sites):
+    """Hold a sum against the pooled rows of its sites."""
+    features, outcomes = (np.concatenate([rows[site][k] for site in sites]) for k in (0, 1))
+    train = found["merged"]["train"]
+    assert found["answered"] == [*sites]
+    assert (found["secure"], found["sites"]) == ({"sites": len(sites)}, {})
+    assert (train["examples"], train["sites"]) == (len(outcomes), len(sites))
+    expected = {str(k): int((outcomes == k).sum()) for k in range(3)} | {"other": int((outcomes > 2).sum())}
+    assert train["labels"]["target"]["counts"] == expected
+    for name, at, (low, high) in (("age", 0, (0, 120)), ("income", 2, (9e8, 1.1e9))):
+        column, shown = features[:, at], train["features"][name]
+        within = column[(column >= low) & (column <= high)]
+        exact = [Fraction(float(value)) for value in within]
+        missing = int(np.isnan(column).sum())
+        assert (shown["count"], shown["missing"]) == (len(within), missing)
+        assert shown["outside"] == len(column) - missing - len(within)
+        assert shown["sum"] == float(sum(exact))
+        mean = sum(exact) / len(exact)
+        assert shown["mean"] == float(mean)
+        variance = sum((value - mean) ** 2 for value in exact) / len(exact)
+        assert abs(Fraction(shown["variance"]) - variance) <= (
+            rounding(high, mean, sites) / len(exact) + Fraction(math.ulp(shown["variance"])) / 2
+        )
+        assert "min" not in shown
+    assert [*train["feature_bins"]["age"]["counts"].values()] == np.histogram(
+        features[:, 0][~np.isnan(features[:, 0])], EDGES
+    )[0].tolist()
+
+
+def test_sites_that_demand_sums_add_their_statistics_and_a_killed_agent_and_coordinator_cost_no_site_its_numbers(
+    tmp_path, rows
+):
+    with federation(tmp_path, task=TASK) as it:
+        introduced(it, SITES)
+        hosting(it, {"ATOLL_CRASH_AT": "statistics.sites_kept:1"})
+        for site in SITES:
+            policy = tmp_path / f"{site}.toml"
+            policy.write_text(DEMANDS.replace("[secure]", 'statistics = "merged"\nstatistics_min_count = 1\n[secure]'))
+            settings = {"exit_when_done": False, "threads": 1, "policy": policy, "task.folder": tmp_path}
+            crash = {"ATOLL_CRASH_AT": "agent.promised/joined:1"} if site == "e" else {}
+            it.agent(site, environment=crash, **settings)
+        it.wait_for(lambda: all(f"{site} joined" in it.log("coordinator") for site in SITES) or None)
+        first = asking(it)
+        it.running["e"].wait(60)
+        it.agent("e", **settings)
+        it.running["coordinator"].wait(60)
+        _, said = first.communicate(timeout=60)
+        assert first.returncode == 2, said
+        assert "the coordinator at" in said
+        before = len(it.log("coordinator"))
+        hosting(it)
+        it.wait_for(lambda: all(f"{site} joined" in it.log("coordinator")[before:] for site in SITES) or None)
+        told, _ = asking(it).communicate(timeout=120)
+        found = json.loads(told)
+        check_sum(found, rows, "abcd")
+        assert found["number"] == 2
+        said = subprocess.check_output([ATOLL, "run", "statistics", "--show", "0", "--state", it.state], text=True)
+        assert "secure sum of 4 of 4 sites" in said
+        assert "[40, 60)" in said
+        check_refusals(it)
+        actions = [line["action"] for line in written(it.folder / "a") if line["action"].startswith("secure.")]
+        ends = ["secure.joined", "secure.signed", "secure.opened", "secure.joined", "secure.left"]
+        assert actions[-5:] == ends, "the sum over other sites is left before anything of it is signed"
+        assert "asks for a secure sum of train: examples, labels of target (3), age within 0 to 120 (3 bins)" in it.log(
+            "a"
+        )
+
+
+def check_refusals(it):
+    """Sites that demand sums refuse a plain request, and a sum over other sites."""
+    ended = subprocess.run(
+        [ATOLL, "run", "statistics", TASK, "--state", it.state, "--json"], capture_output=True, text=True, check=True
+    )
+    plain = json.loads(ended.stdout)
+    assert plain["answered"] == []
+    assert set(plain["refused"].values()) == {
+        "policy_refused: secure: statistics of the data outside of a secure sum: this site demands one"
+    }
+    told, _ = asking(it, "--set", f"secure.statistics.sites={json.dumps([*SITES])}").communicate(timeout=120)
+    other = json.loads(told)
+    assert (other["answered"], other["merged"]) == ([], {})
+    assert "this site has signed statistics of csv_sites_task:task over 1 set of sites" in other["refused"]["a"]
