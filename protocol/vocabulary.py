@@ -167,6 +167,7 @@ class AbandonReason(StrEnum):
     AWAITS_ROOM = "awaits_room"
     FILES_LOST = "files_lost"
     SECURE_FAILED = "secure_failed"
+    RESTORED = "restored"
 
 
 class ReleaseReason(StrEnum):

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class Accepted:
     """Whether the machine's clock may disagree with the journal's last true time."""
     losses: bool = False
     """Whether files on which the journal relies may be missing or damaged."""
+    published: Mapping[str, int] = field(default_factory=dict)
+    """The newest published rounds of private runs before a restoration, as for `restoration.published_of`."""
 
 
 async def host(
@@ -106,7 +108,7 @@ async def host(
             stop, ranks = asyncio.Event(), None
             call_at_end(stop.set, "stopped by %s: the coordinator ends")
             try:
-                begun = _start(coordinator, ports, gate, run, again=again, accept_losses=accepts.losses, on_open=stays)
+                begun = _start(coordinator, ports, gate, run, again=again, accepts=accepts, on_open=stays)
                 starting = asyncio.ensure_future(begun)
                 if await _is_stopped(stop, starting):
                     return ExitCode.OK
@@ -137,7 +139,7 @@ async def _start(
     run: RunConfig | None,
     *,
     again: bool,
-    accept_losses: bool,
+    accepts: Accepted,
     on_open: Callable[[], None],
 ) -> tuple[RunId | None, SpawnedRanks | None]:
     """Load all runs and their tasks, open the ports, and start the aggregation ranks that the settings ask for.
@@ -146,7 +148,7 @@ async def _start(
         The id of `run`, and the ranks, if any.
     """
     config = coordinator.config
-    await coordinator.start(accept_losses=accept_losses)
+    await coordinator.start(accept_losses=accepts.losses, published=accepts.published)
     asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
     await ports.start()  # after the run was added: a client that joins learns of its task
     on_open()

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.mutant import Mutant
+from tests.mutants_of_privacy import OF_PRIVACY
 from tests.mutants_of_sums import OF_SUMS
 
 ROOT = Path(__file__).parents[1]
@@ -978,6 +979,7 @@ PLANTED = (
         "a client's newest partial upload is deleted instead of its oldest",
     ),
     *OF_SUMS,
+    *OF_PRIVACY,
 )
 
 

@@ -23,6 +23,14 @@ OF_SHARES = ("tests/client/work/test_noise_share.py",)
 OF_NOISE_TERMS = ("tests/protocol/secure/test_privacy_terms.py",)
 OF_WORDS = ("tests/tensors/masked/test_private.py",)
 OF_CHARGES = ("tests/server/rounds/test_private_sums.py",)
+REFUSALS, ONE_SUM = "server/sessions/refusals.py", "server/rounds/one_sum.py"
+OF_REFUSALS = ("tests/server/sessions/test_refusals.py",)
+_OF_PLACES = (
+    f"{_ROUNDS}::test_a_member_that_the_others_do_not_trust_loses_its_place_and_the_round_opens",
+    f"{_ROUNDS}::test_of_two_first_the_refused_one_is_left_out_then_the_one_that_refuses",
+    f"{_ROUNDS}::test_keys_that_no_roster_could_have_twice_cost_their_sender_its_place",
+    "tests/server/rounds/test_one_sum.py",
+)
 
 
 def _unchecked(name: str, old: str, what: str, *, file: str = MEMBER, new: str | None = None) -> Mutant:
@@ -720,7 +728,7 @@ OF_SUMS = (
     Mutant(
         "noise: boxes without a charge",
         ROUND,
-        "                self._charge_attempt([of.names[position] for position in session.masking])\n",
+        "                found = self._charge_attempt([of.names[position] for position in session.masking])\n",
         "",
         "masked updates leave that no budget counts",
         OF_CHARGES,
@@ -732,5 +740,83 @@ OF_SUMS = (
         "if False}",
         "a client without a budget is asked for another attempt",
         OF_CHARGES,
+    ),
+    # ---------------------------------------------------------------- members that refuse each other
+    *(
+        Mutant(f"sum: {name}", file, old, new, what, tests)
+        for name, file, old, new, what, tests in (
+            (
+                "the accuser of two is left out",
+                REFUSALS,
+                "key=lambda name: (len(others[name]), len(accusers.get(name, ())))",
+                "key=lambda name: len(others[name])",
+                "an unpinned member costs the first one that refuses it its place",
+                OF_REFUSALS,
+            ),
+            (
+                "fewest conflicts first",
+                REFUSALS,
+                "worst = max(",
+                "worst = min(",
+                "a liar that refuses all costs all of them their places",
+                OF_REFUSALS,
+            ),
+            (
+                "refusals one way",
+                REFUSALS,
+                "            others.setdefault(of, set()).add(by)\n",
+                "",
+                "a member that all refuse stays, and all others are left out",
+                OF_REFUSALS,
+            ),
+            (
+                "one is left out",
+                REFUSALS,
+                "pairs = {pair for pair in pairs if worst not in pair}",
+                "pairs = set()",
+                "members that refuse each other are in one attempt again",
+                OF_REFUSALS,
+            ),
+            (
+                "refusals of members that left",
+                REFUSALS,
+                " and by in members and of in members}",
+                "}",
+                "a member loses its place to one that is not there",
+                OF_REFUSALS,
+            ),
+            (
+                "a member that refuses itself",
+                REFUSALS,
+                "if by != of and by in members",
+                "if by in members",
+                "a member that names itself is left out without a peer's refusal",
+                OF_REFUSALS,
+            ),
+            (
+                "refusals of the newest attempt",
+                ONE_SUM,
+                "for each in self.record.refusals for name in each.of)",
+                "for each in self.record.refusals[-1:] for name in each.of)",
+                "a liar names another member in each attempt and stays",
+                _OF_PLACES,
+            ),
+            (
+                "keys twice in a roster",
+                ONE_SUM,
+                "                if getattr(keys, name) == getattr(other, name):\n",
+                "                if False:\n",
+                "one member with another's public key ends the attempts of all",
+                _OF_PLACES,
+            ),
+            (
+                "one site twice in a roster",
+                ONE_SUM,
+                "            if keys.site.key == other.site.key:\n",
+                "            if False:\n",
+                "one site counts twice, and its peers leave",
+                _OF_PLACES,
+            ),
+        )
     ),
 )

@@ -1,4 +1,4 @@
-"""`atoll privacy ...`: plan differential privacy before a run, and show the guarantee of a run."""
+"""`atoll privacy ...`: plan differential privacy before a run, audit its claim, and show the guarantee of a run."""
 
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,16 @@ from atoll.cli.requested import requested
 from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE
-from atoll.operations.requests import PrivacyPlanRequest
+from atoll.operations.requests import PrivacyAuditRequest, PrivacyPlanRequest
 from atoll.operations.views import read_view
+from atoll.protocol.signals import ExitCode
 
 if TYPE_CHECKING:
     from atoll.operations.privacy_plan import PrivacyPlan
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, help="Plan differential privacy, or show a run's guarantee.")
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Plan differential privacy, audit a claim, or show a run's guarantee."
+)
 
 
 @app.command()
@@ -36,6 +39,34 @@ def plan(request: PrivacyPlanRequest, json: options.Json = False) -> None:
         as_json(planned.document)
         return
     _say(planned)
+
+
+@app.command()
+@requested(PrivacyAuditRequest)
+def audit(request: PrivacyAuditRequest, json: options.Json = False) -> None:
+    """Audit a claim: find a lower bound of epsilon by canaries, each of which takes part with probability 1/2.
+
+    For clients, canary updates are clipped, summed and noised by the coordinator's fold. For examples, the task is
+    trained as by `atoll train`, with rows of its data as canaries. Exit code 0: nothing speaks against the claim; 1: it
+    does not hold. `docs/privacy.md` says what no audit sees.
+    """
+    from atoll.operations import privacy_audit as operation
+
+    found = operation.audit(request)
+    if json:
+        as_json(found.document)
+    else:
+        rows = [
+            ("claim", f"epsilon {found.claim:.4f} at delta {found.delta:g} for one {found.unit}: {found.audited}"),
+            ("lower bound", f"epsilon {found.best.bound:.4f}"),
+            ("canaries", f"{found.canaries}, of which {found.canaries_in} took part"),
+            ("guesses", f"{found.best.right} of {found.best.guesses} are right, by the {found.best.score}"),
+        ]
+        table(["audit", ""], rows, empty="")
+        for sentence in found.sentences:
+            say(sentence)
+    if not found.holds:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command()

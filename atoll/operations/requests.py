@@ -310,3 +310,22 @@ class PrivacyPlanRequest:
     values: Annotated[int | None, Param("Numbers in an update. With --cohort-size.", "D")] = None
     sample_rate: Annotated[float | None, Param("Probability of an example in a step. With --unit example.", "Q")] = None
     steps: Annotated[int | None, Param("Steps of one site in all. With --unit example.", "N")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyAuditRequest:
+    """A private run or training, whose claim canaries try to refute."""
+
+    what: Annotated[
+        str,
+        Param(
+            "A task, with its mechanism in `--set privacy.*` (`privacy.unit=example` as for `atoll train`, else "
+            "clients), or a run's TOML with a table \\[privacy].",
+            "TASK | RUN.toml",
+            ARGUMENT,
+        ),
+    ]
+    canaries: Annotated[
+        int, Param("Number of canaries: as many as the model has values, or half of the examples, at most.", "N")
+    ] = 1000
+    overrides: Overrides = ()

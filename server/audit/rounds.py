@@ -7,7 +7,7 @@ from typing import NamedTuple
 from atoll.ground.printable import count_of
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.server.audit.actions import Action
-from atoll.server.rounds.events import Abandon, Commit, Effect, EndRun
+from atoll.server.rounds.events import Abandon, AuditCharge, Commit, Effect, EndRun
 
 
 class Entry(NamedTuple):
@@ -20,13 +20,17 @@ class Entry(NamedTuple):
 
 
 def entries_of(run_id: RunId, effects: Iterable[Effect]) -> Iterator[Entry]:
-    """Yield one entry for each round that ended, and one for the end of the run."""
+    """Yield one entry for each round that was charged or has ended, and one for the end of the run."""
     for effect in effects:
         match effect:
             case Commit(round_id, version, model_digest, used):
                 what = f"version {version} of {count_of(len(used), 'update')}"
                 digests = {"model": model_digest, "updates": digest_of_updates(used)}
                 yield Entry(Action.ROUND_COMMIT, f"{run_id} round {round_id}", what, digests)
+            case AuditCharge(rounds, charge):
+                spent = f"epsilon {charge.epsilon:.6g} of {charge.epsilon_max:g} at delta {charge.delta:g}"
+                uses = f"{count_of(charge.clients, 'client')}; the most used in {count_of(charge.uses, 'sum')}: {spent}"
+                yield Entry(Action.PRIVACY_CHARGE, f"{run_id} {rounds}", uses, {})
             case Abandon(round_id, reason):
                 yield Entry(Action.ROUND_ABANDON, f"{run_id} round {round_id}", str(reason), {})
             case EndRun(state, cause):

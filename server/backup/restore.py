@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import tarfile
 from collections.abc import Callable
 from contextlib import closing
@@ -105,7 +106,8 @@ def _unpack(source: Path, target: Path, on_bytes: OnBytes) -> Contents:
                 _copy(opened, part, target, lambda more: on_bytes(more, contents.num_bytes))
         except (BackupFailed, *NO_TAR) as error:
             raise BackupFailed(f"{source} is not a complete backup: {error}") from error
-    write_atomically(target / "restored.json", json.dumps({"from": str(source), "made_at": contents.made_at}).encode())
+    note = {"id": secrets.token_hex(16), "from": str(source), "made_at": contents.made_at}
+    write_atomically(target / "restored.json", json.dumps(note).encode())  # `server.hosting.restoration` reads it
     return contents
 
 

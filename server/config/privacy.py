@@ -276,6 +276,15 @@ class PrivacyConfig(BaseModel):
             yield f"privacy.participations_max: {uses} is more than the {count_of(rounds, 'round')} of the run"
 
 
+def without_statistics(task: str, run_id: str | None) -> str:
+    """Return why there are no statistics of the sites' data of a task, whose private run is `run_id`, if it exists."""
+    why = "the run would have [privacy]" if run_id is None else f"run {run_id} of {task!r} is private"
+    return (
+        f"privacy: {why}, and statistics of the sites' data have no noise: no budget would count them; allowed is a "
+        "task for data on which no private run trains"
+    )
+
+
 def faults_of_layout(
     layout: Layout, buffers: frozenset[str], rules: PrivacyRules, secure: SecureRules | None = None
 ) -> Iterator[str]:

@@ -62,8 +62,8 @@ class Attendance:
         audit: AuditLog,
         places: Places,
     ) -> None:
-        self.hub = Hub()
-        self._config, self._runs, self._clock, self._ranks, self._spawn = config, runs, clock, ranks, spawn
+        self.hub, self.clock = Hub(), clock
+        self._config, self._runs, self._ranks, self._spawn = config, runs, ranks, spawn
         self._leases = Leases(config.lease)
         self._audit, self._places = audit, places
         places.on_line.append(self._tell_holder)
@@ -84,7 +84,7 @@ class Attendance:
 
     def join(self, connection: Connection, hello: pb.Hello) -> None:
         """Register a new control stream, send Welcome, and tell the runs that the client is connected."""
-        client_id, connection.since = connection.client_id, self._clock.now()
+        client_id, connection.since = connection.client_id, self.clock.now()
         self.hub.add(connection)
         self.heard(client_id)
         tasks = sorted({run.task for run in self._runs.values() if run.machine.ledger.state not in TERMINAL})
@@ -183,15 +183,15 @@ class Attendance:
 
     def heard(self, client_id: ClientId) -> None:
         """Renew the lease of a client that has sent a message."""
-        self._leases.heard(client_id, self._clock.now())
+        self._leases.heard(client_id, self.clock.now())
 
     def bytes_came(self, client_id: ClientId) -> None:
         """Renew the lease of a client by the bytes of a transfer; a lost one must connect again first."""
-        self._leases.renew(client_id, self._clock.now())
+        self._leases.renew(client_id, self.clock.now())
 
     def expect(self, client_id: ClientId) -> None:
         """Start the lease of a member of a run that resumes after a restart; its agent, too, has time to start."""
-        until = self._clock.now() + max(self._config.lease, self._config.start_allowance)
+        until = self.clock.now() + max(self._config.lease, self._config.start_allowance)
         self._leases.expect(client_id, until)
 
     def leave(self, connection: Connection) -> None:
@@ -255,9 +255,9 @@ class Attendance:
         """Declare clients lost whose lease expires, until cancelled."""
         while True:
             due = self._leases.next_due
-            wait = self._config.lease if due is None else due - self._clock.now()
+            wait = self._config.lease if due is None else due - self.clock.now()
             await asyncio.sleep(min(max(wait, 0.01), self._config.lease))
-            self.lost(self._leases.expired(self._clock.now()), LossReason.LEASE_EXPIRED)
+            self.lost(self._leases.expired(self.clock.now()), LossReason.LEASE_EXPIRED)
 
 
 def _joined(connection: Connection, working_on: tuple[RoundId, ...] = ()) -> ClientJoined:

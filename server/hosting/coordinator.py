@@ -7,12 +7,14 @@ its driver executes; connections and leases are in `attendance`.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from atoll.ground.durable import DiskFull
+from atoll.ground.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit.files import audit_folder
 from atoll.protocol.identity.dialer import Dialer
@@ -42,6 +44,7 @@ from atoll.server.hosting.hosted_run import HostedRun
 from atoll.server.hosting.message_driver import MessageDriver
 from atoll.server.hosting.message_judge import MessageJudge
 from atoll.server.hosting.recovering import Replayed, check_has_model, check_losses, files_lost, losses_at_start
+from atoll.server.hosting.restoration import Restoration, published_of
 from atoll.server.hosting.resuming import check_repeatable, check_resumable, resumed_config, way_on
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.run_factory import RunFactory, remove_files
@@ -66,6 +69,7 @@ from atoll.server.rounds.events import (
     FilesLost,
     PauseRequested,
     PauseRun,
+    PublishedNamed,
     ResumeRequested,
     ResumeRun,
     RunStarted,
@@ -77,6 +81,7 @@ from atoll.server.rounds.waiting import what_a_pause_waits_for
 from atoll.server.transfers.arrivals import Arrivals
 from atoll.server.transfers.uploads import Uploads
 from atoll.server.transfers.verdicts import refused
+from atoll.task.task import task_name
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +137,7 @@ class Coordinator:
         self.attendance: Attendance = Attendance(config, self.runs, self.clock, self.ranks, spawn, self.audit, places)
         self.clocks.on_jump.append(self._clock_jumped)
         self.statistics = StatisticsRequests(
-            config, state.path, self.attendance, self.clock, self.audit, spawn, lambda: self.authorities()
+            config, state.path, self.attendance, self.audit, spawn, self._private_runs, lambda: self.authorities()
         )
         self.uploads = Uploads(
             self.judge,
@@ -149,6 +154,8 @@ class Coordinator:
         """Returns the certificates of the trusted authorities, PEM; empty: the coordinator is `--insecure`."""
         self.notices: Notices | None = None
         """Notices to the operator, from the end of `start` on."""
+        self.restoration: Restoration | None = None
+        """The restoration of the state directory; None: it is not a restored one."""
         self._has_recovered = False
         self.recovered = ""
         """Open runs of an earlier process with their progress; empty: there is none."""
@@ -156,6 +163,11 @@ class Coordinator:
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         shared = self._shared_parts()
         self._factory = RunFactory(config, state, shared, self._folding, self.ranks, dialer)
+
+    def _private_runs(self) -> dict[str, RunId]:
+        """Return the names of the private runs' tasks, open or ended, each with a run of it."""
+        private = ((run_id, run.config) for run_id, run in self.runs.items() if run.config.privacy is not None)
+        return {task_name(config.task): run_id for run_id, config in private}
 
     def _shared_parts(self) -> SharedParts:
         return SharedParts(
@@ -175,19 +187,23 @@ class Coordinator:
 
     # ------------------------------------------------------------ life
 
-    async def start(self, *, accept_losses: bool = False) -> None:
+    async def start(self, *, accept_losses: bool = False, published: Mapping[str, int] = MappingProxyType({})) -> None:
         """Recover every run from the journal and continue where the last process stopped.
 
         Args:
             accept_losses: continue without missing or damaged files that the journal relies on.
+            published: the newest published rounds of private runs, as for `restoration.published_of`.
 
         Raises:
-            OperatorError: files that the journal relies on are missing or damaged, and `accept_losses` is not set.
+            OperatorError: files that the journal relies on are missing or damaged, and `accept_losses` is not set; or
+                the directory was restored, and the newest published round of an open private run is lacking.
         """
         alive = max(self.state.last_alive() or 0.0, self.journal.last_instant())
         runs = [Replayed.of(self.journal, row) for row in self.journal.runs()]
         losses = await on_thread(None, losses_at_start, self.state.path, self.journal, runs)
         check_losses(losses, accept=accept_losses)
+        self.restoration = Restoration.of(self.state.path)
+        newest = published_of(self.restoration, runs, published)
         self.audit.record(Action.COORDINATOR_START, str(self.state.path))
         for run_id in self.journal.deleted_runs():  # the last process may have ended before it removed their files
             await on_thread(None, remove_files, self.state, run_id)
@@ -195,7 +211,7 @@ class Coordinator:
             self._tell_of_loss(loss, is_accepted=accept_losses)
         for run in runs:
             lost = files_lost(losses, run.row.run_id) if accept_losses else None
-            await self._recover(run, min(run.down_since(alive), self.clock.now()), lost)
+            await self._recover(run, min(run.down_since(alive), self.clock.now()), lost, newest.get(run.row.run_id))
         open_runs = (run for run in self.runs.values() if run.machine.ledger.state not in TERMINAL)
         self.recovered = ", ".join(f"{run.run_id} at {run.where}" for run in open_runs)
         self._start_next()
@@ -431,6 +447,7 @@ class Coordinator:
         is_pausing = run.machine.ledger.pause_reason is not None
         digests = {} if config is None else {"config": digest_of(config.model_dump_json().encode())}
         self.audit.record(Action.RUN_RESUME, run_id, digests=digests)
+        self._audit_budget(run, config)
         run.ended.clear()
         wait = not (is_pausing or self.has_room)
         resumed = run.post(ResumeRequested(wait, None if config is None else config.rules))
@@ -443,8 +460,22 @@ class Coordinator:
             lines.append(f"max_runs allows {len(self.running)} at once: it is queued until one ends or is paused")
         return "; ".join(lines)
 
+    def _audit_budget(self, run: HostedRun, config: RunConfig | None) -> None:
+        """Record a change of a private run's budget, before the resume that applies it."""
+        before = run.machine.rules.privacy if isinstance(run, RunDriver) else None
+        after = None if config is None else config.rules.privacy
+        if before is None or after is None:
+            return
+        budgets = (f"epsilon {of.epsilon:g}, {count_of(of.participations_max, 'use')}" for of in (before, after))
+        old, new = budgets
+        if old != new:
+            self.audit.record(Action.PRIVACY_RAISE, run.run_id, f"from {old} to {new}")
+
     async def _reconfigured(self, run: RunDriver, overrides: Sequence[str]) -> RunConfig | None:
         """Return the changed settings that a run has after its resume; None: no change."""
+        is_private = run.machine.rules.privacy is not None
+        if is_private and self.restoration and (fault := self.restoration.fault_of(run.run_id, run.machine.ledger)):
+            raise OperatorError(fault)
         config = resumed_config(run, overrides)
         self._factory.check_can_go_on(run.run_id, config or run.config)
         check_has_model(self.state.path, run)
@@ -480,7 +511,9 @@ class Coordinator:
         if is_accepted:
             self.audit.record(Action.LOSS_ACCEPT, f"{loss.run_id} {loss.path.name}", f"{loss.fault}: {loss.cost}")
 
-    async def _recover(self, replayed: Replayed, down_since: float, lost: FilesLost | None) -> None:
+    async def _recover(
+        self, replayed: Replayed, down_since: float, lost: FilesLost | None, published: RoundId | None
+    ) -> None:
         """Host a run of an earlier process again, and continue where that process stopped."""
         row, machine = replayed.row, replayed.machine
         for fault in replayed.faults:
@@ -492,6 +525,11 @@ class Coordinator:
         else:
             run = self._listen(self._factory.message_driver(row, machine, replayed.seq))
         ledger = run.machine.ledger
+        if (
+            published is not None and self.restoration is not None and isinstance(run, RunDriver)
+        ):  # first: no round may close before its charges
+            self.audit.record(Action.PRIVACY_PUBLISHED, row.run_id, f"to round {published}, by --published")
+            run.post(PublishedNamed(published, self.restoration.id))
         if ledger.is_open:
             run.post(CoordinatorStarted(down_since, self.config.start_allowance))
         if lost is not None:

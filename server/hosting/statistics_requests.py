@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from atoll.protocol.manifest import digest_of
 from atoll.protocol.secure.wire import name_of
 from atoll.protocol.site_statistics import decode
 from atoll.protocol.threads import off_loop, on_thread
-from atoll.protocol.vocabulary import ClientId
+from atoll.protocol.vocabulary import ClientId, RunId
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog
-from atoll.server.clock import MonotoneClock
+from atoll.server.config.privacy import without_statistics
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
 from atoll.server.config.secure import NO_LAYOUT, WITHOUT_CERTIFICATES
@@ -61,9 +61,9 @@ class StatisticsRequests:
         config: the coordinator's settings.
         state: the state directory.
         attendance: the connected sites; it reports which come back and which are lost.
-        clock: the coordinator's clock.
         audit: the audit log.
         spawn: starts a background task.
+        private_runs: returns the tasks' names of the coordinator's private runs, each with a run of it.
         authorities: returns the certificates of the trusted authorities, PEM.
     """
 
@@ -72,16 +72,17 @@ class StatisticsRequests:
         config: CoordinatorConfig,
         state: Path,
         attendance: Attendance,
-        clock: MonotoneClock,
         audit: AuditLog,
         spawn: "Callable[[Coroutine[Any, Any, int]], asyncio.Task[int]]",
+        private_runs: Callable[[], Mapping[str, RunId]],
         authorities: Callable[[], bytes] = bytes,
     ) -> None:
         self._state, self._load_timeout = state, config.load_timeout
-        self._hub, self._clock, self._audit, self._spawn = attendance.hub, clock, audit, spawn
+        self._hub, self._clock, self._audit, self._spawn = attendance.hub, attendance.clock, audit, spawn
+        self._private_runs = private_runs
         attendance.listeners.append(self)
         self._is_insecure, self._sum_sites = config.insecure, SumSites(state)
-        self._host = Host(attendance.hub, clock, authorities, self._sum_sites)
+        self._host = Host(attendance.hub, attendance.clock, authorities, self._sum_sites)
         self._open: dict[int, _Open] = {}
         self._secure: dict[int, SecureStatistics] = {}
         self._newest = max(numbers_in(state), default=0)
@@ -95,11 +96,14 @@ class StatisticsRequests:
             deadline_s: seconds in which sites may answer.
 
         Raises:
-            OperatorError: no answer is possible: no agent of the task is connected, all are too old, the task does not
-                load or has no statistics; too many requests are open; or of a run with secure sums, the layout is
-                missing or the sites of its sum are not connected.
+            OperatorError: the task is of a private run; no answer is possible: no agent of the task is connected, all
+                are too old, the task does not load or has no statistics; too many requests are open; or of a run with
+                secure sums, the layout is missing or the sites of its sum are not connected.
             OSError: the result cannot be stored.
         """
+        run_id = self._private_runs().get(task := task_name(config.task))
+        if config.privacy is not None or run_id is not None:
+            raise OperatorError(without_statistics(task, run_id))
         if config.secure is not None and config.secure.statistics is None:
             raise OperatorError(NO_LAYOUT)
         if config.secure is not None and self._is_insecure:

@@ -16,3 +16,8 @@ class Candidate(NamedTuple):
     seconds: float | None = None  # expected duration of a round at this client; None: nothing was measured
     last_round: RoundId = RoundId(0)  # the newest round with an accepted update of the client; 0: there is none
     times_chosen: int = 0  # number of invitations to rounds
+
+    @property
+    def without_values(self) -> "Candidate":
+        """The candidate without values of its data, work and speed, which a cohort of a private run would release."""
+        return self._replace(num_examples=0, loss=None, utility=0.0, seconds=None)

@@ -39,6 +39,7 @@ from atoll.server.rounds.events import (
     Accept,
     Aggregate,
     Aggregated,
+    AuditCharge,
     Contribution,
     DrawCohort,
     Invite,
@@ -50,7 +51,7 @@ from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.open_round import Effects, OpenRound
 from atoll.server.rounds.policy import FIRST_WAIT_S
 from atoll.server.rounds.privacy_rules import PrivacyRules
-from atoll.server.rounds.record import ChargeRecord, ClientRecord
+from atoll.server.rounds.record import ClientRecord
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.update_claims import fault_of, learn, measure, note_accepted, reject, work_scale
 
@@ -186,6 +187,8 @@ class Round(OpenRound):
 
     def _draw(self) -> Effects:
         candidates = self.membership.candidates()
+        if self._privacy is not None:
+            candidates = tuple(candidate.without_values for candidate in candidates)
         self._is_drawing = True
         self.record.num_candidates = len(candidates)
         count, relaxed = min(self.policy.num_invited, len(candidates)), self.membership.pacer.relaxed
@@ -400,18 +403,20 @@ class Round(OpenRound):
         self._take_late()
         aggregate = self._aggregate()
         if self._privacy is not None:
-            self._charge(aggregate, self._privacy)
+            return (*releases, self._charge(aggregate, self._privacy), aggregate)
         return (*releases, aggregate)
 
-    def _charge(self, aggregate: Aggregate, rules: PrivacyRules) -> None:
+    def _charge(self, aggregate: Aggregate, rules: PrivacyRules) -> AuditCharge:
         """Charge each client whose update is in the sum, before its fold, which may fail: nothing is refunded."""
         for contribution in aggregate.contributions:
             self.membership.charge(contribution.client_id, rules)
-        self._note_charge(rules, len(aggregate.contributions))
+        return self._note_charge(rules, len(aggregate.contributions))
 
-    def _note_charge(self, rules: PrivacyRules, clients: int, charges: int = 0) -> None:
-        epsilon, uses = rules.epsilon_of(self.membership.most_spent), self.membership.most_uses
-        self.record.charge = ChargeRecord(clients, uses, epsilon, rules.epsilon, rules.delta, charges)
+    def _note_charge(self, rules: PrivacyRules, clients: int, charges: int = 0) -> AuditCharge:
+        """Record the charge of this round, by what its most used client has spent in the run."""
+        most = self.membership.most_spent, self.membership.most_uses
+        self.record.charge = rules.charged(clients, *most, charges=charges)
+        return AuditCharge(f"round {self.record.round_id}", self.record.charge)
 
     def _take_late(self) -> None:
         """Record which late updates count in this round, and the capped weights."""

@@ -24,6 +24,7 @@ from atoll.protocol.vocabulary import (
 from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.server.rounds.candidate import Candidate
 from atoll.server.rounds.policy import Mode
+from atoll.server.rounds.record import ChargeRecord
 from atoll.server.rounds.run_rules import RunRules, Source
 from atoll.server.rounds.session_events import SessionEffect, SessionEvent, SessionSum, SumPlace
 
@@ -278,6 +279,19 @@ class ResumeRequested:
     rules: RunRules | None = None  # the settings from now on; None: unchanged
 
 
+@value
+class PublishedNamed:
+    """The operator's answer after a restoration: the newest round of a private run that was published before it.
+
+    Attributes:
+        round_id: that round.
+        restoration: the id of the restoration, which is answered once.
+    """
+
+    round_id: RoundId
+    restoration: str
+
+
 Event = (
     RunStarted
     | CoordinatorStarted
@@ -304,6 +318,7 @@ Event = (
     | StopRequested
     | PauseRequested
     | ResumeRequested
+    | PublishedNamed
 )
 
 
@@ -414,6 +429,14 @@ class AmendRecord:
 
 
 @value
+class AuditCharge:
+    """Record in the audit log what clients were charged for private sums, which is on disk."""
+
+    rounds: str  # the round, or the rounds after a restored backup
+    charge: ChargeRecord
+
+
+@value
 class EvaluateModel:
     """Evaluate a version on the server's data."""
 
@@ -493,6 +516,7 @@ Effect = (
     | Commit
     | Abandon
     | AmendRecord
+    | AuditCharge
     | EvaluateModel
     | AskEvaluation
     | CloseEvaluation

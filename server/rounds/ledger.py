@@ -51,12 +51,19 @@ class Ledger:
     short_look: float = 0.0  # time of the next log line about it
     early_stop: str = ""  # the cause of an early stop, until a resume
     lost: list[Version] = field(default_factory=list)  # versions whose files are lost, until a resume
+    restoration: str = ""  # the newest restored backup whose later rounds the operator has named
     ranges: list[int] = field(default_factory=list)  # exponents of the tensors' ranges in the next secure sum
 
     @property
     def is_open(self) -> bool:
         """Return whether the run has begun and not ended: it handles clients' events, and their updates may count."""
         return self.state not in TERMINAL and self.model_digest != ""
+
+    @property
+    def newest_published(self) -> RoundId:
+        """The newest round with a version, as far as the kept records tell; at least the number of versions."""
+        published = (round_id for round_id, record in self.past.items() if record.version is not None)
+        return RoundId(max(published, default=self.version))
 
     def forget_old_rounds(self, *, most: int, oldest_base: Version | None = None) -> None:
         """Delete the records of old rounds.

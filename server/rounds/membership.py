@@ -41,6 +41,9 @@ class Membership:
     approval_by: float | None = None  # the end of the wait for approvals (`StragglerPolicy.approval_wait`) under way
     most_spent: float = 0.0  # the largest `Member.spent`
     most_uses: int = 0  # the largest `Member.uses`
+    unseen_uses: int = 0  # `Member.uses` of a client that joins for the first time: after a restored backup above 0
+    unseen_spent: float = 0.0  # its `Member.spent`
+    is_unseen_spent: bool = False  # its `Member.is_spent`
 
     def __post_init__(self) -> None:
         # derived from the members: neither compared nor stored
@@ -73,7 +76,9 @@ class Membership:
     def joined(self, client_id: ClientId, session: str, profile: Profile, software: str = "", now: float = 0.0) -> None:
         """Register a client's new control stream; it replaces an older one."""
         if client_id not in self.members:
-            self.members[client_id] = Member(profile)
+            self.members[client_id] = Member(
+                profile, uses=self.unseen_uses, spent=self.unseen_spent, is_spent=self.is_unseen_spent
+            )
         member = self._changing(client_id)
         assert member is not None
         self.num_connected += not self._is_there(member)
@@ -135,9 +140,25 @@ class Membership:
         """Charge a client for the private sum that its update is in. Nothing ever takes a charge back."""
         member = self._changing(client_id)
         assert member is not None, client_id
-        member.uses, member.spent = member.uses + 1, member.spent + rules.cost
-        self.most_uses, self.most_spent = max(self.most_uses, member.uses), max(self.most_spent, member.spent)
+        self._charge(client_id, member, 1, rules)
+
+    def charge_all(self, number: int, rules: PrivacyRules) -> None:
+        """Charge every client, also those that join later, for `number` private sums whose clients are not known."""
+        for client_id in [*self.members]:
+            member = self._changing(client_id)
+            assert member is not None
+            self._charge(client_id, member, number, rules)
+        self.unseen_uses, self.unseen_spent = self.unseen_uses + number, self.unseen_spent + number * rules.cost
+        self.is_unseen_spent = not rules.allows(self.unseen_spent, self.unseen_uses)
+        self._note_most(self.unseen_uses, self.unseen_spent)
+
+    def _charge(self, client_id: ClientId, member: Member, number: int, rules: PrivacyRules) -> None:
+        member.uses, member.spent = member.uses + number, member.spent + number * rules.cost
+        self._note_most(member.uses, member.spent)
         self._mark(client_id, member, rules)
+
+    def _note_most(self, uses: int, spent: float) -> None:
+        self.most_uses, self.most_spent = max(self.most_uses, uses), max(self.most_spent, spent)
 
     def has_budget(self, client_id: ClientId) -> bool:
         """Return whether a client may be in a further private sum; without privacy each may."""
@@ -145,6 +166,7 @@ class Membership:
 
     def follow_budget(self, rules: PrivacyRules) -> None:
         """Apply another budget to all members, after a resume."""
+        self.is_unseen_spent = not rules.allows(self.unseen_spent, self.unseen_uses)
         for client_id in [*self.members]:
             member = self._changing(client_id)
             assert member is not None

@@ -148,6 +148,10 @@ class OpenRound(ABC):
         """Abandon the round because files are lost."""
         return self._abandon(AbandonReason.FILES_LOST, now, detail)
 
+    def end_after_restoration(self, detail: str, now: float) -> Effects:
+        """Abandon the round, whose clients may have spent their privacy budgets since the backup."""
+        return self._abandon(AbandonReason.RESTORED, now, detail)
+
     @abstractmethod
     def _let_go(self, digests: Container[Digest]) -> int:
         """Remove accepted updates from the counted ones; return the number that still counts towards the quorum."""

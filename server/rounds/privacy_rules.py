@@ -7,6 +7,7 @@ from typing import Literal
 from atoll.ground.printable import count_of
 from atoll.protocol.privacy.gaussian import epsilon_of
 from atoll.protocol.privacy.guarantee import EXACT, Guarantee
+from atoll.server.rounds.record import ChargeRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,13 @@ class PrivacyRules:
     def epsilon_of(self, spent: float) -> float:
         """Return epsilon of a client that has spent this."""
         return epsilon_of(math.sqrt(spent), self.delta)
+
+    def charged(self, clients: int, spent: float, uses: int, *, charges: int = 0) -> ChargeRecord:
+        """Return the record of a charge of `clients`, after which the most used one has spent this in `uses` sums.
+
+        `charges`: one for each client and attempt, if the clients add the noise.
+        """
+        return ChargeRecord(clients, uses, self.epsilon_of(spent), self.epsilon, self.delta, charges)
 
     def guarantee(self, spent: float, uses: int) -> Guarantee:
         """Return the guarantee of a run whose most used client has spent this in `uses` sums."""

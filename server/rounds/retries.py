@@ -16,6 +16,7 @@ COSTS_NO_RETRY = (
     AbandonReason.AWAITS_CLIENTS,
     AbandonReason.AWAITS_ROOM,
     AbandonReason.FILES_LOST,
+    AbandonReason.RESTORED,
 )
 """Reasons of an abandonment that does not count as a failure of the round."""
 

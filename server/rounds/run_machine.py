@@ -40,6 +40,7 @@ from atoll.server.rounds.events import (
     Aggregated,
     AggregationFailed,
     AmendRecord,
+    AuditCharge,
     ClientDisconnected,
     ClientEvaluated,
     ClientFailed,
@@ -60,6 +61,7 @@ from atoll.server.rounds.events import (
     OpenNextRound,
     PauseRequested,
     PauseRun,
+    PublishedNamed,
     ResumeRequested,
     ResumeRun,
     RoundDue,
@@ -140,9 +142,11 @@ class RunMachine(Evaluations):
         assert now >= self.ledger.now, (now, self.ledger.now)
         self.ledger.now = now
         effects = self._coordinator_started(event, now) if isinstance(event, CoordinatorStarted) else ()
+        if isinstance(event, PublishedNamed):  # no deadline may close a round whose clients have spent their budgets
+            effects = self._after(self._published_named(event, now), now)
         while (deadline := self.deadline) is not None and now >= deadline:
             effects += self._after(self._time_passed(now), now)
-        if (kind := type(event)) is CoordinatorStarted or kind is TimePassed:
+        if (kind := type(event)) is CoordinatorStarted or kind is TimePassed or kind is PublishedNamed:
             return effects
         return effects + self._after(HANDLERS[kind](self, event, now), now)
 
@@ -203,6 +207,34 @@ class RunMachine(Evaluations):
         if ledger.is_round_due:
             effects.append(OpenNextRound(ledger.retry_at))
         return tuple(effects)
+
+    def _published_named(self, event: PublishedNamed, now: float) -> Effects:
+        """Charge all clients for each round after the backup's last closed one, as if it had been published.
+
+        An open round is abandoned: its clients may have spent their budgets since. One that aggregates was closed
+        before the backup, and its charge stays; it counts among the later rounds, too, as another fold of it would be
+        another release if the secret of the noise was not in the backup. Where the clients add the noise, each attempt
+        of these rounds may have been charged.
+        """
+        ledger, privacy = self.ledger, self.rules.privacy
+        if privacy is None or ledger.restoration == event.restoration:
+            return ()
+        ledger.restoration = event.restoration
+        closed = ledger.next_round - (1 if self.round is None else 2)
+        if (number := event.round_id - closed) <= 0:
+            return ()
+        membership, secure = ledger.membership, self.rules.secure
+        each = secure.attempts if secure is not None and privacy.noise_by == "clients" else 1
+        membership.charge_all(number * each, privacy)
+        charge = privacy.charged(len(membership.members), membership.most_spent, membership.most_uses)
+        rounds = f"rounds {closed + 1} to {event.round_id}"
+        effects: Effects = (AuditCharge(rounds, charge),)
+        if self.round is not None and self.round.phase is not Phase.AGGREGATING:
+            return effects + self.round.end_after_restoration(f"{rounds} were charged to all clients", now)
+        if ledger.is_round_due:
+            ledger.is_round_due = False
+            effects += self._next_round_or_end()
+        return effects
 
     def _disk_short(self, event: DiskShort, now: float) -> Effects:
         ledger = self.ledger
@@ -508,7 +540,9 @@ class RunMachine(Evaluations):
         """
         privacy, membership = self.rules.privacy, self.ledger.membership
         quorum = self.rules.policy.quorum_count
-        if privacy is None or len(membership.members) < quorum or membership.num_with_budget >= quorum:
+        if privacy is None or membership.num_with_budget >= quorum:
+            return ""
+        if len(membership.members) < quorum and not membership.is_unseen_spent:
             return ""
         return privacy.cause_of_end(membership.most_spent, self.ledger.version)
 
@@ -603,6 +637,6 @@ HANDLERS: Mapping[type[Event], Callable[[RunMachine, Any, float], Effects]] = {
     PauseRequested: RunMachine._pause,
     ResumeRequested: RunMachine._resume,
 }
-"""Handler of each event, with two exceptions: `receive` applies CoordinatorStarted before the passed deadlines, and
-TimePassed through these deadlines alone. An answer that arrives too late, such as the cohort of an ended round, changes
-nothing."""
+"""Handler of each event, with three exceptions: `receive` applies CoordinatorStarted and PublishedNamed before the
+passed deadlines, and TimePassed through these deadlines alone. An answer that arrives too late, such as the cohort of
+an ended round, changes nothing."""

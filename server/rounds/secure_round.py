@@ -443,24 +443,25 @@ class SecureRound(Round):
         assert session is not None
         before = session.stage
         effects = [*step()]
+        found: Effects = ()
         if session.stage is not before and not session.is_over:
             of.record.stage, of.by = session.stage, now + self._secure.stage_timeout
             if session.stage is Stage.MASKING:  # an upload may take as long as that of a plain update
                 of.by = max(of.by, self.record.deadline or of.by)
-                self._charge_attempt([of.names[position] for position in session.masking])
-        found = self._carried_out(of, effects, now)
+                found = self._charge_attempt([of.names[position] for position in session.masking])
+        found += self._carried_out(of, effects, now)
         is_last = of.session is session and not of.may_refuse
         return (*found, *self._send_home(of, of.aside, now)) if is_last and not of.is_over else found
 
-    def _charge_attempt(self, clients: Iterable[ClientId]) -> None:
+    def _charge_attempt(self, clients: Iterable[ClientId]) -> Effects:
         """Charge the members of an attempt that add noise, before the boxes that let their masked updates leave."""
         rules = self._privacy
         if rules is None or rules.noise_by != "clients":
-            return
+            return ()
         for client_id in sorted(clients):
             self.membership.charge(client_id, rules)
             self._charged.append(client_id)
-        self._note_charge(rules, len({*self._charged}), len(self._charged))
+        return (self._note_charge(rules, len({*self._charged}), len(self._charged)),)
 
     def _carried_out(self, of: OneSum, effects: Iterable[Tell | OpenWith | Fail], now: float) -> Effects:
         found: Effects = ()
@@ -584,7 +585,7 @@ class SecureRound(Round):
         self.record.phase = Phase.AGGREGATING
         aggregate = self._aggregate()
         if self._privacy is not None and self._privacy.noise_by == "coordinator":
-            self._charge(aggregate, self._privacy)
+            return (*releases, self._charge(aggregate, self._privacy), aggregate)
         return (*releases, aggregate)
 
     def _why_failed(self) -> str:

@@ -26,6 +26,7 @@ from atoll.server.rounds.events import (
     Invite,
     MetricsComputed,
     PauseRun,
+    PublishedNamed,
     Reject,
     Release,
     ResumeRequested,
@@ -165,6 +166,9 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
             best = machine.ledger.best
             if best is not None and best.version == version:
                 yield f"version {version}: the best so far: {machine.rules.best} is {best.value:.6g}"
+        case PublishedNamed(round_id) if machine.rules.privacy is not None:
+            spent = machine.rules.privacy.epsilon_of(machine.ledger.membership.most_spent)
+            yield f"restored from a backup; charged as published to round {round_id}: epsilon spent is {spent:.6g}"
         case ResumeRequested(wait):
             yield "the run is resumed" + (", and waits until there is room" if wait else "")
         case _:

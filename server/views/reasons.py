@@ -83,6 +83,7 @@ _ABANDONS = {
     AbandonReason.STOP_REQUESTED: "the operator stopped the run",
     AbandonReason.PAUSE_REQUESTED: "the operator paused the run before the first invitation",
     AbandonReason.AWAITS_APPROVAL: "clients that the quorum needs wait for their sites",
+    AbandonReason.RESTORED: "the state was restored from a backup, and later rounds were charged",
     AbandonReason.SECURE_FAILED: "no secure sum of enough sites was opened",
     AbandonReason.FILES_LOST: "files of it were lost on the coordinator's disk",
     AbandonReason.AWAITS_CLIENTS: "clients that the quorum needs are away",

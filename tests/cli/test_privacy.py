@@ -6,7 +6,8 @@ import pytest
 
 import atoll
 from atoll.protocol.privacy import loss_distribution
-from tests.cli.invoking import ran, refused, shown
+from atoll.server.folding.plan import Private
+from tests.cli.invoking import invoke, ran, refused, shown
 
 
 def plan(*arguments: object) -> dict[str, object]:
@@ -125,3 +126,25 @@ def test_the_same_from_python() -> None:
         atoll.privacy_plan(delta=True, epsilon=1.0, uses=2.5)
     with pytest.raises(atoll.AtollError, match="privacy_plan: got clip; allowed: delta, epsilon"):
         atoll.privacy_plan(delta=1e-5, epsilon=1.0, clip=2)
+
+
+AUDITED = ("privacy", "audit", "tests/operations/audited.py:task", "--set", "privacy.epsilon=2", "--canaries", "100")
+FOR_CLIENTS = ("privacy.delta=1e-5", "privacy.clip_norm=1", "aggregation.weighting=uniform", "rounds=1")
+SETTINGS = [part for setting in FOR_CLIENTS for part in ("--set", setting)]
+
+
+def test_an_audit_has_a_table_or_a_document() -> None:
+    found = shown(*AUDITED, *SETTINGS, "--json")
+    assert (found["unit"], found["canaries"], found["holds"]) == ("client", 100, True)
+    assert found["claim"] == pytest.approx(2.0, abs=1e-6)
+    assert 0.0 <= found["lower_bound"] <= found["lower_bound_max"]
+    said = ran(*AUDITED, *SETTINGS).stdout
+    assert "claim        epsilon 2.0000 at delta 1e-05 for one client: one use of a client" in said
+    assert "30 % too little noise is never found" in said
+
+
+def test_a_refuted_claim_has_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Private, "clip_factors", lambda self, norms, layout: [1.0] * len(norms))
+    result = invoke(*AUDITED, *SETTINGS)
+    assert result.exit_code == 1
+    assert "The claim does not hold" in result.stdout

@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+import subprocess
 
 import pytest
 
-from tests.cli.invoking import ran, refused
-from tests.federation.processes import federation
+from atoll.server.views.history import History
+from tests.cli.invoking import ran, refused, shown
+from tests.federation.processes import ATOLL, federation
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import TASK
+from tests.waiting import BOUND_S
 
 SETTINGS = {
     **{
@@ -32,6 +35,38 @@ def of_version(it, number):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
+def atoll(*command, code=0):
+    """Run a real command, and return what it says to a person."""
+    done = subprocess.run([ATOLL, *map(str, command)], capture_output=True, text=True, check=False, timeout=BOUND_S)
+    assert done.returncode == code, done.stderr
+    return done.stderr
+
+
+def restored_continues(it, state, written):
+    """Restore the backup of one version after five were published: nothing continues until the fifth is named."""
+    atoll("restore", it.folder / "backup.tar", state)
+    addresses = ("coordinator.listen=127.0.0.1:0", "coordinator.enrol=127.0.0.1:0")
+    start = ("coordinator", "--state", state, "--set", addresses[0], "--set", addresses[1])
+    lacking = atoll(*start, code=2)
+    assert "run private-1 is private, and this state was restored from a backup of " in lacking
+    assert "start the coordinator once with --published private-1=ROUND" in lacking
+    assert "allowed: 1 to 1000000000" in atoll(*start, "--published", "private-1=0", code=2)
+    assert "--published: got two; allowed: RUN=ROUND" in atoll(*start, "--published", "two", code=2)
+    coordinator = it.start("restored", *start, "--published", "5")
+    it.wait_for(lambda: str(History(state).run("private-1").state) == "finished")
+    coordinator.terminate()
+    coordinator.wait(BOUND_S)
+    guarantee = shown("privacy", "show", "private-1", "--state", state)
+    assert (guarantee["uses"], guarantee["clients_with_budget"]) == (6, 0), "1 and 2 were charged; 2 to 5 once more"
+    assert History(state).versions("private-1")[-1].version == 2, "the round that was closed is folded, and none begins"
+    for name, digest in written.items():
+        [path] = state.glob(f"**/{name}")
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == digest, "with the secret of the backup it is the same"
+    lines = [line for path in state.glob("audit/*.jsonl") for line in path.read_text().splitlines()]
+    actions = {json.loads(line).get("action") for line in lines}
+    assert {"state.restore", "privacy.published", "privacy.charge"} <= actions
+
+
 @pytest.mark.slow
 def test_a_coordinator_that_dies_in_its_fold_repeats_the_noise_and_refunds_nothing(tmp_path):
     with federation(tmp_path, task=TASK) as it:
@@ -40,6 +75,7 @@ def test_a_coordinator_that_dies_in_its_fold_repeats_the_noise_and_refunds_nothi
         for site in line_task.SITES:
             it.agent(site, threads=1)
         it.running["coordinator"].wait()
+        atoll("backup", it.state, tmp_path / "backup.tar")  # with one version, and the second round closed
         written = of_version(it, 2)
         assert written, [str(path) for path in it.folder.glob("state/**/*")]
         again = ("--state", it.state, "--set", f"coordinator.listen={it.address}")
@@ -53,6 +89,7 @@ def test_a_coordinator_that_dies_in_its_fold_repeats_the_noise_and_refunds_nothi
         assert of_version(it, 2) == written, "the same set has the same noise"
         secret = (it.state / "noise.key").read_text().strip()
         assert secret not in it.log("coordinator")
+        restored_continues(it, tmp_path / "restored", written)
     assert (run["cause"], run["version"]) == (CAUSE, 5)
     spent = [row["epsilon"] for row in rounds if row["phase"] == "committed"]
     assert spent == sorted(spent)

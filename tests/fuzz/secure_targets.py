@@ -20,6 +20,9 @@ from atoll.client.policy.promise_store import PromiseStore
 from atoll.client.secure import member
 from atoll.client.secure.member import KeepPromise, Mask, Member, MemberRules, Send
 from atoll.client.secure.promises import Kind, PeerChains, Promises, extended, promise_of
+from atoll.client.session.agreed_terms import fault_of_terms
+from atoll.client.session.events import Asked, StatisticsRequest
+from atoll.client.wire.messages import event_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.certificates import read_leaf
 from atoll.protocol.identity.statement import NotTrusted
@@ -38,14 +41,16 @@ from atoll.protocol.secure.messages import (
 )
 from atoll.protocol.secure.shamir import SHARE_BYTES
 from atoll.protocol.secure.site_key import check_certified, is_signed
-from atoll.protocol.secure.terms import read_terms
+from atoll.protocol.secure.terms import data_digest, ranges_digest, read_terms
 from atoll.server.folding.sums import expected_layout, faults_of_words
 from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.sessions.session import Session
 from atoll.tensors.layout import Piece, Tensor, in_order
+from atoll.tensors.masked.whole_numbers import encode_numbers, opened_numbers
 from atoll.tensors.secure.exact import decode_exact, encode_exact
 from atoll.tensors.secure.masked_layout import MetricShape, exact_of
 from atoll.tensors.secure.vector import Fill
+from atoll.training.statistics.question import Question, numbers_of, read_question, summed_parts
 from tests.fuzz.make_corpus import NOW, PATH
 from tests.server.sessions.small_federation import terms_of
 
@@ -268,6 +273,60 @@ def _promised() -> bytes:
 
 
 PROMISES = _promised()
+
+# ---------------------------------------------------------------- statistics
+
+QUESTION = Question(
+    ("train", "test"),
+    labels=(("target", 3),),
+    targets=(("dose", (-1.0, 0.5)),),
+    features=(("age", (0.0, 40.0, 120.0)), ("income", (9e8, 1.1e9))),
+    seed=2**63,
+)
+"""Layout of statistics that has each kind of part."""
+
+_STATISTICS = terms_of(
+    **{"run": "digits-statistics", "round": 5, "purpose": "statistics", "base": 0, "model": data_digest("t:task")},
+    **{"task": "t:task", "algorithm": "", "layout": QUESTION.digest, "bits": 64, "ranges": ranges_digest(())},
+)
+_COLUMN = (1, 7, 1, 2, -(1 << 100), 1 << 110)
+_OF_SPLIT = (1, 30, 1, 0, 5, 6, 7, 12, *_COLUMN, 1, 0, 7, *_COLUMN, 1, 0, 3, 4, *_COLUMN, 1, 2, 5)
+
+
+class OtherTerms(ValueError):
+    """Terms that are not those of their request."""
+
+
+def layout(data: bytes) -> None:
+    """Read a layout of statistics, and derive what a site and a coordinator derive from it."""
+    read = read_question(data)
+    assert read.text.encode() == data
+    assert read.num_numbers == len(numbers_of({}, read))
+    assert len(read.in_words()) < 10_000
+
+
+def request(data: bytes) -> None:
+    """Read a request for statistics, and hold its layout against its terms, as an agent does."""
+    event = event_of(pb.ServerMessage(ask_statistics=pb.AskStatistics.FromString(data)))
+    assert isinstance(event, Asked)
+    assert isinstance(event.request, StatisticsRequest)
+    if event.request.secure is not None and (fault := fault_of_terms(event.request, event.request.secure)):
+        raise OtherTerms(fault)
+
+
+REQUEST = pb.AskStatistics(
+    **{"run_id": "digits-statistics", "number": 5, "task": "t:task", "time_left_s": 60.0, "local": _STATISTICS.local},
+    **{"model_seed": QUESTION.seed, "question": QUESTION.text, "secure": pb.SecureTerms(terms=_STATISTICS.canonical())},
+).SerializeToString()
+
+
+def statistics(data: bytes) -> None:
+    """Read the opened words of one member's statistics."""
+    words = data[: len(STATISTICS)].ljust(len(STATISTICS), bytes(1))
+    summed_parts(opened_numbers([words], (), QUESTION.num_numbers), QUESTION, 1)
+
+
+STATISTICS = encode_numbers(_OF_SPLIT * len(QUESTION.splits))
 
 # ---------------------------------------------------------------- terms, manifests
 

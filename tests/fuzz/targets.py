@@ -278,6 +278,17 @@ TARGETS = {
         sums.promises, (sums.BrokenChain, ValueError, TypeError), [sums.PROMISES], [b'"joined"', b'"signed"', b'"",']
     ),
     "manifest of a masked update": Target(sums.masked, (sums.WrongWords, ManifestError), _MASKED, _JSON_TOKENS),
+    "layout of statistics": Target(
+        sums.layout,
+        (ManifestError,),
+        [sums.QUESTION.text.encode()],
+        [b'["a",[0.5,1.5]]', b'["a",2]', b"1e999"],
+        sums.canonical,
+    ),
+    "request for statistics": Target(sums.request, (sums.OtherTerms, BadMessage, DecodeError), [sums.REQUEST]),
+    "numbers of statistics": Target(
+        sums.statistics, (WrongSum, ValueError), [sums.STATISTICS], [bytes(8), b"\xff" * 8, b"\x01" + bytes(7)]
+    ),
     "join code": Target(_text(JoinCode.parse), (JoinCodeError,), [str(_CODE).encode()], [b"atoll-"]),
     "join code with the right sum": Target(
         _text(JoinCode.parse),

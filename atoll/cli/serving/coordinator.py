@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atoll.cli import options
 from atoll.cli.command import current, if_stopped
-from atoll.cli.printing import note, say_settings
+from atoll.cli.printing import note, say_settings, shortened
 from atoll.cli.waiting import waiting_for
 from atoll.ground.process.loading import loading
 from atoll.ground.version import __version__
@@ -72,6 +72,15 @@ AcceptLosses = Annotated[
         "and a run without its model fails. The audit log records this.",
     ),
 ]
+Published = Annotated[
+    list[str],
+    typer.Option(
+        "--published",
+        metavar="[RUN=]ROUND",
+        help="The newest published round of a private run, for the first start after `atoll restore`: all clients are "
+        "charged for every round since the backup. The audit log records this.",
+    ),
+]
 Stay = Annotated[bool, typer.Option("--stay", help="Do not end with the last run; `atoll run start` adds more.")]
 
 
@@ -86,6 +95,7 @@ def coordinator(
     stay: Stay = False,
     accept_clock: AcceptClock = False,
     accept_losses: AcceptLosses = False,
+    published: Published = [],  # noqa: B006 - as `overrides`
     check: options.Check = False,
     json: options.CheckJson = False,
     log_form: options.Log = "text",
@@ -114,8 +124,22 @@ def coordinator(
     log.configure("coordinator", form=log_form)
     note(f"atoll {__version__}: the coordinator starts, state in {file.coordinator.state}")
     run = file.run if isinstance(file, RunFile) else None
-    accepted = {"clock": accept_clock, "losses": accept_losses}
+    accepted = {"clock": accept_clock, "losses": accept_losses, "published": _rounds(published)}
     raise typer.Exit(_host(file, accepted, again=again, stay=stay or run is None))
+
+
+def _rounds(published: list[str]) -> dict[str, int]:
+    """Return the named rounds by run; raises CommandError."""
+    found, faults = dict[str, int](), list[str]()
+    for text in published:
+        run, _, number = text.rpartition("=")
+        if not (number.isascii() and number.isdigit()) or run in found:
+            faults.append(f"--published: got {shortened(text)}; allowed: RUN=ROUND, once for a run, as digits-1=7")
+        else:
+            found[run] = int(number)
+    if faults:
+        raise CommandError(*faults)
+    return found
 
 
 def _check(file: "HostFile | RunFile", json: bool) -> None:
@@ -185,7 +209,7 @@ def _check_task(file: "RunFile") -> None:
         raise CommandError(*faults)
 
 
-def _host(file: "HostFile | RunFile", accepted: dict[str, bool], *, again: bool, stay: bool) -> int:
+def _host(file: "HostFile | RunFile", accepted: dict[str, Any], *, again: bool, stay: bool) -> int:
     import asyncio
 
     with loading():

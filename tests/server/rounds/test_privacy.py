@@ -6,15 +6,21 @@ from dataclasses import replace
 import pytest
 
 from atoll.protocol.privacy.gaussian import epsilon_of, mu_of, mu_within, noise_multiplier_of
-from atoll.protocol.vocabulary import ClientId, FailureReason, RoundId, RunState
+from atoll.protocol.vocabulary import AbandonReason, ClientId, FailureReason, RoundId, RunState
 from atoll.server.journal.codec import decode_ledger, decode_rules, encode_ledger, encode_rules
+from atoll.server.rounds.candidate import Candidate
 from atoll.server.rounds.events import (
     AggregationFailed,
     ClientFailed,
+    ClientJoined,
     CoordinatorStarted,
+    DrawCohort,
+    Effect,
     EndRun,
     FilesLost,
     OpenNextRound,
+    Profile,
+    PublishedNamed,
     ResumeRequested,
     RoundDue,
 )
@@ -74,8 +80,9 @@ def test_a_charge_is_made_by_the_event_that_closes_the_round_before_its_fold() -
     opened(drive, "ab")
     drive.update("a")
     assert uses(drive) == {"a": 0, "b": 0}
-    assert kinds(drive.update("b")) == ["Accept", "Aggregate"]
+    assert kinds(drive.update("b")) == ["Accept", "AuditCharge", "Aggregate"]
     assert uses(drive) == {"a": 1, "b": 1}
+    assert kinds(drive.do(CoordinatorStarted(drive.now))) == ["Aggregate"], "a charge is audited once"
     assert drive.record.charge is not None
     assert drive.record.charge.clients == 2
 
@@ -125,6 +132,13 @@ def test_a_client_that_has_taken_part_often_enough_is_no_candidate() -> None:
     closed(drive, "cd")
     drive.fold()
     assert drive.machine.ledger.state is RunState.FINISHED
+
+
+def test_a_sampler_sees_no_value_of_a_single_clients_data() -> None:
+    drive = Drive(rules={"privacy": rules()}, cohort_size=1, quorum=1)
+    drive.do(ClientJoined(ClientId("a"), "s", Profile(977, "north")))
+    [drawing] = [effect for effect in drive.do(RoundDue()) if isinstance(effect, DrawCohort)]
+    assert drawing.candidates == (Candidate(ClientId("a"), 0, "north"),)
 
 
 def test_the_run_waits_for_members_that_still_have_a_budget() -> None:
@@ -194,3 +208,99 @@ def test_charges_never_fall_in_a_thousand_restarts(seed: int) -> None:
         before = now
     assert restarts > 200
     assert drive.machine.ledger.cause.startswith("the privacy budget is spent: epsilon ")
+
+
+# ---------------------------------------------------------------- a restored backup
+
+
+def named(drive: Drive, number: int, restoration: str = "r1") -> list[Effect]:
+    return drive.do(PublishedNamed(RoundId(number), restoration))
+
+
+def test_rounds_after_a_restored_backup_are_charged_to_all_clients_and_to_those_that_join_later() -> None:
+    drive = private(rules(uses=5), clients="abc")
+    closed(drive)
+    drive.fold()
+    effects = named(drive, 4)
+    assert kinds(effects) == ["AuditCharge", "OpenNextRound"]
+    assert uses(drive) == {"a": 4, "b": 4, "c": 3}
+    drive.join("d")
+    assert uses(drive)["d"] == 3, "it may have been in each of the forgotten rounds"
+    assert named(drive, 9) == [], "a restoration is answered once"
+    assert uses(drive) == {"a": 4, "b": 4, "c": 3, "d": 3}
+    drive.machine.validate()
+    named(drive, 4, "r2")
+    assert uses(drive) == {"a": 7, "b": 7, "c": 6, "d": 6}, "another restoration forgets other rounds"
+    assert drive.machine.ledger.state is RunState.FINISHED
+    assert drive.machine.ledger.cause.startswith("the privacy budget is spent: epsilon ")
+
+
+def test_no_charge_follows_if_the_backup_knows_every_published_round() -> None:
+    drive = private(rules(uses=5))
+    closed(drive)
+    drive.fold()
+    opened(drive, "ab")
+    assert named(drive, 1) == []
+    assert uses(drive) == {"a": 1, "b": 1}
+    drive.update("a")
+    assert kinds(drive.update("b"))[-1] == "Aggregate", "the open round continues"
+
+
+@pytest.mark.parametrize("uses_left", [4, 2])
+def test_an_open_round_of_a_restored_backup_is_abandoned_as_its_clients_may_be_spent(uses_left: int) -> None:
+    drive = private(rules(uses=1 + uses_left))
+    closed(drive)
+    drive.fold()
+    opened(drive, "ab")
+    drive.update("a")
+    effects = named(drive, 3)
+    assert "Abandon" in kinds(effects)
+    assert drive.machine.ledger.past[RoundId(2)].abandon_reason is AbandonReason.RESTORED
+    assert uses(drive) == {"a": 3, "b": 3}
+    is_left = uses_left == 4
+    assert kinds(effects)[-1] == ("OpenNextRound" if is_left else "EndRun")
+    assert drive.machine.ledger.failures == 0
+    drive.machine.validate()
+
+
+def test_no_passed_deadline_closes_a_round_before_its_clients_are_charged_for_forgotten_ones() -> None:
+    drive = private(rules(uses=2), clients="abc", cohort_size=3, quorum=2)
+    opened(drive, "abc")
+    for client in "ab":
+        drive.update(client)
+    drive.now += 1000.0
+    effects = drive.do(PublishedNamed(RoundId(2), "r1"))
+    assert "Aggregate" not in kinds(effects)
+    assert uses(drive) == {"a": 2, "b": 2, "c": 2}
+    assert drive.machine.ledger.state is RunState.FINISHED
+
+
+def test_a_round_that_aggregated_at_the_backup_is_finished_and_counts_twice() -> None:
+    drive = private(rules(uses=5))
+    closed(drive)
+    named(drive, 2)
+    assert uses(drive) == {"a": 3, "b": 3}, "its charge, and as published as another set, and round 2"
+    assert kinds(drive.do(CoordinatorStarted(drive.now))) == ["Aggregate"]
+    drive.fold()
+    assert (drive.machine.ledger.version, uses(drive)) == (1, {"a": 3, "b": 3})
+
+
+def test_an_ended_run_is_charged_too_and_a_larger_budget_counts_it() -> None:
+    privacy = rules(uses=1)
+    drive = private(privacy)
+    closed(drive)
+    drive.fold()
+    assert drive.machine.ledger.state is RunState.FINISHED
+    assert kinds(named(drive, 3)) == ["AuditCharge"]
+    more = replace(privacy, epsilon=8.0, spent_max=mu_within(8.0, DELTA) ** 2)
+    drive.do(ResumeRequested(rules=replace(drive.machine.rules, privacy=more)))
+    spent = epsilon_of(mu_of([(privacy.noise_multiplier, 3)]), DELTA)
+    assert (drive.machine.ledger.state is RunState.RUNNING) == (spent < 8.0 and 4 * privacy.cost <= more.spent_max)
+    assert uses(drive) == {"a": 3, "b": 3}
+
+
+def test_a_run_without_privacy_and_an_empty_one_take_an_answer() -> None:
+    plain = Drive()
+    assert named(plain, 7) == []
+    empty = Drive(rules={"privacy": rules(uses=3)}, cohort_size=2, quorum=2)
+    assert kinds(named(empty, 7)) == ["AuditCharge", "EndRun"], "no later client has a budget either"

@@ -10,6 +10,7 @@ import pytest
 from atoll.ground.strict_json import read_object
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.site_statistics import encode
+from atoll.server.config.privacy import PrivacyConfig, without_statistics
 from atoll.server.config.secure import NO_LAYOUT, WITHOUT_CERTIFICATES
 from atoll.server.statistics.collection import SILENT
 from atoll.training.statistics.parts import Histogram, SiteStatistics, count
@@ -25,6 +26,9 @@ ANSWER = SiteStatistics(
 def asking(admin, deadline_s=30.0, *overrides):
     request = pb.CollectStatisticsRequest(config_toml=toml("tiny"), overrides=overrides, deadline_s=deadline_s)
     return asyncio.ensure_future(admin.CollectStatistics(request))
+
+
+PRIVACY = ("epsilon=8.0", "delta=1e-5", "clip_norm=1.0")
 
 
 async def give(client, asked, data=None, **fields):
@@ -138,6 +142,8 @@ async def test_what_is_impossible_is_refused_before_a_site_is_asked(tmp_path):
                 secure = ("round.cohort_size=3", "secure.clip_norm=1.0", "secure.examples_max=9")
                 assert await refused(*secure) == NO_LAYOUT
                 assert await refused(*secure, "secure.statistics.labels.target=4") == WITHOUT_CERTIFICATES
+                private = ('aggregation.weighting="uniform"', *(f"privacy.{key}" for key in PRIVACY))
+                assert (await refused(*private)).startswith("privacy: the run would have [privacy], and statistics")
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await result(admin)
                 assert caught.value.code() is grpc.StatusCode.NOT_FOUND
@@ -145,3 +151,17 @@ async def test_what_is_impossible_is_refused_before_a_site_is_asked(tmp_path):
 
 def test_an_answer_is_canonical_json():
     assert read_object(encode(ANSWER), num_bytes_max=1000).keys() == {"parts", "withheld"}
+
+
+@live
+async def test_the_task_of_a_private_run_has_no_statistics_even_of_a_plan_without_privacy(tmp_path):
+    async with running(tmp_path / "state") as it, it.admin() as admin, it.client("a", gives_statistics=True) as a:
+        await a.next("welcome")
+        privacy = PrivacyConfig(epsilon=8.0, delta=1e-5, clip_norm=1.0)  # the task has whole numbers: not by its TOML
+        it.run.config = it.run.config.model_copy(update={"privacy": privacy})
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asking(admin)
+        assert caught.value.details() == without_statistics("four_numbers_task:task", "tiny-1")
+        await it.coordinator.stop_run("tiny-1", "enough")
+        with pytest.raises(grpc.aio.AioRpcError, match="run tiny-1 of 'four_numbers_task:task' is private"):
+            await asking(admin)

@@ -1,0 +1,45 @@
+"""The plan of a private sum: what bounds each update, by what the sum is divided, and to what its noise is bound."""
+
+import math
+
+from atoll.protocol.vocabulary import ClientId, Digest, RoundId, Version
+from atoll.server.folding.plan import Private
+from atoll.server.rounds.events import Aggregate, Contribution
+from atoll.tensors.layout import Tensor
+from tests.server.rounds.test_privacy import rules
+
+PRIVATE = Private(rules(), 8, b"k" * 32)
+
+
+def aggregate(digests: str, round_id: int = 3) -> Aggregate:
+    contributions = (Contribution(ClientId(d), Digest(d), 10, 1.0) for d in digests)
+    return Aggregate(RoundId(round_id), Version(2), tuple(contributions))
+
+
+def test_the_noise_is_bound_to_the_set_of_updates_the_round_and_the_base() -> None:
+    same = PRIVATE.planned(aggregate("abc"), Digest("base"))
+    assert PRIVATE.planned(aggregate("abc"), Digest("base")) == same
+    assert PRIVATE.planned(aggregate("cab"), Digest("base")) == same, "a set has no order"
+    others = [
+        PRIVATE.planned(aggregate("ab"), Digest("base")),
+        PRIVATE.planned(aggregate("abd"), Digest("base")),
+        PRIVATE.planned(aggregate("abc", 4), Digest("base")),
+        PRIVATE.planned(aggregate("abc"), Digest("another")),
+        Private(PRIVATE.rules, 8, b"l" * 32).planned(aggregate("abc"), Digest("base")),
+    ]
+    assert len({plan.key for plan in (same, *others)}) == 6
+
+
+def test_the_sum_is_divided_by_the_cohort_size_however_many_updates_came() -> None:
+    for digests in ("a", "abc", "abcdefgh"):
+        planned = PRIVATE.planned(aggregate(digests), Digest("base"))
+        assert planned.divisor == 8
+        assert planned.deviation == PRIVATE.rules.noise_multiplier * PRIVATE.rules.clip_norm
+
+
+def test_no_update_is_longer_than_the_clip_norm_and_a_short_one_stays() -> None:
+    norms = [0.0, 0.25, 1.0, 40.0]
+    factors = PRIVATE.clip_factors(norms, [Tensor("w", "F32", (7, 3)), Tensor("b", "F32", (3,))])
+    assert [*factors[:2]] == [1.0, 1.0]
+    assert all(norm * factor <= PRIVATE.rules.clip_norm for norm, factor in zip(norms, factors, strict=True))
+    assert math.isclose(norms[3] * factors[3], PRIVATE.rules.clip_norm, rel_tol=1e-6)
