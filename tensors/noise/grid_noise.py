@@ -1,7 +1,7 @@
 """The noise of a tensor's elements, in whole steps of a grid: a key for each block of elements, in their flat order.
 
-An element has the same noise however the tensor is cut: into the tiles of a whole file, the ranges of aggregation ranks,
-the boxes of a mesh.
+An element has the same noise however the tensor is cut: into tiles of a whole file, ranges of aggregation ranks, or
+boxes of a mesh.
 """
 
 from dataclasses import dataclass, field
