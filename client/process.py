@@ -15,6 +15,7 @@ from atoll.client.site.security import SiteSecurity
 from atoll.client.work.crew import crews_of
 from atoll.client.work.runner import Runner
 from atoll.client.work.worker import WorkerRunner, workers_of
+from atoll.ground.noise.key import key_of
 from atoll.parallel.mesh_client.supervisor.crew import Crew
 from atoll.protocol import service_manager
 from atoll.protocol.identity.membership import Membership, unless_stopped
@@ -63,7 +64,8 @@ async def run_agent(
         )
         if (membership := await (unless_stopped(taking) if handle_signals else taking)) is None:
             return 0
-        gate = Gate(config.policy, state.path)
+        noise = key_of(state.noise_secret, "name of the secret").hex()[:32]
+        gate = Gate(config.policy, state.path, coordinator=membership.address, noise=noise)
         security = SiteSecurity(config.site, state.path, gate, membership.keeper)
         if runner is None:
             workers = _workers(config, tasks, state)

@@ -166,13 +166,13 @@ def load_text(
     try:
         return model_type.model_validate(document, context=context)
     except ValidationError as error:
-        errors: dict[tuple[str, ...], list[ErrorDetails]] = {}
+        errors: dict[Key, list[ErrorDetails]] = {}
         for detail in error.errors():
             errors.setdefault(_key(detail, document), []).append(detail)
     written = {others: table for table, (_, others) in short_tables.items()}
     for key, details in errors.items():
-        is_set = any(f"{'.'.join(key)}.".startswith(f"{'.'.join(start)}.") for start in overridden)
-        shown = ".".join((written.get(key[0], key[0]), *key[1:]) if len(key) > 1 else key)
+        is_set = any(f"{_shown(key)}.".startswith(f"{'.'.join(start)}.") for start in overridden)
+        shown = _shown((written.get(str(key[0]), key[0]), *key[1:]) if len(key) > 1 else key)
         found = _faults(model_type, key, details, document, shown)
         faults += [_line("--set" if is_set else name, what) for what in found]
     raise ConfigError(faults)
@@ -253,16 +253,26 @@ def value_of(key: str, text: str) -> Any:
 # ---------------------------------------------------------------- faults
 
 
-def _key(detail: ErrorDetails, document: Any) -> tuple[str, ...]:
+Key = tuple[str | int, ...]
+"""Place of a value in a document: names of keys, and the numbers of tables in a list of tables."""
+
+
+def _key(detail: ErrorDetails, document: Any) -> Key:
     """Return a fault's key in the document: its location without pydantic's names for the branches of a union."""
-    key = []
+    key: list[str | int] = []
     for part in detail["loc"]:
-        if isinstance(document, dict) and part in document:
+        is_in_list = isinstance(document, list) and isinstance(part, int) and isinstance(document[part], dict)
+        if is_in_list or (isinstance(document, dict) and part in document):
             document = document[part]
         elif detail["type"] != "missing" or part != detail["loc"][-1]:
             break
-        key.append(str(part))
+        key.append(part)
     return tuple(key)
+
+
+def _shown(key: Key) -> str:
+    """Return a key as a person writes it: `privacy.data[0].name`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key).removeprefix(".")
 
 
 HIDDEN = "hidden"
@@ -270,10 +280,10 @@ HIDDEN = "hidden"
 
 
 def _faults(
-    model_type: type[BaseModel], key: tuple[str, ...], details: list[ErrorDetails], document: Any, dotted: str
+    model_type: type[BaseModel], key: Key, details: list[ErrorDetails], document: Any, dotted: str
 ) -> list[str]:
     if details[0]["type"] == "extra_forbidden":
-        return [f"{dotted}: unknown key ({_known(key[-1], _annotation(model_type, key[:-1]))})"]
+        return [f"{dotted}: unknown key ({_known(str(key[-1]), _annotation(model_type, key[:-1]))})"]
     allowed = type_text(_annotation(model_type, key))
     if details[0]["type"] == "missing":
         return [f"{dotted}: missing; allowed: {allowed}"]
@@ -295,12 +305,14 @@ def _known(name: str, table: Any) -> str:
     return "".join(f"did you mean {other}? " for other in near) + f"known: {', '.join(names)}"
 
 
-def _annotation(model_type: type[BaseModel], key: tuple[str, ...]) -> Any:
+def _annotation(model_type: type[BaseModel], key: Key) -> Any:
     """Return the declared type at a key."""
     found: Any = model_type
     for part in key:
         if (table := _table_in(found)) is not None:
-            found = _declared(table.model_fields[part])
+            found = _declared(table.model_fields[str(part)])
+        elif (tables := tables_in(found)) is not None:
+            found = tables
         elif get_origin(found) is dict:
             found = get_args(found)[1]
     return _table_in(found) or found
@@ -311,6 +323,13 @@ def _table_in(annotation: Any) -> type[BaseModel] | None:
     kinds = [kind for kind in get_args(annotation) if kind is not NoneType] if _is_union(annotation) else [annotation]
     is_table = len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], BaseModel)
     return kinds[0] if is_table else None
+
+
+def tables_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of the tables in a field that is a list of tables; None: it is something else."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return _table_in(get_args(annotation)[0]) if get_origin(annotation) is list else None
 
 
 def _is_union(annotation: Any) -> bool:
@@ -354,6 +373,8 @@ def _describe(model_type: type[BaseModel], prefix: str) -> Iterator[Setting]:
             doc=docs.get(name, ""),
             is_required=field.is_required(),
         )
+        if (tables := tables_in(field.annotation)) is not None:
+            yield from _describe(tables, f"{prefix}{name}[].")
 
 
 def type_text(annotation: Any) -> str:

@@ -96,6 +96,59 @@ class SecurePolicy(BaseModel):
         return not self.required if self.tell_examples is None else self.tell_examples
 
 
+class DataBudget(BaseModel):
+    """The budget of one data set: what all releases of it together may tell about one example or about the site."""
+
+    model_config = STRICT
+
+    name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Name of the data set in this site's ledger, such as mri-2026. The ledger keeps what was spent under a name for
+    ever: a new budget is a new name."""
+
+    tasks: Annotated[list[Pattern], Field(min_length=1)]
+    """Names of the tasks that read this data, or patterns; the coordinator cannot choose. A task that matches several
+    data sets is charged to each."""
+
+    epsilon_max: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+    """Largest epsilon of all releases together, over all runs and coordinators. It may be lowered later, not raised."""
+
+    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    """Probability with which `epsilon_max` may fail; far below 1 / the number of examples. It may be lowered later, not
+    raised."""
+
+    unit: Literal["example", "client"]
+    """What is protected: "example", one example of this data; "client", all of it. A run with a guarantee for examples
+    bounds nothing for the whole, and is refused under "client"; one with a guarantee for clients is charged to both."""
+
+
+class PrivacyPolicy(BaseModel):
+    """The site's budgets of differential privacy (docs/privacy-sites.md)."""
+
+    model_config = STRICT
+
+    ledger: Annotated[str, Field(max_length=4096)] = ""
+    """Folder of the ledger, an absolute path; empty: the agent's state directory. Agents of one site that read the same
+    data for several coordinators name the same folder, so that they spend one budget."""
+
+    data: list[DataBudget] = []
+    """Data sets with a budget, one `[[privacy.data]]` each. They take part in nothing that is not accounted."""
+
+    @field_validator("ledger")
+    @classmethod
+    def _is_absolute(cls, path: str) -> str:
+        if path and not path.startswith("/"):
+            raise ValueError("allowed: an absolute path, such as /var/lib/atoll/budgets, or nothing")
+        return path
+
+    @field_validator("data")
+    @classmethod
+    def _names_differ(cls, data: list[DataBudget]) -> list[DataBudget]:
+        names = [each.name for each in data]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"{', '.join(map(repr, twice))} occur twice: allowed is one table for each name")
+        return data
+
+
 class SitePolicy(BaseModel):
     """A site's policy: all of its rules must agree before the agent trains, evaluates or sends."""
 
@@ -159,6 +212,8 @@ class SitePolicy(BaseModel):
 
     secure: SecurePolicy = SecurePolicy()
 
+    privacy: PrivacyPolicy = PrivacyPolicy()
+
     error_details: bool = False
     """Send the text of errors to the coordinator: the exceptions of the task's code and lines of their tracebacks.
     Otherwise the coordinator gets only the reason, and the text stays in the agent's own log."""
@@ -180,6 +235,15 @@ class SitePolicy(BaseModel):
             raise ValueError(
                 'metrics_only and metrics "none" let nothing leave: set metrics to "merged" or "per_site", or '
                 "metrics_only to false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _errors_tell_no_data(self) -> "SitePolicy":
+        if self.error_details and self.privacy.data:
+            raise ValueError(
+                "error_details: got true, and data with a budget ([[privacy.data]]) would leave in the text of errors: "
+                "allowed is false"
             )
         return self
 

@@ -20,7 +20,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 NAME = "policy.db"
-SCHEMA = 5
+SCHEMA = 6
 
 BUSY_S = 5.0
 
@@ -54,6 +54,12 @@ CREATE TABLE site_key (only INTEGER PRIMARY KEY CHECK (only = 1), key BLOB NOT N
 """The promises of this site and the site key to which they belong; the ends of its peers' chains, and the keys of peers
 that have shown two chains."""
 
+_BUDGETS = """
+CREATE TABLE budgets (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, data TEXT NOT NULL, content TEXT NOT NULL,
+                      hash BLOB NOT NULL) STRICT;
+"""
+"""The entries of the ledger of budgets, a hash chain (`budgets/entries`)."""
+
 _FROM_SCHEMA_1 = f"""
 ALTER TABLE runs ADD COLUMN algorithm TEXT NOT NULL DEFAULT '';
 ALTER TABLE runs ADD COLUMN codec TEXT NOT NULL DEFAULT '';
@@ -69,15 +75,16 @@ DROP TABLE counted
 _FROM_SCHEMA_2 = "ALTER TABLE runs ADD COLUMN metrics TEXT NOT NULL DEFAULT 'merged'"
 """Migration from schema 2, under which a coordinator showed only sums over all sites."""
 
-_FROM_SCHEMA_4 = f"ALTER TABLE runs ADD COLUMN secure TEXT NOT NULL DEFAULT '';\n{_PROMISES}"
+_FROM_SCHEMA_4 = f"ALTER TABLE runs ADD COLUMN secure TEXT NOT NULL DEFAULT '';\n{_PROMISES}{_BUDGETS}"
 """Migration from schema 4, under which every run was plain."""
 
 _STEPS = {
-    0: _RUNS + _ROUNDS + _ROLLBACKS + _PROMISES,
+    0: _RUNS + _ROUNDS + _ROLLBACKS + _PROMISES + _BUDGETS,
     1: f"{_FROM_SCHEMA_1};\n{_FROM_SCHEMA_2};\n{_ROLLBACKS}{_FROM_SCHEMA_4}",
     2: f"{_FROM_SCHEMA_2};\n{_ROLLBACKS}{_FROM_SCHEMA_4}",
     3: f"{_ROLLBACKS}{_FROM_SCHEMA_4}",
     4: _FROM_SCHEMA_4,
+    5: _BUDGETS,
 }
 """Statements that migrate each schema version to the current one."""
 

@@ -2,7 +2,7 @@
 
 The rules are checked in a fixed order; the first one that objects determines the decision:
 
-    tasks -> runs -> rejected -> secure -> approval -> actions -> metrics, statistics, metrics_only
+    tasks -> runs -> rejected -> secure -> budget -> approval -> actions -> metrics, statistics, metrics_only
     -> upload_max_bytes -> hours -> rounds_per_day
 
 A request without an objection is *allowed*. It is *refused* if only a changed policy or decision of the operator could
@@ -53,6 +53,7 @@ class Rule(StrEnum):
     RUNS = "runs"
     REJECTED = "rejected"
     SECURE = "secure"
+    BUDGET = "budget"
     APPROVAL = "approval"
     ACTIONS = "actions"
     METRICS = "metrics"
@@ -121,6 +122,8 @@ class History:
     """Number of times that the round has begun, including this one; 0: there is no round."""
     terms: str = ""
     """Fingerprint of the terms on which the run asks; empty: it has not asked."""
+    over_budget: str = ""
+    """Why the budget of the data that the request reads does not allow it; empty: it does, or there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,8 @@ def _object_to_run(policy: SitePolicy, request: PolicyRequest, history: History)
         return _refused(Rule.REJECTED, f"run {request.run_id!r} was rejected here")
     if fault := _fault_of_secrecy(policy.secure, request):
         return _refused(Rule.SECURE, fault)
+    if history.over_budget:
+        return _refused(Rule.BUDGET, history.over_budget)
     if policy.approval == "each_run" and history.standing is not Standing.APPROVED:
         command = f"atoll site approve {request.run_id}" + (f" --terms {history.terms}" if history.terms else "")
         return Decision(Outcome.WAITING, Rule.APPROVAL, f"its site's operator approves it with `{command}`")

@@ -9,7 +9,8 @@ A hash chain like the coordinator's audit log (`protocol/audit/chain`), which `a
     digests        the task, the size of the update if it is known, and the SHA-256 of the work or the update
 
 The log also holds a line for each session of a secure sum that the site has joined or signed, and for each check of a
-session that failed (`secure.joined`, `secure.signed`, `secure.left`); and checkpoints of the coordinator's audit log,
+session that failed (`secure.joined`, `secure.signed`, `secure.left`); a line for each charge to a data set with a
+budget (`privacy.charge`); and checkpoints of the coordinator's audit log,
 taken from its signed messages.
 """
 
@@ -22,6 +23,9 @@ from atoll.ground.bounded_mapping import BoundedMapping
 from atoll.protocol.audit.chain import Checkpoint, Event, instant
 from atoll.protocol.audit.files import AuditFiles
 from atoll.protocol.secure.terms import Terms
+
+CHARGED = "privacy.charge"
+"""Action of a charge to a data set with a budget."""
 
 NAME = "decisions"
 """Folder of the log in the agent's state directory."""
@@ -84,6 +88,17 @@ class DecisionLog:
         else:
             digests = {"task": of.task, "base": of.model, "terms": of.digest.hex()}
         self._append(Event(instant(self._now()), of.run, "run", action, where, outcome, digests))
+
+    def note_charge(self, request: PolicyRequest, outcome: str) -> None:
+        """Write a line about a charge to a data set with a budget, which is durable already.
+
+        Args:
+            request: the training, or the update, that is charged.
+            outcome: the sentence.
+        """
+        digests = {"task": request.task} | ({"work": request.content} if request.content else {})
+        at, where = instant(self._now()), f"round {request.number}"
+        self._append(Event(at, request.run_id, "run", CHARGED, where, outcome, digests))
 
     def note_checkpoint(self, checkpoint: str) -> None:
         """Write a new checkpoint of the coordinator's audit log, `SEQ:DIGEST`; an empty or repeated one is skipped.

@@ -10,11 +10,14 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from atoll.client.disk.spool import Entry
-from atoll.client.policy.config import SecurePolicy
+from atoll.client.policy.budgets.site_budgets import SiteBudgets, budgets_of
+from atoll.client.policy.config import PrivacyPolicy, SecurePolicy
 from atoll.client.policy.decide import (
+    ALLOWED,
     COUNTED,
     Decision,
     Kind,
@@ -35,6 +38,7 @@ from atoll.client.session.events import EvaluationRequest, Invitation, ModelRequ
 from atoll.ground.bounded_mapping import BoundedMapping
 from atoll.ground.folders import finds_no_room
 from atoll.ground.printable import count_of
+from atoll.ground.process import crash_points
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.part_manifest import parse_part
@@ -59,16 +63,28 @@ class Gate:
         policy: the policy file; None: the default policy.
         folder: the agent's state directory.
         now: returns seconds since the epoch.
+        coordinator: the place that receives updates, for the record of charges.
+        noise: name of the secret of the agent's noise (`SiteBudgets`).
 
     Raises:
-        ConfigError: the policy, its history or its log cannot be used.
+        ConfigError: the policy, its history, its log or its ledger of budgets cannot be used.
     """
 
-    def __init__(self, policy: Path | None, folder: Path, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        policy: Path | None,
+        folder: Path,
+        now: Callable[[], float] = time.time,
+        *,
+        coordinator: str = "",
+        noise: str = "",
+    ) -> None:
         self._file, self._now = PolicyFile(policy), now
         try:
             self._log, self._history = DecisionLog(folder, now), PolicyHistory(folder)
             self.promises = PromiseStore(self._history.database)
+            self._budgets = SiteBudgets(self._history.database, folder, coordinator=coordinator, noise=noise)
+            self._check_budgets()
         except OSError as error:
             raise ConfigError([f"state: {error}"]) from error
         self.awaiting: dict[str, str] = {}
@@ -78,8 +94,24 @@ class Gate:
         self._folder, self._is_full, self._seen = folder, False, self._state()
         self._told_approver: BoundedMapping[str, str] = BoundedMapping(RUNS_MAX)
 
+    def _check_budgets(self) -> None:
+        """Check the ledger of the policy's budgets, and warn of names that nothing guards any more.
+
+        Raises:
+            ConfigError: it allows nothing.
+        """
+        policy = self._file.policy
+        if policy is None or not policy.privacy.data:
+            return
+        if fault := self._budgets.fault(policy.privacy):
+            raise ConfigError([f"state: {fault}"])
+        for name in self._budgets.names_without_policy(policy.privacy):
+            text = "data set %s has charges, and the policy has no budget of this name: nothing guards its data"
+            logger.warning(text, name)
+
     def close(self) -> None:
-        """Close the files of the history and the log."""
+        """Close the files of the history, the ledger and the log."""
+        self._budgets.close()
         self._history.close()
         try:
             self._log.close()
@@ -107,6 +139,18 @@ class Gate:
     def disclosure(self) -> Disclosure:
         """Return the terms on which metrics leave the site; no metrics leave while the policy is not valid."""
         return Disclosure(MetricsLeave.NONE) if self._file.policy is None else self._file.policy.disclosure
+
+    def disclosure_of(self, entry: Entry) -> Disclosure:
+        """Return the terms on which the metrics of an update's training leave: none of data with a budget do."""
+        policy = self._file.policy
+        if policy is None or not policy.privacy.data:
+            return self.disclosure
+        try:
+            task = self._history.task_of(parse_update(entry.manifest).run_id)
+        except HistoryUnusable:
+            return Disclosure(MetricsLeave.NONE)
+        is_free = task and not budgets_of(policy.privacy.data, task)
+        return self.disclosure if is_free else Disclosure(MetricsLeave.NONE)
 
     @property
     def statistics_terms(self) -> StatisticsTerms:
@@ -239,8 +283,12 @@ class Gate:
         return self._decide_and_count(upload)
 
     def _decide_and_count(self, request: PolicyRequest) -> Decision:
-        decision = self._logged(request, *self._decide(request))
+        decision, turn = self._decide(request)
         policy = self._file.policy
+        if decision.is_allowed and request.kind in COUNTED:
+            assert policy is not None
+            decision = self._charged(policy.privacy, request)
+        decision = self._logged(request, decision, turn)
         if decision.is_allowed and request.kind in COUNTED and self._file.path is not None:
             assert policy is not None
             try:
@@ -249,6 +297,19 @@ class Gate:
                 return self._unusable(error)
         return decision
 
+    def _charged(self, policy: PrivacyPolicy, request: PolicyRequest) -> Decision:
+        """Charge what a request spends, if it reads data with a budget; it is durable when the request is allowed."""
+        try:
+            charges, fault = self._budgets.charge(policy, request, self._now())
+            for charge in charges:
+                self._log.note_charge(request, charge)
+                logger.info("round %d of run %s is %s", request.number, request.run_id, charge)
+        except OSError as error:
+            return self._unusable(error)
+        if charges:
+            crash_points.reached("agent.charged")
+        return Decision(Outcome.REFUSED, Rule.BUDGET, fault) if fault else ALLOWED
+
     def _decide(self, request: PolicyRequest) -> tuple[Decision, int]:
         """Return the decision, and how often the round has begun."""
         policy, now = self._file.policy, self._now()
@@ -256,20 +317,26 @@ class Gate:
             detail = "this site's policy is not valid now: nothing is allowed until it is"
             return Decision(Outcome.WAITING, Rule.POLICY_FILE, detail), 0
         if fault := self.promises.fault or self._site_fault():
-            if fault != self._told_fault:
-                logger.error("%s", fault)
-            self._told_fault = fault
-            return Decision(Outcome.WAITING, Rule.STATE, "this site's files for secure sums are damaged"), 0
-        self._told_fault = ""
+            return self._damaged(fault, "this site's files for secure sums are damaged"), 0
         try:
+            if fault := self._budgets.fault(policy.privacy):
+                return self._damaged(fault, "this site's ledger of privacy budgets is damaged"), 0
+            self._told_fault = ""
             self._note(request, now)
             history = self._history.of(request, day=day_of(policy, now))
+            history = replace(history, over_budget=self._budgets.objection(policy.privacy, request))
         except HistoryUnusable as error:
             return self._unusable(error), 0
         decision = decide(policy, request, history, now)
         if decision.rule is not Rule.APPROVAL:
             self.awaiting.pop(request.run_id, None)
         return decision, history.turn
+
+    def _damaged(self, fault: str, detail: str) -> Decision:
+        if fault != self._told_fault:
+            logger.error("%s", fault)
+        self._told_fault = fault
+        return Decision(Outcome.WAITING, Rule.STATE, detail)
 
     def _note(self, request: PolicyRequest, now: float) -> None:
         if request.local is None:

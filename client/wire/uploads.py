@@ -55,7 +55,7 @@ class Uploads:
         on_event: Callable[[Event], None],
         ask: Callable[[Entry], Decision],
         report: Callable[[ReportFailure], None],
-        disclosure: Callable[[], Disclosure],
+        disclosure: Callable[[Entry], Disclosure],
     ) -> None:
         self._spool, self._connection, self._spawn, self._on_event = spool, connection, spawn, on_event
         self._ask, self._report, self._disclosure = ask, report, disclosure
@@ -146,7 +146,7 @@ class Uploads:
                     self._pace,
                     is_first_attempt=is_first_attempt,
                     part=part,
-                    disclosure=self._disclosure(),
+                    disclosure=self._disclosure(entry),
                     on_progress=confirm,
                 )
             self._stalled.get(key, {}).pop(turn, None)

@@ -43,6 +43,7 @@ STEPS = (
     ("statistics.sites_kept", "the sites of a secure sum of statistics are durable, none of them is told"),
     ("statistics.opened", "a secure sum of statistics is open, its result is not kept"),
     ("agent.invited", "an agent knows of an invitation, and has done nothing"),
+    ("agent.charged", "a training is charged to its data set's budget, nothing of it has begun"),
     ("agent.downloading", "an agent has a part of a version"),
     ("agent.downloaded", "an agent has a whole version, checked"),
     ("agent.training", "an agent's worker is training"),

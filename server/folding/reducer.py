@@ -233,9 +233,11 @@ class Reducer(Versions):
 
 
 def private_of(settings: RunConfig, noise: bytes) -> Private | None:
-    """Return what the plan of a private sum needs; None: the run has no differential privacy."""
+    """Return what the plan of a private sum needs; None: the run has no guarantee for clients."""
     rules = settings.rules.privacy
-    return None if rules is None else Private(rules, settings.round.cohort_size, noise)
+    if rules is None or rules.noise_by == "site":
+        return None
+    return Private(rules, settings.round.cohort_size, noise)
 
 
 def fold_version(

@@ -9,6 +9,7 @@ from atoll.protocol.secure.session_size import TWO_THIRDS
 from atoll.protocol.secure.terms import Terms, data_digest, ranges_digest
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
+from atoll.server.rounds.privacy_rules import SharedRules
 from atoll.server.rounds.secure_rules import SecureRules
 from atoll.server.rounds.session_events import SumPlace
 from atoll.task.given import OPTION
@@ -152,8 +153,10 @@ def _of_numbers(config: RunConfig, run_id: RunId, task: str, place: SumPlace) ->
 
 def privacy_terms(config: RunConfig) -> PrivacyTerms | None:
     """Return the privacy of a run's secure sums; None: they are not private."""
-    if (rules := config.rules.privacy) is None:
-        return None
+    rules = config.rules.privacy
+    if rules is None or rules.noise_by == "site":
+        return None  # a guarantee for examples, whose terms the sites get with the values for the task
+    shared = rules if isinstance(rules, SharedRules) else None
     return PrivacyTerms(
         unit="client",
         noise_by=rules.noise_by,
@@ -162,8 +165,8 @@ def privacy_terms(config: RunConfig) -> PrivacyTerms | None:
         noise_multiplier=rules.noise_multiplier,
         participations_max=rules.participations_max,
         divisor=config.round.cohort_size,
-        honest_min=rules.honest_min,
-        colluders=rules.colluders,
+        honest_min=0 if shared is None else shared.honest_min,
+        colluders=0 if shared is None else shared.colluders,
     )
 
 

@@ -400,6 +400,8 @@ class SecureRound(Round):
         of.session.opened(names.index(client_id) for client_id in event.wrong)
         of.record.wrong = [*event.wrong]
         of.is_over = of.is_opened = True
+        if not self._is_shared:  # else each attempt was charged
+            self._charge(sorted(of.survivors))
         of.record.stage, of.by = Stage.OPENED, math.inf
         return self._conclude(now)
 
@@ -453,15 +455,24 @@ class SecureRound(Round):
         is_last = of.session is session and not of.may_refuse
         return (*found, *self._send_home(of, of.aside, now)) if is_last and not of.is_over else found
 
+    @property
+    def _is_shared(self) -> bool:
+        """Whether the members add the noise of a private sum."""
+        return self._privacy is not None and self._privacy.noise_by == "clients"
+
     def _charge_attempt(self, clients: Iterable[ClientId]) -> Effects:
         """Charge the members of an attempt that add noise, before the boxes that let their masked updates leave."""
-        rules = self._privacy
-        if rules is None or rules.noise_by != "clients":
+        if not self._is_shared:
             return ()
+        assert self._privacy is not None
         for client_id in sorted(clients):
-            self.membership.charge(client_id, rules)
+            self.membership.charge(client_id, self._privacy)
             self._charged.append(client_id)
-        return (self._note_charge(rules, len({*self._charged}), len(self._charged)),)
+        self._note_charge(self._privacy, len({*self._charged}), len(self._charged))
+        return super()._audited_charge()
+
+    def _audited_charge(self) -> Effects:
+        return () if self._is_shared else super()._audited_charge()
 
     def _carried_out(self, of: OneSum, effects: Iterable[Tell | OpenWith | Fail], now: float) -> Effects:
         found: Effects = ()
@@ -581,12 +592,10 @@ class SecureRound(Round):
         self._leave_unused({each.record.session: each.record.detail for each in self._sums if not each.is_opened})
         releases = self._release_joined(Fate.STRAGGLER, ReleaseReason.ROUND_CLOSED, now)
         if len(self._reported) < self.record.quorum:
-            return (*releases, *self._abandon(AbandonReason.SECURE_FAILED, now, self._why_failed()))
+            why = self._why_failed()
+            return (*releases, *self._audited_charge(), *self._abandon(AbandonReason.SECURE_FAILED, now, why))
         self.record.phase = Phase.AGGREGATING
-        aggregate = self._aggregate()
-        if self._privacy is not None and self._privacy.noise_by == "coordinator":
-            return (*releases, self._charge(aggregate, self._privacy), aggregate)
-        return (*releases, aggregate)
+        return (*releases, *self._audited_charge(), self._aggregate())
 
     def _why_failed(self) -> str:
         ended = (each for each in self.record.sums if each.stage == Stage.FAILED or each.is_dropped)

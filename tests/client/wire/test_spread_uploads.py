@@ -79,7 +79,7 @@ def test_parts_go_to_one_rank_unless_the_invitation_spreads_them(uploads, spread
 
     monkeypatch.setattr("atoll.client.wire.uploads.upload", upload)
     monkeypatch.setattr(Three, "connection", lambda _, rank: Channel(rank))
-    uploads._connection.current, uploads._disclosure = object(), lambda: None
+    uploads._connection.current, uploads._disclosure = object(), lambda _: None
     parts = tuple(map(Part, "abcd"))
     entry = SimpleNamespace(num_bytes=4, parts=parts, rank=1, spreads=spreads)
 

@@ -10,6 +10,7 @@ from atoll.server.config.privacy import faults_of_layout
 from atoll.server.config.run import RunConfig, RunFile
 from atoll.server.config.run_changes import changed, differing_keys, with_noise
 from atoll.server.journal.codec import decode_rules, encode_rules
+from atoll.server.rounds.privacy_rules import SharedRules
 from atoll.tensors.layout import Tensor
 
 TEN = "round.cohort_size=10"
@@ -17,7 +18,7 @@ PRIVATE = ["privacy.epsilon=8.0", "privacy.delta=1e-6", "privacy.clip_norm=1.0",
 
 
 def run_with(overrides: Sequence[str]) -> RunConfig:
-    cohort = [] if any("fedbuff" in each for each in overrides) else [TEN]
+    cohort = [] if any("fedbuff" in each or "fedasync" in each for each in overrides) else [TEN]
     return load_text(RunFile, 'task = "m:t"', [*cohort, *PRIVATE, *overrides], name="run.toml").run
 
 
@@ -101,7 +102,7 @@ def test_numbers_that_promise_nothing_are_refused(key: str, value: str) -> None:
     assert fault.startswith(f"privacy.{key}: got {value}; allowed: ")
 
 
-@pytest.mark.parametrize("override", ['privacy.unit="example"', 'privacy.mechanism="correlated"'])
+@pytest.mark.parametrize("override", ['privacy.unit="site"', 'privacy.mechanism="correlated"'])
 def test_what_is_not_built_is_refused(override: str) -> None:
     [fault] = faults_of([override])
     assert fault.startswith(override.partition("=")[0])
@@ -114,18 +115,18 @@ def test_the_clients_share_follows_from_threshold_and_colluders() -> None:
     """A session of 10 opens with 7; less one colluder, 6 honest shares suffice."""
     config = run_with(SHARED)
     privacy, secure = config.rules.privacy, config.rules.secure
-    assert privacy is not None
+    assert isinstance(privacy, SharedRules)
     assert secure is not None
     assert (privacy.noise_by, privacy.honest_min, privacy.colluders, privacy.sum_min) == ("clients", 6, 1, 7)
     assert (secure.is_private, secure.sum_min, secure.metrics) == (True, 7, ())
     assert secure.share == pytest.approx(privacy.noise_multiplier * (2**21 - 1) / 6**0.5, rel=1e-12)
     assert decode_rules(encode_rules(config.rules), where="") == config.rules
     more = run_with([*SHARED, "privacy.colluders=2", "secure.sessions=2", "round.cohort_size=16", "round.quorum=12"])
-    assert more.rules.privacy is not None
+    assert isinstance(more.rules.privacy, SharedRules)
     assert (more.rules.privacy.honest_min, more.rules.privacy.sum_min) == (4, 6)  # 8 members open with 6
     assert [line for line in more.notices if line.startswith("secure.sessions: 2 sums have their noise each")]
     fewer = run_with([*SHARED, "privacy.honest_min=3", "round.quorum=5"]).rules.privacy
-    assert fewer is not None
+    assert isinstance(fewer, SharedRules)
     assert (fewer.honest_min, fewer.sum_min) == (3, 4)
 
 

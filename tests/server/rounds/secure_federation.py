@@ -242,7 +242,8 @@ class SecureRun:
         if (rules := self.rules.privacy) is None:
             return ""
         of_noise = {"noise_by": rules.noise_by, "noise_multiplier": rules.noise_multiplier}
-        return privacy_of(rules.honest_min, rules.colluders, **of_noise).text()
+        members = (rules.honest_min, rules.colluders) if rules.noise_by == "clients" else (0, 0)
+        return privacy_of(*members, **of_noise).text()
 
     def share_of(self, name, terms, session):
         """Return the noise that a site adds in an attempt, from its secret."""

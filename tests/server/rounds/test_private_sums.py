@@ -7,7 +7,7 @@ import pytest
 from atoll.protocol.privacy.gaussian import mu_within, noise_multiplier_of
 from atoll.protocol.secure.messages import Boxes
 from atoll.protocol.vocabulary import Fate, RoundId, RunState
-from atoll.server.rounds.privacy_rules import PrivacyRules
+from atoll.server.rounds.privacy_rules import PrivacyRules, SharedRules
 from atoll.server.rounds.session_events import TellMember
 from atoll.server.views.sentences import sentences
 from tests.server.rounds.secure_federation import SecureRun, is_reported
@@ -19,7 +19,7 @@ DELTA = 1e-5
 def privacy(uses=9, *, honest=2, colluders=1, participations_max=1000):
     z = noise_multiplier_of(4.0, DELTA, uses)
     spent = mu_within(4.0, DELTA) ** 2
-    return PrivacyRules(4.0, DELTA, z, 1.0, participations_max, spent, "clients", honest, colluders)
+    return SharedRules(4.0, DELTA, z, 1.0, participations_max, spent, honest, colluders)
 
 
 class Private(SecureRun):

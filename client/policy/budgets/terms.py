@@ -1,0 +1,145 @@
+"""The terms of privacy on which a run asks, as a site's budget reads them: what a training would spend at most.
+
+A run gives its terms with the other values for its task (`local`), which an approval covers:
+
+    {"epochs": 2, "privacy.unit": "example", "privacy.sample_rate": 0.01, "privacy.noise_multiplier": 1.1, ...}
+
+With the unit "example" the site itself trains by these terms, clips and adds the noise. With "client" the coordinator
+does, and is trusted to. A secure sum has its privacy in its own terms, which all members sign.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.client.policy.budgets.entries import STEPS_MAX
+from atoll.protocol.privacy.composition import Steps
+from atoll.protocol.privacy.guarantee import NoiseBy, Unit
+from atoll.protocol.secure.privacy_terms import read_privacy
+from atoll.task.overrides import OverridesRefused
+from atoll.task.round_schedule import read_schedule
+
+PREFIX = "privacy."
+"""The beginning of the keys with the terms."""
+
+WITHOUT = "without differential privacy (no [privacy] of the run)"
+
+NOISE_MIN, NUMBER_MIN, NUMBER_MAX = 1e-3, 1e-9, 1e9
+"""Ends of the noise multipliers, and of other numbers, that an account can compute with."""
+ROUNDS_MAX = 10**6
+"""Rounds of a schedule of which the most steps are taken."""
+
+_KNOWN = {
+    "unit",
+    "noise_by",
+    "mechanism",
+    "sample_rate",
+    "noise_multiplier",
+    "clip_norm",
+    "epsilon",
+    "delta",
+    "participations_max",
+}
+_PARTIES: dict[Unit, NoiseBy] = {"client": "coordinator", "example": "site"}
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What a training spends by the terms of its run."""
+
+    unit: Unit
+    noise_by: NoiseBy
+    steps: tuple[Steps, ...]
+
+
+def spending_of(local: str) -> Spending:
+    """Return what a training of a run with these values spends.
+
+    Raises:
+        ValueError: nothing bounds what it tells; the message says why.
+    """
+    try:
+        table = json.loads(local or "{}")
+    except (ValueError, RecursionError):
+        table = None
+    if not isinstance(table, Mapping):
+        raise ValueError("with settings that cannot be read")
+    terms = {key.removeprefix(PREFIX): value for key, value in table.items() if key.startswith(PREFIX)}
+    if not terms:
+        raise ValueError(WITHOUT)
+    if unknown := sorted({*terms} - _KNOWN):
+        raise ValueError(f"with terms that this Atoll does not know: {', '.join(PREFIX + key for key in unknown[:3])}")
+    unit = terms.get("unit")
+    if not isinstance(unit, str) or unit not in _PARTIES:
+        raise ValueError(f"with an unknown unit: {PREFIX}unit is {unit!r}")
+    noise_by = terms.get("noise_by", _PARTIES[unit])
+    if noise_by != _PARTIES[unit]:
+        raise ValueError(f"with noise by {noise_by!r} for one {unit}: allowed is {_PARTIES[unit]!r}")
+    if (mechanism := terms.get("mechanism", "gaussian")) != "gaussian":
+        raise ValueError(f"with {PREFIX}mechanism = {mechanism!r}, which this Atoll cannot charge")
+    z = _number(terms, "noise_multiplier", NOISE_MIN, NUMBER_MAX)
+    _number(terms, "clip_norm", NUMBER_MIN, NUMBER_MAX)
+    if unit == "client":
+        return Spending(unit, noise_by, (Steps(z, 1.0, 1),))
+    rate = _number(terms, "sample_rate", NUMBER_MIN, 1.0)
+    return Spending(unit, noise_by, (Steps(z, rate, _steps(table, rate)),))
+
+
+def spending_inside(privacy: str) -> Spending | None:
+    """Return what an update spends inside a private secure sum; None: the sum is not private.
+
+    The site itself clips the update. The members add the noise, of which the site checks that it suffices, or the
+    coordinator does. Each masked update that leaves, of another attempt, spends as much again.
+
+    Args:
+        privacy: of the sum's terms.
+
+    Raises:
+        ValueError: the noise is out of range.
+    """
+    if (terms := read_privacy(privacy)) is None:
+        return None
+    z = _number({"noise_multiplier": terms.noise_multiplier}, "noise_multiplier", NOISE_MIN, NUMBER_MAX)
+    return Spending("client", terms.noise_by, (Steps(z, 1.0, 1),))
+
+
+def _number(terms: Mapping[str, Any], name: str, least: float, most: float) -> float:
+    found: Any = terms.get(name)
+    is_number = isinstance(found, int | float) and not isinstance(found, bool)
+    if not is_number or not least <= found <= most:  # NaN is not
+        what = "without" if found is None else f"with {found!r} as"
+        raise ValueError(f"{what} {PREFIX}{name}: allowed is a number in {least:g}..{most:g}")
+    return float(found)
+
+
+def _steps(table: Mapping[str, Any], rate: float) -> int:
+    """Return the most steps of one training in any round: epochs of 1 / q steps, and at most `max_steps`."""
+    epoch = max(1, round(1.0 / rate))
+    epochs, most = _largest(table, "epochs"), _largest(table, "max_steps")
+    found: list[int] = [epochs * epoch] if epochs else []
+    found += [most] if most else []
+    if not found:
+        raise ValueError("without a number of steps: the run sets local.max_steps, or local.epochs")
+    if min(found) > STEPS_MAX:
+        raise ValueError(f"with {min(found)} steps in one training: allowed are at most {STEPS_MAX}")
+    return min(found)
+
+
+def _largest(table: Mapping[str, Any], name: str) -> int:
+    """Return the largest value of a whole setting in any round; 0: the run does not set it."""
+    if name not in table or table[name] is None:
+        return 0
+    given = table[name]
+    try:
+        values: list[Any] = [given]
+        if isinstance(given, Mapping):
+            schedule = read_schedule(f"schedule.local.{name}", given)
+            values = [schedule.at(turn) for turn in schedule.turns(ROUNDS_MAX)]
+        numbers: list[int] = [math.ceil(each) for each in values if type(each) in (int, float)]
+    except (OverridesRefused, ValueError, OverflowError):
+        numbers, values = [], [given]
+    if not numbers or len(numbers) < len(values) or min(numbers) < 1:
+        raise ValueError(f"with {given!r} as local.{name}: allowed is a whole number from 1 on")
+    return max(numbers)
