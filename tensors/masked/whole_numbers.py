@@ -40,7 +40,8 @@ def encode_numbers(numbers: Sequence[int]) -> bytes:
         OverflowError: a number is beyond `NUMBER_MAX`: the words of a sum would wrap.
     """
     if beyond := [number for number in numbers if abs(number) > NUMBER_MAX]:
-        raise OverflowError(f"a number of {count_of(beyond[0].bit_length(), 'bit')}; allowed: at most {NUMBER_MAX.bit_length()}")
+        length = count_of(beyond[0].bit_length(), "bit")
+        raise OverflowError(f"a number of {length}; allowed: at most {NUMBER_MAX.bit_length()}")
     values = np.empty(len(numbers), object)
     values[:] = numbers
     places = exact_of(layout_of(len(numbers)), ())

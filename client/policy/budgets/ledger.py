@@ -116,9 +116,10 @@ class Ledger:
         if len(hashes) >= anchor.count and hashes[anchor.count - 1].hex() == anchor.hash:
             return ""
         have = "none" if not hashes else f"{len(hashes)}, or others"
+        seen = count_of(anchor.count, "entry", "entries")
         return (
-            f"this agent has seen {count_of(anchor.count, 'entry', 'entries')} of its budgets and the file has {have}: it was put back from "
-            "an older copy, or removed"
+            f"this agent has seen {seen} of its budgets and the file has {have}: it was put back from an older copy, or "
+            "removed"
         )
 
     def _write(self, entries: Iterable[Entry]) -> None:
