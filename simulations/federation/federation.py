@@ -370,7 +370,8 @@ class Federation:
     def clients_evaluated(self, effect: CloseEvaluation) -> None:
         """Record the clients' measurements of a version."""
         measured = self._measured.setdefault(effect.version, Measured())
-        measured.clients = {str(name): dict(sums) for name, sums in effect.answers.items()}
+        answers = effect.answers if effect.sums is None else {OF_SUMS: effect.sums}
+        measured.clients = {str(name): dict(sums) for name, sums in answers.items()}
         measured.max_share = effect.max_share
 
     def run_ended(self) -> None:

@@ -73,10 +73,11 @@ class Measured:
             line["server"] = values(metrics, self.server)
         if self.clients:
             line["clients"] = values(metrics, self._together(self.clients).sums or {})
-            if malicious:
+            is_of_each = OF_SUMS not in self.clients
+            if malicious and is_of_each:
                 honest = {name: sums for name, sums in self.clients.items() if name not in malicious}
                 line["honest_clients"] = values(metrics, self._together(honest).sums or {})
-            if with_clients:
+            if with_clients and is_of_each:
                 line["client_values"] = {name: values(metrics, sums) for name, sums in sorted(self.clients.items())}
         return line
 
