@@ -15,6 +15,7 @@ from atoll.ground.printable import count_of
 from atoll.operations import following
 from atoll.operations.views import read_view
 from atoll.protocol.json_values import flat
+from atoll.protocol.paging import Paging
 
 COUNTS = ("invited", "counted", "reported", "released", "lost", "failed", "refused", "too_old", "staleness")
 OTHERS = ("candidates", "num_examples", "bytes_saved")
@@ -52,6 +53,7 @@ class DeployedRun:
         facts = {"cause": seen["cause"], "version": seen["version"]}
         facts |= {} if seen.get("exchanges") is None else {"exchanges": seen["exchanges"]}
         facts |= {f"best_{name}": value for name, value in (seen.get("best") or {}).items()}
+        facts |= {} if seen.get("privacy") is None else {"privacy": seen["privacy"]["sentence"]}
         state = str(seen["state"])
         return State(state, facts)
 
@@ -89,7 +91,7 @@ class DeployedRun:
                     yield Row("version", version, created.get(version, 0.0), numbers(values, f"{prefix}/{site}/"))
 
     def _look(self, view: str) -> Any:
-        return read_view(view, self._state, self._database, run=self._run)
+        return read_view(view, self._state, self._database, run=self._run, paging=Paging(whole=True))
 
 
 def is_settled(row: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
@@ -114,7 +116,7 @@ def is_settled(row: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
 
 def row_of_round(row: Mapping[str, Any]) -> Row:
     """Return the row of a round, as `atoll round list` has it, with the names of a simulation as far as they agree."""
-    values = {name: row[name] for name in (*COUNTS, *OTHERS)}
+    values = {name: row[name] for name in (*COUNTS, *OTHERS)} | {"epsilon": row["epsilon"]}
     values |= {"late": row["carried_in"], "update_bytes": row["num_bytes"], "round_s": row["seconds"]}
     values["committed"] = int(row["phase"] == "committed")
     values["stragglers"] = sum(row[fate] for fate in STRAGGLERS)
