@@ -90,6 +90,10 @@ class SiteSums:
             return
         self._carry_out(key, member, member.ask(question))
 
+    def terms_of(self, key: Key) -> Terms:
+        """Return the terms of the session of a round that this site is in."""
+        return self._members[key].terms
+
     def forget(self, key: Key) -> None:
         """Leave the session of a round or of an evaluation, and drop what it has measured."""
         self._metrics.pop(key, None)
@@ -109,10 +113,10 @@ class SiteSums:
             match effect:
                 case KeepPromise(promise):
                     self._cryptography.keep(self._name, promise)
-                case Mask(streams) if key in self._metrics:
+                case Mask(streams, _) if key in self._metrics:
                     words = mask_metrics(self._metrics[key], [(each.key, each.sign) for each in streams])
                     self._say(_name(member.terms), MaskedWords(words))
-                case Mask(streams):
+                case Mask(streams, _):
                     self._mask(key, member.terms.attempt, streams)
                 case Send(message):
                     self._say(_name(member.terms), message)
