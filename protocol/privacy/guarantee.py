@@ -52,6 +52,7 @@ class Guarantee:
         noise_by: the party that adds the noise.
         sampling_rate: of Poisson sampling; None: every use counts in full.
         separation: of correlated noise, the least distance of two rounds with the same client.
+        quantile: of the lengths of contributions, which the clip norm follows; None: it is fixed.
     """
 
     epsilon: float
@@ -65,6 +66,7 @@ class Guarantee:
     noise_by: NoiseBy
     sampling_rate: float | None = None
     separation: int | None = None
+    quantile: float | None = None
 
     @property
     def sentence(self) -> str:
@@ -72,9 +74,18 @@ class Guarantee:
         return (
             f"epsilon {self.epsilon:.6g} at delta {self.delta:g} for one {self.unit}: {_ADJACENCY[self.unit]}; "
             f"{_MECHANISM[self.mechanism]} with noise multiplier {self.noise_multiplier:.6g} on contributions clipped "
-            f"to norm {self.clip_norm:g}; {self._uses}; {_NOISE_BY[self.noise_by]}; accountant: {self.accountant}. "
+            f"to {self._norm}; {self._uses}; {_NOISE_BY[self.noise_by]}; accountant: {self.accountant}. "
             f"Not covered: {'; '.join(_NOT_COVERED[self.unit])}."
         )
+
+    @property
+    def _norm(self) -> str:
+        if self.quantile is None:
+            return f"norm {self.clip_norm:g}"
+        follows = (
+            f"follows the quantile {self.quantile:g} of their lengths by a count with noise, which is charged, too"
+        )
+        return f"a norm that is {self.clip_norm:g} at first and {follows}"
 
     @property
     def _uses(self) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from atoll.ground.printable import count_of
+from atoll.protocol.privacy.adaptive_clip import AdaptiveClip
 from atoll.protocol.privacy.gaussian import mu_within, noise_multiplier_of
 from atoll.protocol.settings import STRICT
 from atoll.server.config.aggregation import AggregationConfig
@@ -51,6 +52,20 @@ class PrivacyConfig(BaseModel):
     clip_norm: _Positive
     """Largest norm of an update, over all float tensors together; the coordinator scales a longer one down to it."""
 
+    clip: Literal["fixed", "adaptive"] = "fixed"
+    """Clip norm: "fixed", or "adaptive": it begins at `clip_norm` and follows a quantile of the lengths of updates,
+    which each round counts with noise. Both parts of a round cost what one costs with a fixed norm."""
+
+    clip_quantile: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
+    """Share of updates that "adaptive" leaves unclipped; absent: 0.5."""
+
+    clip_learning_rate: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
+    """Step of "adaptive" in the logarithm of the clip norm; absent: 0.2."""
+
+    clip_sigma: _Positive | None = None
+    """Standard deviation of the noise of the count for "adaptive", in clients: above half of `noise_multiplier`;
+    absent: a twentieth of `round.cohort_size`, and at least five times `noise_multiplier`."""
+
     mechanism: Literal["gaussian"] = "gaussian"
     """Noise of a round: "gaussian", independent of other rounds."""
 
@@ -61,21 +76,49 @@ class PrivacyConfig(BaseModel):
     noise_by: Literal["coordinator"] = "coordinator"
     """The party that adds the noise, and is trusted to: "coordinator"."""
 
-    def rules(self, rounds: int) -> PrivacyRules:
+    def rules(self, rounds: int, cohort_size: int) -> PrivacyRules:
         """Return the rules for the run's machine."""
         uses = self.participations_max or rounds
+        z = self.noise_multiplier or noise_multiplier_of(self.epsilon, self.delta, uses)
         return PrivacyRules(
             epsilon=self.epsilon,
             delta=self.delta,
-            noise_multiplier=self.noise_multiplier or noise_multiplier_of(self.epsilon, self.delta, uses),
+            noise_multiplier=z,
             clip_norm=self.clip_norm,
             participations_max=uses,
             spent_max=mu_within(self.epsilon, self.delta) ** 2,
+            adaptive=self._adaptive(z, cohort_size),
         )
 
-    def faults_of_budget(self, rounds: int) -> Iterator[str]:
+    def _adaptive(self, z: float, cohort_size: int) -> AdaptiveClip | None:
+        if self.clip == "fixed":
+            return None
+        sigma = self.clip_sigma or max(cohort_size / 20.0, 5.0 * z)
+        return AdaptiveClip(self.clip_quantile or 0.5, self.clip_learning_rate or 0.2, sigma, cohort_size)
+
+    def faults_of_clip(self, rounds: int, cohort_size: int) -> Iterator[str]:
+        """Yield the settings of an adaptive clip norm that have no effect, or whose count costs more than the round."""
+        given = {name: getattr(self, name) for name in ("clip_quantile", "clip_learning_rate", "clip_sigma")}
+        if self.clip == "fixed":
+            for name, value in given.items():
+                if value is not None:
+                    what = f"privacy.{name}: got {value:g}, and the clip norm is fixed"
+                    yield f'{what}: allowed with privacy.clip = "adaptive"'
+            return
+        alone: tuple[str, ...] = ("coordinator",)
+        if self.noise_by not in alone:
+            why = "a count of the updates within the norm has no place in a secure sum"
+            yield _fault("privacy.clip", self.clip, f"privacy.noise_by is {self.noise_by}, and {why}", '"fixed"')
+        rules = self.rules(rounds, cohort_size)
+        assert rules.adaptive is not None
+        if (z := rules.noise_multiplier) >= 2.0 * rules.adaptive.sigma:
+            why = f"the count alone would cost more than a round with noise multiplier {z:.6g}"
+            out = f"more than {z / 2.0:.6g}, such as {5.0 * z:.6g}, or none"
+            yield _fault("privacy.clip_sigma", rules.adaptive.sigma, why, out)
+
+    def faults_of_budget(self, rounds: int, cohort_size: int) -> Iterator[str]:
         """Yield the fault of a budget that does not allow a single round."""
-        rules = self.rules(rounds)
+        rules = self.rules(rounds, cohort_size)
         if not rules.allows(0.0, 0):
             one = rules.epsilon_of(rules.cost)
             out = f"at least {noise_multiplier_of(self.epsilon, self.delta):.6g}, or a larger epsilon"
@@ -97,7 +140,7 @@ class PrivacyConfig(BaseModel):
             yield _fault("privacy.delta", self.delta, why, f"less than 1 / round.cohort_size, such as {safe:g}")
         from atoll.aggregation.noise.private_sum import fault_of_sum  # it imports numpy
 
-        z = self.rules(rounds).noise_multiplier
+        z = self.rules(rounds, policy.cohort_size).noise_multiplier
         if fault := fault_of_sum(policy.cohort_size, z):
             yield f"privacy.noise_multiplier: {fault}: allowed is more noise, or a smaller round.cohort_size"
 
@@ -187,6 +230,6 @@ def faults_of_layout(layout: Layout, buffers: frozenset[str], rules: PrivacyRule
             yield f"privacy: updates of this model have {what}: {shown}: allowed is {out}"
     values = sum(tensor.num_elements for tensor in layout if tensor.dtype in FLOATS)
     try:
-        clip_to(rules.clip_norm, exponent_of(rules.noise_multiplier * rules.clip_norm), values)
+        clip_to(rules.clip_norm, exponent_of(rules.sum_multiplier * rules.clip_norm), values)
     except ValueError as fault:
         yield f"privacy.noise_multiplier: {fault}"

@@ -313,7 +313,7 @@ class RunConfig(BaseModel):
             unevaluated_max=UNEVALUATED_MAX if is_app(self.task) else 0,
             wait=WaitRules(self.wait.most, self.wait.then),
             secure=None if self.secure is None else self.secure.rules(),
-            privacy=None if self.privacy is None else self.privacy.rules(self.rounds),
+            privacy=None if self.privacy is None else self.privacy.rules(self.rounds, self.round.cohort_size),
         )
 
     @model_validator(mode="after")
@@ -354,7 +354,8 @@ class RunConfig(BaseModel):
 
     def _faults_of_privacy(self, privacy: PrivacyConfig) -> Iterator[str]:
         """Yield the settings of other tables that a guarantee for clients excludes."""
-        yield from privacy.faults_of_budget(self.rounds)
+        yield from privacy.faults_of_clip(self.rounds, self.round.cohort_size)
+        yield from privacy.faults_of_budget(self.rounds, self.round.cohort_size)
         yield from privacy.faults_of_secure(self.secure is not None)
         yield from privacy.faults_of_program(self.program.main)
         yield from privacy.faults_of_rounds(self.round, self.rounds)

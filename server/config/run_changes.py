@@ -48,6 +48,10 @@ ONE_FROM_THE_BEGINNING = (
     "privacy.delta",
     "privacy.noise_multiplier",
     "privacy.clip_norm",
+    "privacy.clip",
+    "privacy.clip_quantile",
+    "privacy.clip_learning_rate",
+    "privacy.clip_sigma",
     "privacy.mechanism",
     "privacy.noise_by",
 )

@@ -28,6 +28,7 @@ def sentences(record: RoundRecord) -> list[str]:
     found += (_in_buffer(row) for row in record.buffer)
     found += [_capped(record)] if record.capped else []
     found += [_charged(record.charge)] if record.charge is not None else []
+    found += [f"Updates are clipped to norm {record.clip_norm:.6g}."] if record.clip_norm is not None else []
     if record.too_old:
         found.append(_too_old(record))
     if record.superseded:
@@ -65,6 +66,7 @@ def summary(record: RoundRecord) -> dict[str, Any]:
         "ended_at": record.ended_at,
         "seconds": None if record.ended_at is None else round(record.ended_at - record.opened_at, 3),
         "epsilon": None if record.charge is None else record.charge.epsilon,
+        "clip_norm": record.clip_norm,
         "reason": str(reason) if reason else "",
         "detail": record.detail,
     }
