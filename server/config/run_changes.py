@@ -53,6 +53,7 @@ ONE_FROM_THE_BEGINNING = (
     "privacy.clip_learning_rate",
     "privacy.clip_sigma",
     "privacy.mechanism",
+    "privacy.sample_rate",
     "privacy.noise_by",
 )
 """Tables and settings that determine the state of a run, or that its sites have approved."""
