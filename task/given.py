@@ -4,9 +4,9 @@ They are sent as one table of plain values, which the site's approval covers, an
 
     {"epochs": 2, "lr": {"kind": "cosine", "start": 0.1, "rounds": 100}, "task.smoothing": 0.1}
 
-A run with a guarantee for examples also has its terms (`privacy.sample_rate`, ...): an Atoll that does not know them
-refuses them as unknown settings of `Local`. With `Task(travels="trained")` it also has the digest of the tensors that
-are not exchanged, as `model.frozen`.
+A run with differential privacy also has its terms (`privacy.unit`, ...), by which each site of a guarantee for examples
+trains: an Atoll that does not know them refuses them as unknown settings of `Local`. With `Task(travels="trained")` it
+also has the digest of the tensors that are not exchanged, as `model.frozen`.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,7 +24,7 @@ FROZEN = "model.frozen"
 """The key of the digest of the frozen tensors, which are not exchanged."""
 
 PRIVACY = "privacy."
-"""The beginning of the keys with the terms of a guarantee for examples, under which each site trains."""
+"""The beginning of the keys with the terms of differential privacy."""
 
 NEVER_SCHEDULED = ("keep", "keep_optimizer")
 """The settings of `Local` that are the same in all rounds: they determine the layers of the global model, and whether a
@@ -74,6 +74,8 @@ class Given:
                 local[key] = value
         if faults:
             raise OverridesRefused(faults)
+        if private.get("unit") == "client":
+            private = {}  # the coordinator keeps it, and a site's budget charges it: no training changes by it
         return cls(local, schedules, options, private, frozen)
 
     def overrides(self, round_: int) -> dict[str, Any]:

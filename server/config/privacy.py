@@ -126,6 +126,22 @@ class PrivacyConfig(BaseModel):
             steps=steps,
         )
 
+    def told(self, rounds: int) -> dict[str, Any]:
+        """Return what a site must know and approve of a guarantee for clients, by the names of the settings."""
+        if self.unit != "client":
+            return {}
+        uses = self.participations_max or rounds
+        return {
+            "unit": "client",
+            "noise_by": self.noise_by,
+            "clip_norm": self.clip_norm,
+            "noise_multiplier": self.noise_multiplier or noise_multiplier_of(self.epsilon, self.delta, uses),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "participations_max": uses,
+            **({"clip": self.clip, "clip_quantile": self.clip_quantile or 0.5} if self.clip == "adaptive" else {}),
+        }
+
     def rules(self, rounds: int, cohort_size: int) -> PrivacyRules:
         """Return the rules of a guarantee for clients, for the run's machine."""
         uses = self.participations_max or rounds

@@ -264,9 +264,16 @@ class RunConfig(BaseModel):
         """Values that the run gives to its task, as they are sent: see `task.given`."""
         frozen = {FROZEN: self.model.frozen} if self.model.frozen else {}
         options = {f"{OPTION}{name}": value for name, value in self.options.items()}
+        return {**self._local_values, **options, **frozen, **self._privacy_terms}
+
+    @property
+    def _privacy_terms(self) -> dict[str, Any]:
+        """What sites must know and approve of the differential privacy, as they are told."""
+        if self.privacy is None:
+            return {}
         terms = self._of_examples
-        private = {} if terms is None else {f"{PRIVACY}{name}": value for name, value in given_of(terms).items()}
-        return {**self._local_values, **options, **frozen, **private}
+        told = self.privacy.told(self.rounds) if terms is None else given_of(terms)
+        return {f"{PRIVACY}{name}": value for name, value in told.items()}
 
     @property
     def _local_values(self) -> dict[str, Any]:
