@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from atoll.aggregation.fold.means import Total, totals_of
-from atoll.aggregation.noise.discrete_gaussian import DiscreteGaussian
-from atoll.aggregation.noise.private_sum import clip_to, exponent_of
+from atoll.aggregation.noise.private_sum import PrivateSums, clip_to, exponent_of
 from atoll.aggregation.rules.coordinate import clip_factors
 from atoll.ground.noise.key import key_of
 from atoll.protocol.manifest import VersionManifest
@@ -23,7 +22,10 @@ from atoll.server.journal.codec import decode, encode
 from atoll.server.rounds.events import Aggregate
 from atoll.server.rounds.privacy_rules import PrivacyRules
 from atoll.tensors.layout import BESIDE, FLOATS, Layout
+from atoll.tensors.noise.discrete_gaussian import DiscreteGaussian
+from atoll.tensors.noise.grid_noise import GridNoise
 from atoll.tensors.secure.plan import Encoding
+from atoll.tensors.secure.vector import share_of_noise
 
 
 class Known(Protocol):
@@ -98,6 +100,11 @@ class PlannedSums:
     examples_max: int
     metrics: tuple[tuple[str, int], ...]
     sessions: tuple[PlannedSession, ...]
+    is_private: bool = False
+    share: float = 0.0
+    """Standard deviation of the noise that each member has added [steps]."""
+    noise: "PlannedNoise | None" = None
+    """Of private sums: their divisor, and the noise to add, in steps; a deviation of 0: the members have added it."""
 
     @property
     def encoding(self) -> Encoding:
@@ -108,6 +115,17 @@ class PlannedSums:
             exponents=self.exponents,
             examples_max=self.examples_max,
             metrics=self.metrics,
+            is_private=self.is_private,
+            share=self.share,
+        )
+
+    @property
+    def private(self) -> PrivateSums | None:
+        """What makes the sums private; None: they are not."""
+        if (noise := self.noise) is None:
+            return None
+        return PrivateSums(
+            noise.divisor, GridNoise(noise.deviation, bytes.fromhex(noise.key)) if noise.deviation else None
         )
 
 
@@ -154,7 +172,7 @@ class Private:
 
     def planned(self, effect: Aggregate, base: Digest) -> PlannedNoise:
         """Return the noise of a set of updates: the same when its fold is repeated, another one for another set."""
-        key = self._key(effect, base, "gaussian")
+        key = self._key_of_set(effect, base)
         clip_norm = effect.clip_norm or self.rules.clip_norm
         return PlannedNoise(self.rules.sum_multiplier * clip_norm, self.cohort_size, key.hex())
 
@@ -169,10 +187,17 @@ class Private:
         clip_norm = effect.clip_norm or self.rules.clip_norm
         halves = sum(1 if norm <= clip_norm else -1 for norm in norms)
         deviation = math.ldexp(adaptive.sigma, COUNT_BITS)
-        (noise,) = DiscreteGaussian(deviation).sample(self._key(effect, base, "count"), 1).tolist()
+        (noise,) = DiscreteGaussian(deviation).sample(self._key_of_set(effect, base, "count"), 1).tolist()
         return adaptive.next_norm(clip_norm, math.ldexp((halves << (COUNT_BITS - 1)) + noise, -COUNT_BITS))
 
-    def _key(self, effect: Aggregate, base: Digest, mechanism: str) -> bytes:
+    def planned_of_sums(self, effect: Aggregate, base: Digest, bits: int) -> PlannedNoise:
+        """Return the noise to add to opened sums, in steps; none if their members have added it."""
+        if self.rules.noise_by == "clients":
+            return PlannedNoise(0.0, self.cohort_size, "")
+        deviation = share_of_noise(bits, self.rules.noise_multiplier, 1)
+        return PlannedNoise(deviation, self.cohort_size, self._key_of_set(effect, base).hex())
+
+    def _key_of_set(self, effect: Aggregate, base: Digest, mechanism: str = "gaussian") -> bytes:
         contributed = "".join(sorted(contribution.digest for contribution in effect.contributions))
         of_set = hashlib.sha256(contributed.encode()).hexdigest()
         return key_of(self.noise, "private sum", effect.round_id, base, of_set, mechanism)

@@ -18,7 +18,7 @@ BASE = Digest("0" * 64)
 
 
 def private(adaptive: AdaptiveClip | None, noise: bytes = bytes(32)) -> Private:
-    return Private(PrivacyRules(8.0, 1e-5, 2.0, 1.0, 10, 100.0, adaptive), CLIENTS, noise)
+    return Private(PrivacyRules(8.0, 1e-5, 2.0, 1.0, 10, 100.0, adaptive=adaptive), CLIENTS, noise)
 
 
 def effect(name: str, clip_norm: float = 2.0) -> Aggregate:

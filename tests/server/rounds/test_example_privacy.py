@@ -13,9 +13,7 @@ DELTA, RATE, Z, STEPS = 1e-5, 0.04, 1.5, 15
 
 def rules(uses: int = 3) -> ExampleRules:
     last = epsilon_bound(RATE, Z, uses * STEPS, DELTA)
-    spent_max = float(uses * STEPS)
-    by_step = {"sample_rate": RATE, "steps": STEPS, "epsilon_last": last}
-    return ExampleRules(last, DELTA, Z, 1.0, uses, spent_max, **by_step)
+    return ExampleRules(last, DELTA, Z, 1.0, uses, float(uses * STEPS), RATE, STEPS, last)
 
 
 def test_each_use_costs_the_steps_of_a_training_and_the_run_ends_by_its_budget() -> None:
