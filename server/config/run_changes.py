@@ -51,6 +51,8 @@ ONE_FROM_THE_BEGINNING = (
     "privacy.mechanism",
     "privacy.sample_rate",
     "privacy.noise_by",
+    "privacy.honest_min",
+    "privacy.colluders",
 )
 """Tables and settings that determine the state of a run, or that its sites have approved."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from atoll.aggregation.fold.means import Total, totals_of
-from atoll.aggregation.noise.private_sum import clip_to, exponent_of
+from atoll.aggregation.noise.private_sum import PrivateSums, clip_to, exponent_of
 from atoll.aggregation.rules.coordinate import clip_factors
 from atoll.ground.noise.key import key_of
 from atoll.protocol.manifest import VersionManifest
@@ -22,7 +22,9 @@ from atoll.server.journal.codec import decode, encode
 from atoll.server.rounds.events import Aggregate
 from atoll.server.rounds.privacy_rules import PrivacyRules
 from atoll.tensors.layout import BESIDE, FLOATS, Layout
+from atoll.tensors.noise.grid_noise import GridNoise
 from atoll.tensors.secure.plan import Encoding
+from atoll.tensors.secure.vector import share_of_noise
 
 
 class Known(Protocol):
@@ -97,6 +99,11 @@ class PlannedSums:
     examples_max: int
     metrics: tuple[tuple[str, int], ...]
     sessions: tuple[PlannedSession, ...]
+    is_private: bool = False
+    share: float = 0.0
+    """Standard deviation of the noise that each member has added [steps]."""
+    noise: "PlannedNoise | None" = None
+    """Of private sums: their divisor, and the noise to add, in steps; a deviation of 0: the members have added it."""
 
     @property
     def encoding(self) -> Encoding:
@@ -107,6 +114,17 @@ class PlannedSums:
             exponents=self.exponents,
             examples_max=self.examples_max,
             metrics=self.metrics,
+            is_private=self.is_private,
+            share=self.share,
+        )
+
+    @property
+    def private(self) -> PrivateSums | None:
+        """What makes the sums private; None: they are not."""
+        if (noise := self.noise) is None:
+            return None
+        return PrivateSums(
+            noise.divisor, GridNoise(noise.deviation, bytes.fromhex(noise.key)) if noise.deviation else None
         )
 
 
@@ -142,10 +160,20 @@ class Private:
 
     def planned(self, effect: Aggregate, base: Digest) -> PlannedNoise:
         """Return the noise of a set of updates: the same when its fold is repeated, another one for another set."""
+        deviation = self.rules.noise_multiplier * self.rules.clip_norm
+        return PlannedNoise(deviation, self.cohort_size, self._key_of_set(effect, base).hex())
+
+    def planned_of_sums(self, effect: Aggregate, base: Digest, bits: int) -> PlannedNoise:
+        """Return the noise to add to opened sums, in steps; none if their members have added it."""
+        if self.rules.noise_by == "clients":
+            return PlannedNoise(0.0, self.cohort_size, "")
+        deviation = share_of_noise(bits, self.rules.noise_multiplier, 1)
+        return PlannedNoise(deviation, self.cohort_size, self._key_of_set(effect, base).hex())
+
+    def _key_of_set(self, effect: Aggregate, base: Digest) -> bytes:
         contributed = "".join(sorted(contribution.digest for contribution in effect.contributions))
         of_set = hashlib.sha256(contributed.encode()).hexdigest()
-        key = key_of(self.noise, "private sum", effect.round_id, base, of_set, "gaussian")
-        return PlannedNoise(self.rules.noise_multiplier * self.rules.clip_norm, self.cohort_size, key.hex())
+        return key_of(self.noise, "private sum", effect.round_id, base, of_set, "gaussian")
 
 
 @dataclass(frozen=True, slots=True)

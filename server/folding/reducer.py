@@ -171,16 +171,17 @@ class Reducer(Versions):
     def _plan_of_sums(
         self, effect: Aggregate, rows: "Mapping[Digest, UpdateRow]"
     ) -> tuple[FoldPlan, dict[Digest, StoredUpdateMeta]]:
-        secure = self._settings.secure
-        assert secure is not None
+        rules = self._settings.secure_rules
+        assert rules is not None
         metas = {digest: decode_meta(row.meta, where=f"update {digest}") for digest, row in rows.items()}
         plan = plan_of_sums(
             effect,
             self.version(effect.base_version),
             metas,
-            rules=secure.rules(),
+            rules=rules,
             buffers=read_buffers(self.store.version_path(Version(0))),
             settings=(self._settings.aggregation, self._settings.optimizer_at(effect.base_version + 1)),
+            private=private_of(self._settings, self.noise),
         )
         return plan, metas
 
@@ -232,11 +233,11 @@ class Reducer(Versions):
 
 
 def private_of(settings: RunConfig, noise: bytes) -> Private | None:
-    """Return what the plan of a private sum needs; None: the coordinator adds no noise."""
-    if settings.privacy is None or settings.privacy.noise_by != "coordinator":
-        return None
+    """Return what the plan of a private sum needs; None: the run has no guarantee for clients."""
     rules = settings.rules.privacy
-    return None if rules is None else Private(rules, settings.round.cohort_size, noise)
+    if rules is None or rules.noise_by == "site":
+        return None
+    return Private(rules, settings.round.cohort_size, noise)
 
 
 def fold_version(
@@ -356,6 +357,7 @@ def step_of(plan: FoldPlan, layout: Layout, method: Method, store: RunStore) -> 
         anchor=anchor,
         place=Place(plan.round_id, version, plan.base_digest, shares=plan.shares),
         private=private_sum_of(plan),
+        private_sums=None if plan.sums is None else plan.sums.private,
     )
 
 

@@ -154,9 +154,9 @@ class SecureSums:
 
     @property
     def _metrics(self) -> Metrics:
-        secure = self._config().secure
-        assert secure is not None
-        return secure.rules().metrics
+        rules = self._config().secure_rules
+        assert rules is not None
+        return rules.metrics
 
     def check_keys(
         self, sums: SecureRound | SecureEvaluation, of: SessionName, client_id: ClientId, keys: MemberKeys

@@ -154,6 +154,7 @@ class ChargeRecord:
     epsilon: float  # of that client
     epsilon_max: float  # the budget
     delta: float
+    charges: int = 0  # of secure sums to which the clients add noise: one for each client and attempt; 0: one a client
 
 
 @dataclass(slots=True)

@@ -213,7 +213,8 @@ class RunMachine(Evaluations):
 
         An open round is abandoned: its clients may have spent their budgets since. One that aggregates was closed
         before the backup, and its charge stays; it counts among the later rounds, too, as another fold of it would be
-        another release if the secret of the noise was not in the backup.
+        another release if the secret of the noise was not in the backup. Where the clients add the noise, each attempt
+        of these rounds may have been charged.
         """
         ledger, privacy = self.ledger, self.rules.privacy
         if privacy is None or ledger.restoration == event.restoration:
@@ -222,8 +223,9 @@ class RunMachine(Evaluations):
         closed = ledger.next_round - (1 if self.round is None else 2)
         if (number := event.round_id - closed) <= 0:
             return ()
-        membership = ledger.membership
-        membership.charge_all(number, privacy)
+        membership, secure = ledger.membership, self.rules.secure
+        each = secure.attempts if secure is not None and privacy.noise_by == "clients" else 1
+        membership.charge_all(number * each, privacy)
         charge = privacy.charged(len(membership.members), membership.most_spent, membership.most_uses)
         rounds = f"rounds {closed + 1} to {event.round_id}"
         effects: Effects = (AuditCharge(rounds, charge),)

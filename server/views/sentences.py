@@ -125,6 +125,8 @@ def _capped(record: RoundRecord) -> str:
 def _charged(charge: ChargeRecord) -> str:
     of = f"epsilon {charge.epsilon:.6g} of {charge.epsilon_max:g} at delta {charge.delta:g}"
     who = f"{_count(charge.clients, 'client')} for a private sum"
+    if charge.charges > charge.clients:
+        who += f", {charge.charges} times in all, as each attempt counts"
     return f"Charged: {who}; the most used client has spent {of} in {_count(charge.uses, 'use')}."
 
 

@@ -114,9 +114,9 @@ class Models(Versions):
             privacy = config.rules.privacy
             if privacy is not None:
                 self.note = "\n".join(filter(None, (self.note, NO_GUARANTEE)))
-            if privacy is None or privacy.noise_by != "coordinator":
+            if privacy is None or privacy.noise_by == "site":
                 return
-            if lacking := [*faults_of_layout(manifest.layout, self.buffers, privacy)]:
+            if lacking := [*faults_of_layout(manifest.layout, self.buffers, privacy, config.secure_rules)]:
                 raise ConfigError(lacking)
 
     def _first(self, bench: Bench) -> tuple[tuple[Piece, ...], str]:
@@ -223,14 +223,16 @@ class Models(Versions):
             ValueError: the updates cannot be folded.
             OSError: a file cannot be read or written.
         """
-        assert self._config.secure is not None
+        rules = self._config.secure_rules
+        assert rules is not None
         plan = plan_of_sums(
             effect,
             self.version(effect.base_version),
             {contribution.digest: Meta() for contribution in effect.contributions},
-            rules=self._config.secure.rules(),
+            rules=rules,
             buffers=self.buffers,
             settings=(self._config.aggregation, self._config.optimizer_at(effect.base_version + 1)),
+            private=private_of(self._config, _public_noise(self._config)),
             streams_of=sums.cryptography.streams_of,
         )
         updates = {place: sums.updates.stored(planned.digest) for place, planned in enumerate(plan.updates)}

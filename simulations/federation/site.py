@@ -316,8 +316,9 @@ class Site:
         if key in self.spool:
             return
         assert self.env.sums is not None
-        encoded = self.encoded[key]
-        digest = self.env.sums.updates.mask(encoded.digest, attempt, [(each.key, each.sign) for each in streams])
+        encoded, terms = self.encoded[key], self._members.terms_of(key)
+        pairs, share = [(each.key, each.sign) for each in streams], self.env.sums.share_of(self.client_id, terms)
+        digest = self.env.sums.updates.mask(encoded.digest, attempt, pairs, share)
         self.spool[key] = replace(encoded, digest=digest)
         self._receive(Masked(key, digest))
 

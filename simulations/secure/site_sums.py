@@ -75,6 +75,10 @@ class SiteSums:
             return
         self._carry_out(key, member, member.ask(question))
 
+    def terms_of(self, key: Key) -> Terms:
+        """Return the terms of the session of a round that this site is in."""
+        return self._members[key].terms
+
     def forget(self, key: Key) -> None:
         """Leave the session of a round."""
         if (member := self._members.pop(key, None)) is not None:
@@ -89,7 +93,7 @@ class SiteSums:
             match effect:
                 case KeepPromise(promise):
                     self._cryptography.keep(self._name, promise)
-                case Mask(streams):
+                case Mask(streams, _):
                     self._mask(key, member.terms.attempt, streams)
                 case Send(message):
                     self._say(_name(member.terms), message)

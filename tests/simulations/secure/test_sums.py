@@ -177,3 +177,17 @@ def test_sessions_need_names_that_certificates_can_have(tmp_path):
     with pytest.raises(ConfigError, match=r"secure: got the clients 'site a', .*, whose names a session refuses"):
         with opened(file, odd, tmp_path, on_round=lambda line: None, is_fresh=False):
             pass
+
+
+@pytest.mark.slow
+def test_private_sums_have_the_same_noise_and_charges_both_ways(tmp_path):
+    """The noise of the clients follows from the run's seed, and every number of the two ways is the same."""
+    trace = trace_of(tmp_path, 0, clients=12)
+    drowsy = ("devices.latency_s=1.5", "devices.availability=trace", f"devices.awake_trace={trace}")
+    cohort = ("population.clients=12", "round.cohort_size=10", "round.quorum=7", "aggregation.weighting=uniform")
+    private = ("privacy.epsilon=8.0", "privacy.delta=1e-5", "privacy.clip_norm=0.5", "privacy.noise_by=clients")
+    given = (*cohort, *drowsy, *private, "secure.clip_norm=0.5", "rounds=3", "secure.stage_timeout=6")
+    _, records = both(tmp_path, *given, *SITES)
+    charges = [record.charge for record in records if record.charge is not None]
+    assert [charge.charges for charge in charges] == [charge.clients for charge in charges]
+    assert charges[-1].epsilon > charges[0].epsilon > 0
