@@ -275,7 +275,7 @@ class PrivacyConfig(BaseModel):
 
     def faults_of_delta(self, num_clients: int) -> Iterator[str]:
         """Yield the fault of a delta that allows to publish one client, where this is the least number of clients."""
-        if self.delta >= 1.0 / num_clients:
+        if self.unit == "client" and self.delta >= 1.0 / num_clients:
             why = f"1 / {num_clients} or more allows to publish one of {count_of(num_clients, 'client')} unprotected"
             safe = 10.0 ** -math.ceil(math.log10(num_clients) + 1.0)
             yield _fault("privacy.delta", self.delta, why, f"less than 1 / {num_clients}, such as {safe:g}")

@@ -4,8 +4,6 @@ There is no journal: `snapshots` saves the state at the end of a round. Work of 
 evaluation) takes no virtual time, because policies are compared by the time that clients need.
 """
 
-import json
-
 from atoll.aggregation.masked.no_sum import NoSum
 from atoll.client.session import events as client
 from atoll.protocol.secure import wire
@@ -85,7 +83,7 @@ class Service(Coordinator[RunMachine]):
         sums = host.sums
         self._host, self._versions, self._sampler, self._round_due = host, versions, sampler, round_due
         self.bytes_up_plain = 0
-        self._local = json.dumps(dict(config.local), sort_keys=True)
+        self._local = config.local_text
         self._codec, self._algorithm = config.aggregation.codec_name, config.aggregation.training
         self._sums = None if sums is None else CoordinatorSums(sums, self.run_id, self._task, versions, machine)
         self._cryptography = None if sums is None else sums.cryptography
