@@ -213,7 +213,8 @@ class Service(Coordinator[RunMachine]):
 
     def _folded(self, effect: Aggregate) -> Aggregated:
         if not effect.sums:
-            return Aggregated(effect.round_id, self._host.fold(effect))
+            digest = self._host.fold(effect)
+            return Aggregated(effect.round_id, digest, clip_norm=self._host.next_clip_norm(effect))
         sums = self._host.fold_sums(effect)
         return Aggregated(effect.round_id, sums.digest, sums.dropped, sums.ranges, sums.statistics)
 
