@@ -103,6 +103,14 @@ OF_PRIVACY = (
         OF_PLANS,
     ),
     Mutant(
+        "privacy: a fold without noise",
+        PLAN,
+        "        noise=None if private is None else private.planned(effect, base_digest),\n",
+        "        noise=None,\n",
+        "the exact mean of clipped updates is published under a guarantee",
+        OF_PLANS,
+    ),
+    Mutant(
         "privacy: the wrong denominator",
         PLAN,
         "self.rules.noise_multiplier * self.rules.clip_norm, self.cohort_size, key.hex()",
