@@ -118,8 +118,8 @@ class Ledger:
         have = "none" if not hashes else f"{len(hashes)}, or others"
         seen = count_of(anchor.count, "entry", "entries")
         return (
-            f"this agent has seen {seen} of its budgets and the file has {have}: it was put back from an older copy, or "
-            "removed"
+            f"this agent has seen {seen} of its budgets and the file has {have}: it was put back from an older copy, "
+            "or removed"
         )
 
     def _write(self, entries: Iterable[Entry]) -> None:
