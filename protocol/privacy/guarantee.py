@@ -52,6 +52,7 @@ class Guarantee:
         noise_by: the party that adds the noise.
         sampling_rate: of Poisson sampling; None: every use counts in full.
         separation: of correlated noise, the least distance of two rounds with the same client.
+        quantile: of the lengths of contributions, which the clip norm follows; None: it is fixed.
         honest_min: of noise by the clients, the fewest honest members of a sum, whose shares suffice.
         colluders: of noise by the clients, the members that may tell the coordinator theirs.
     """
@@ -67,6 +68,7 @@ class Guarantee:
     noise_by: NoiseBy
     sampling_rate: float | None = None
     separation: int | None = None
+    quantile: float | None = None
     honest_min: int = 0
     colluders: int = 0
 
@@ -76,9 +78,18 @@ class Guarantee:
         return (
             f"epsilon {self.epsilon:.6g} at delta {self.delta:g} for one {self.unit}: {_ADJACENCY[self.unit]}; "
             f"{_MECHANISM[self.mechanism]} with noise multiplier {self.noise_multiplier:.6g} on contributions clipped "
-            f"to norm {self.clip_norm:g}; {self._uses}; {self._who_adds}; accountant: {self.accountant}. "
+            f"to {self._norm}; {self._uses}; {self._who_adds}; accountant: {self.accountant}. "
             f"Not covered: {'; '.join(_NOT_COVERED[self.unit])}."
         )
+
+    @property
+    def _norm(self) -> str:
+        if self.quantile is None:
+            return f"norm {self.clip_norm:g}"
+        follows = (
+            f"follows the quantile {self.quantile:g} of their lengths by a count with noise, which is charged, too"
+        )
+        return f"a norm that is {self.clip_norm:g} at first and {follows}"
 
     @property
     def _who_adds(self) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.ground.printable import count_of
+from atoll.protocol.privacy.adaptive_clip import AdaptiveClip
 from atoll.protocol.privacy.gaussian import mu_within, noise_multiplier_of
 from atoll.protocol.secure.session_size import MEMBERS_MAX
 from atoll.protocol.settings import STRICT
@@ -62,6 +63,20 @@ class PrivacyConfig(BaseModel):
     sample_rate: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     """Probability with which each example of a site takes part in a step, independently of all others, the same at all
     sites; absent: refused for examples, and the only way for clients."""
+
+    clip: Literal["fixed", "adaptive"] = "fixed"
+    """Clip norm: "fixed", or "adaptive": it begins at `clip_norm` and follows a quantile of the lengths of updates,
+    which each round counts with noise. Both parts of a round cost what one costs with a fixed norm."""
+
+    clip_quantile: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
+    """Share of updates that "adaptive" leaves unclipped; absent: 0.5."""
+
+    clip_learning_rate: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
+    """Step of "adaptive" in the logarithm of the clip norm; absent: 0.2."""
+
+    clip_sigma: _Positive | None = None
+    """Standard deviation of the noise of the count for "adaptive", in clients: above half of `noise_multiplier`;
+    absent: a twentieth of `round.cohort_size`, and at least five times `noise_multiplier`."""
 
     mechanism: Literal["gaussian"] = "gaussian"
     """Noise of a round, or of a step: "gaussian", independent of others."""
@@ -119,7 +134,7 @@ class PrivacyConfig(BaseModel):
         if not self.is_shared:
             return replace(secure, is_private=True, metrics=())
         honest = max(1, self.honest_of(secure, cohort))
-        share = share_of_noise(secure.bits, self.rules(rounds).noise_multiplier, honest)
+        share = share_of_noise(secure.bits, self.rules(rounds, cohort).noise_multiplier, honest)
         return replace(secure, is_private=True, metrics=(), share=share, sum_min=honest + self.colluders_assumed)
 
     @model_validator(mode="before")
@@ -177,31 +192,63 @@ class PrivacyConfig(BaseModel):
             "epsilon": self.epsilon,
             "delta": self.delta,
             "participations_max": uses,
+            **({"clip": self.clip, "clip_quantile": self.clip_quantile or 0.5} if self.clip == "adaptive" else {}),
         }
 
-    def rules(self, rounds: int, honest_min: int = 0) -> PrivacyRules:
+    def rules(self, rounds: int, cohort_size: int, honest_min: int = 0) -> PrivacyRules:
         """Return the rules of a guarantee for clients, for the run's machine.
 
         Args:
             rounds: of the run.
+            cohort_size: fixed number of clients of a round.
             honest_min: of noise by the clients, the fewest honest members of a sum.
         """
         uses = self.participations_max or rounds
+        z = self.noise_multiplier or noise_multiplier_of(self.epsilon, self.delta, uses)
         values: dict[str, Any] = {
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "noise_multiplier": self.noise_multiplier or noise_multiplier_of(self.epsilon, self.delta, uses),
+            "noise_multiplier": z,
             "clip_norm": self.clip_norm,
             "participations_max": uses,
             "spent_max": mu_within(self.epsilon, self.delta) ** 2,
         }
         if not self.is_shared:
-            return PrivacyRules(**values)
+            return PrivacyRules(**values, adaptive=self._adaptive(z, cohort_size))
         return SharedRules(**values, honest_min=honest_min, colluders=self.colluders_assumed)
 
-    def faults_of_budget(self, rounds: int) -> Iterator[str]:
+    def _adaptive(self, z: float, cohort_size: int) -> AdaptiveClip | None:
+        if self.clip == "fixed":
+            return None
+        sigma = self.clip_sigma or max(cohort_size / 20.0, 5.0 * z)
+        return AdaptiveClip(self.clip_quantile or 0.5, self.clip_learning_rate or 0.2, sigma, cohort_size)
+
+    def faults_of_clip(self, rounds: int, cohort_size: int, *, is_secure: bool) -> Iterator[str]:
+        """Yield the settings of an adaptive clip norm that have no effect, or whose count costs more than the round."""
+        given = {name: getattr(self, name) for name in ("clip_quantile", "clip_learning_rate", "clip_sigma")}
+        if self.clip == "fixed":
+            for name, value in given.items():
+                if value is not None:
+                    what = f"privacy.{name}: got {value:g}, and the clip norm is fixed"
+                    yield f'{what}: allowed with privacy.clip = "adaptive"'
+            return
+        if self.noise_by != "coordinator":
+            why = f'privacy.noise_by is "{self.noise_by}", and only the coordinator counts the updates within the norm'
+            yield _fault("privacy.clip", self.clip, why, '"fixed"')
+            return
+        if is_secure:
+            yield _fault("privacy.clip", self.clip, "masked updates have [secure], and no length to count", '"fixed"')
+            return
+        rules = self.rules(rounds, cohort_size)
+        assert rules.adaptive is not None
+        if (z := rules.noise_multiplier) >= 2.0 * rules.adaptive.sigma:
+            why = f"the count alone would cost more than a round with noise multiplier {z:.6g}"
+            out = f"more than {z / 2.0:.6g}, such as {5.0 * z:.6g}, or none"
+            yield _fault("privacy.clip_sigma", rules.adaptive.sigma, why, out)
+
+    def faults_of_budget(self, rounds: int, cohort_size: int) -> Iterator[str]:
         """Yield the fault of a budget that does not allow a single round."""
-        rules = self.rules(rounds)
+        rules = self.rules(rounds, cohort_size)
         if not rules.allows(0.0, 0):
             one = rules.epsilon_of(rules.cost)
             out = f"at least {noise_multiplier_of(self.epsilon, self.delta):.6g}, or a larger epsilon"
@@ -222,13 +269,13 @@ class PrivacyConfig(BaseModel):
             return  # its sums are in words, whose room `faults_of_secure` checks
         from atoll.aggregation.noise.private_sum import fault_of_sum  # it imports numpy
 
-        z = self.rules(rounds).noise_multiplier
+        z = self.rules(rounds, policy.cohort_size).noise_multiplier
         if fault := fault_of_sum(policy.cohort_size, z):
             yield f"privacy.noise_multiplier: {fault}: allowed is more noise, or a smaller round.cohort_size"
 
     def faults_of_delta(self, num_clients: int) -> Iterator[str]:
         """Yield the fault of a delta that allows to publish one client, where this is the least number of clients."""
-        if self.delta >= 1.0 / num_clients:
+        if self.unit == "client" and self.delta >= 1.0 / num_clients:
             why = f"1 / {num_clients} or more allows to publish one of {count_of(num_clients, 'client')} unprotected"
             safe = 10.0 ** -math.ceil(math.log10(num_clients) + 1.0)
             yield _fault("privacy.delta", self.delta, why, f"less than 1 / {num_clients}, such as {safe:g}")
@@ -310,7 +357,10 @@ class PrivacyConfig(BaseModel):
         sizes = secure.sizes(policy.cohort_size)
         if policy.is_asynchronous or not sizes:
             return  # the faults of secure sums
-        z, out = self.rules(rounds).noise_multiplier, "secure.bits = 64, or another noise_multiplier"
+        z, out = (
+            self.rules(rounds, policy.cohort_size).noise_multiplier,
+            "secure.bits = 64, or another noise_multiplier",
+        )
         if not self.is_shared:
             if fault := fault_of_noise(secure.bits, 1, share_of_noise(secure.bits, z, 1)):
                 yield f"privacy.noise_multiplier: {fault}: allowed is {out}"
@@ -392,6 +442,6 @@ def faults_of_layout(
             encoding = Encoding(bits=secure.bits, clip_norm=secure.clip_norm, exponents=exponents, is_private=True)
             encoding.factor(1, 0.0, values)
         else:
-            clip_to(rules.clip_norm, exponent_of(rules.noise_multiplier * rules.clip_norm), values)
+            clip_to(rules.clip_norm, exponent_of(rules.sum_multiplier * rules.clip_norm), values)
     except ValueError as fault:
         yield f"privacy.noise_multiplier: {fault}"

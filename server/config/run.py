@@ -294,9 +294,9 @@ class RunConfig(BaseModel):
         if self._hides_clients:
             assert self.privacy is not None
             if self.secure is None or not self.privacy.is_shared:
-                return self.privacy.rules(self.rounds)
+                return self.privacy.rules(self.rounds, self.round.cohort_size)
             honest = self.privacy.honest_of(self.secure.rules(), self.round.cohort_size)
-            return self.privacy.rules(self.rounds, honest)
+            return self.privacy.rules(self.rounds, self.round.cohort_size, honest)
         return None if (terms := self._of_examples) is None else rules_of(terms)
 
     @property
@@ -395,10 +395,11 @@ class RunConfig(BaseModel):
     def _faults_of_privacy(self, privacy: PrivacyConfig) -> Iterator[str]:
         """Yield the settings of other tables that a guarantee for clients or examples excludes."""
         yield from privacy.faults_of_unit()
+        yield from privacy.faults_of_clip(self.rounds, self.round.cohort_size, is_secure=self.secure is not None)
         if privacy.unit == "example":
             yield from self._faults_of_examples()
             return
-        yield from privacy.faults_of_budget(self.rounds)
+        yield from privacy.faults_of_budget(self.rounds, self.round.cohort_size)
         yield from privacy.faults_of_secure(self.secure, self.round, self.rounds)
         yield from privacy.faults_of_program(self.program.main)
         yield from privacy.faults_of_rounds(self.round, self.rounds)

@@ -33,7 +33,7 @@ from atoll.server.files.run_store import INCOMING_AGE_MAX_S, RunStore
 from atoll.server.files.versions import VersionFile, Versions
 from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.method import Method
-from atoll.server.folding.plan import FoldPlan, Private, plan_of
+from atoll.server.folding.plan import FoldPlan, Private, next_clip_norm, plan_of
 from atoll.server.folding.sums import SumsFolded, plan_of_sums, sessions_of
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
 from atoll.server.rounds.events import Aggregate
@@ -142,6 +142,19 @@ class Reducer(Versions):
             private=private_of(self._settings, self.noise),
         )
         return plan, metas
+
+    async def next_clip_norm(self, effect: Aggregate) -> float:
+        """Return the clip norm of the private round after a folded one; 0: it is fixed, or the run is not private."""
+        private = private_of(self._settings, self.noise)
+        if private is None or private.rules.adaptive is None:
+            return 0.0
+        return await begin_on_thread(self._folding, self._next_clip_norm, effect, private)
+
+    def _next_clip_norm(self, effect: Aggregate, private: Private) -> float:
+        rows = self._accepted([c.digest for c in effect.contributions])
+        metas = {digest: decode_meta(row.meta, where=f"update {digest}") for digest, row in rows.items()}
+        base = self.version(effect.base_version)
+        return next_clip_norm(effect, base.manifest, base.digest, metas, private)
 
     async def fold_sums(self, effect: Aggregate) -> SumsFolded:
         """Fold the opened secure sums of a round into the next version, which is durable on return.

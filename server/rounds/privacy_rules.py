@@ -1,9 +1,10 @@
 """The rules of differential privacy in a run: its noise, its budget, a client's participations. Pure values."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from atoll.ground.printable import count_of
+from atoll.protocol.privacy.adaptive_clip import AdaptiveClip
 from atoll.protocol.privacy.gaussian import epsilon_of
 from atoll.protocol.privacy.guarantee import EXACT, PLD, RDP, Guarantee, NoiseBy
 from atoll.protocol.privacy.poisson_account import PoissonAccount
@@ -22,6 +23,13 @@ class PrivacyRules:
     """Most sums that one client's updates are in."""
     spent_max: float
     """Largest sum over a client's uses of 1 / z^2 that keeps epsilon and delta."""
+    adaptive: AdaptiveClip | None = field(default=None, kw_only=True)
+    """Rule by which the clip norm, at first `clip_norm`, follows the updates; None: it is fixed."""
+
+    @property
+    def sum_multiplier(self) -> float:
+        """Noise multiplier of the sum: with an adaptive clip norm above z, as the count has its part of the cost."""
+        return self.noise_multiplier if self.adaptive is None else self.adaptive.sum_multiplier(self.noise_multiplier)
 
     @property
     def sum_min(self) -> int:
@@ -70,6 +78,7 @@ class PrivacyRules:
             uses=uses,
             accountant=EXACT,
             noise_by=self.noise_by,
+            quantile=None if self.adaptive is None else self.adaptive.quantile,
         )
 
     def cause_of_end(self, spent: float, rounds: int) -> str:

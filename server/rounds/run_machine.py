@@ -391,7 +391,10 @@ class RunMachine(Evaluations):
             return SecureRound(
                 ledger.next_round, ledger.version, self.rules, ledger.membership, tuple(ledger.ranges), now
             )
-        return Round(ledger.next_round, ledger.version, self.rules, ledger.membership, late, now)
+        round_ = Round(ledger.next_round, ledger.version, self.rules, ledger.membership, late, now)
+        if self.rules.privacy is not None and self.rules.privacy.adaptive is not None:
+            round_.record.clip_norm = ledger.clip_norm or self.rules.privacy.clip_norm
+        return round_
 
     def _buffer(self, now: float) -> Buffer:
         ledger, policy = self.ledger, self.rules.policy
@@ -409,7 +412,10 @@ class RunMachine(Evaluations):
 
     def _aggregated(self, event: Aggregated, now: float) -> Effects:
         round_ = self._open(event.round_id)
-        return round_.aggregated(event, now) if round_ else ()
+        if round_ is None:
+            return ()
+        self.ledger.clip_norm = event.clip_norm or self.ledger.clip_norm
+        return round_.aggregated(event, now)
 
     def _session_event(self, event: SessionEvent, now: float) -> Effects:
         """Pass an event of secure sums to their round, or their evaluation."""

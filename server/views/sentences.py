@@ -27,6 +27,7 @@ def sentences(record: RoundRecord) -> list[str]:
     found += (_in_buffer(row) for row in record.buffer)
     found += [_capped(record)] if record.capped else []
     found += [_charged(record.charge)] if record.charge is not None else []
+    found += [f"Updates are clipped to norm {record.clip_norm:.6g}."] if record.clip_norm is not None else []
     if record.too_old:
         found.append(_too_old(record))
     if record.superseded:

@@ -29,7 +29,7 @@ from atoll.server.config.run import RunConfig
 from atoll.server.files.run_store import RunStore
 from atoll.server.files.versions import VersionFile, Versions, version_file
 from atoll.server.folding.method import Method
-from atoll.server.folding.plan import plan_of, shares_of, trained_of, weights_and_factors
+from atoll.server.folding.plan import next_clip_norm, plan_of, shares_of, trained_of, weights_and_factors
 from atoll.server.folding.reducer import fold_sums, fold_version, private_of
 from atoll.server.folding.sums import SumsFolded, plan_of_sums
 from atoll.server.required.keep import Keep
@@ -214,6 +214,15 @@ class Models(Versions):
             private=private_of(self._config, _public_noise(self._config)),
         )
         return fold_version(self, plan, updates.weighted(plan), self.method, threads=self._threads)
+
+    def next_clip_norm(self, effect: Aggregate, updates: Updates) -> float:
+        """Return the clip norm of the private round after a folded one; 0: it is fixed, or the run is not private."""
+        private = private_of(self._config, _public_noise(self._config))
+        if private is None:
+            return 0.0
+        base = self.version(effect.base_version)
+        metas = updates.metas([contribution.digest for contribution in effect.contributions])
+        return next_clip_norm(effect, base.manifest, base.digest, metas, private)
 
     def fold_sums(self, effect: Aggregate, sums: SimulatedSums) -> SumsFolded:
         """Fold the opened secure sums of a round into the next version.

@@ -13,6 +13,7 @@ from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.files.versions import Versions
 from atoll.server.hosting.secure_sums import SecureSums
+from atoll.server.rounds.events import AskEvaluation
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.secure_evaluation import SecureEvaluation
 from atoll.server.rounds.secure_round import SecureRound
@@ -106,6 +107,11 @@ class CoordinatorSums(SecureSums):
             self._made = {key: terms for key, terms in self._made.items() if key[0] == round_id}
             self._made[round_id, place] = super().terms(round_id, base_version, place)
         return self._made[round_id, place]
+
+    def terms_of_request(self, effect: AskEvaluation) -> Terms:
+        """Return the terms of the sum that a client is asked to evaluate a version for."""
+        assert effect.sum is not None
+        return self.terms_of_evaluation(effect.version, effect.sum)
 
     def check_keys(
         self, sums: SecureRound | SecureEvaluation, of: SessionName, client_id: ClientId, keys: MemberKeys

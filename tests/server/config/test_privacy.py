@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from atoll.protocol.privacy.adaptive_clip import AdaptiveClip
 from atoll.protocol.privacy.gaussian import epsilon_of, mu_of
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.config.privacy import faults_of_layout
@@ -210,3 +211,28 @@ def test_tensors_without_noise_are_refused_by_name() -> None:
     assert secure is not None
     assert [*faults_of_layout([weight], frozenset(), rules, secure)] == []
     assert "bn.count" in next(faults_of_layout(layout, frozenset(), rules, secure))
+
+
+def test_an_adaptive_clip_norm_has_its_rule() -> None:
+    rules = run_with(['privacy.clip="adaptive"', "round.cohort_size=1000", "privacy.noise_multiplier=2"]).rules.privacy
+    assert rules is not None
+    assert rules.adaptive == AdaptiveClip(0.5, 0.2, 50.0, 1000)
+    assert rules.sum_multiplier == pytest.approx(1 / (1 / 4 - 1 / 100**2) ** 0.5)
+    few = run_with(['privacy.clip="adaptive"', "privacy.noise_multiplier=2"]).rules.privacy
+    assert few is not None
+    assert few.adaptive == AdaptiveClip(0.5, 0.2, 10.0, 10), "a count of ten clients has five times the noise of z"
+    assert "follows the quantile 0.5 of their lengths" in few.guarantee(few.cost, 1).sentence
+    assert few.epsilon_of(few.cost) == epsilon_of(0.5, 1e-6), "both parts are charged as z"
+
+
+def test_settings_of_an_adaptive_clip_norm_are_refused_where_they_do_nothing_or_cost_too_much() -> None:
+    (fault,) = faults_of(["privacy.clip_quantile=0.3"])
+    assert fault == 'privacy.clip_quantile: got 0.3, and the clip norm is fixed: allowed with privacy.clip = "adaptive"'
+    (fault,) = faults_of(['privacy.clip="adaptive"', "privacy.noise_multiplier=4", "privacy.clip_sigma=2"])
+    assert "privacy.clip_sigma: got 2" in fault
+    assert "the count alone would cost more than a round" in fault
+    for others in (SHARED, ["privacy.unit=example", "privacy.sample_rate=0.1", 'privacy.noise_by="site"']):
+        faults = faults_of([*others, "privacy.clip=adaptive"])
+        assert any(fault.startswith("privacy.clip: got ") for fault in faults), faults
+    for setting in ("clip_quantile=1", "clip_learning_rate=0", "clip_sigma=-1", "clip_sigma=nan"):
+        assert faults_of(['privacy.clip="adaptive"', f"privacy.{setting}"])[0].startswith(f"privacy.{setting[:9]}")

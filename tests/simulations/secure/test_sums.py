@@ -107,6 +107,24 @@ def test_every_record_says_that_a_session_was_simulated_and_tells_no_single_clie
         assert line["steps"] == {}
 
 
+@pytest.mark.parametrize("is_asleep", [False, True])
+def test_metrics_of_clients_are_added_in_sums_and_equal_those_of_a_plain_run(tmp_path, is_asleep):
+    every = ("evaluation.clients_every=1", "secure.metrics.accuracy=2")
+    if is_asleep:
+        asleep(tmp_path, 3, *every)
+        measured = [line["clients"] for line in lines(tmp_path / "fast") if line["clients"]]
+        assert any(measured)
+        return
+    run_of_two = ("rounds=2", "round.cohort_size=4", "seed=5", "aggregation.weighting=uniform")
+    both(tmp_path, *run_of_two, "secure.clip_norm=100", "secure.bits=64", *every)
+    _, plain = simulate(tmp_path / "plain", *run_of_two, every[0])
+    found = lines(tmp_path / "fast")
+    for line, expected in zip(found, plain, strict=True):
+        assert line["clients"] == pytest.approx(expected["clients"], rel=1e-5)
+    assert all(line["clients"] for line in found)
+    assert not [line for line in found if line.get("client_values")], "no metric of a single client is known"
+
+
 def test_the_ranges_follow_the_sums(tmp_path):
     _, _, records = run(
         tmp_path, "fast", "rounds=4", "round.cohort_size=4", "secure.clip_norm=300", "secure.examples_max=20"
