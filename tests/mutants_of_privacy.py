@@ -113,15 +113,15 @@ OF_PRIVACY = (
     Mutant(
         "privacy: the wrong denominator",
         PLAN,
-        "self.rules.noise_multiplier * self.rules.clip_norm, self.cohort_size, key.hex()",
-        "self.rules.noise_multiplier * self.rules.clip_norm, len(effect.contributions), key.hex()",
+        "self.rules.sum_multiplier * clip_norm, self.cohort_size, key.hex()",
+        "self.rules.sum_multiplier * clip_norm, len(effect.contributions), key.hex()",
         "a mean is divided by the number of updates that came",
         OF_PLANS,
     ),
     Mutant(
         "privacy: no clip",
         PLAN,
-        "        return clip_factors(norms, clip_to(self.rules.clip_norm, exponent, values))\n",
+        "        return clip_factors(norms, clip_to(clip_norm, exponent, values))\n",
         "        return [1.0 for _ in norms]\n",
         "one client can move the sum by any length",
         OF_PLANS,
