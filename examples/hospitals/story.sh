@@ -33,7 +33,7 @@ echo "== ten more rounds with a lower rate"
 version=$(atoll run show hospitals-1 --json | python -c 'import json, sys; print(json.load(sys.stdin)["version"])')
 atoll run resume hospitals-1 --rounds $((version + 10)) --set local.lr=0.02 --set stop.patience=1000
 ended hospitals-1
-atoll run show hospitals-1 | head -12
+atoll run show hospitals-1 | sed -n 1,12p
 
 echo "== a second run, which starts from the best version of the first"
 atoll run start "$here/run.toml" --set name=second --set model.start=run:hospitals-1@best --set rounds=3

@@ -32,6 +32,9 @@ STEPS_MISSING = (
 _TRIES = 5
 """Most evaluations of the tight account, of seconds each, for the number of uses beyond its bound."""
 
+_FEW = 8
+"""Uses below which all are looked for: with little noise the bound may allow none where the account does."""
+
 _LOSSES = "private trainings tell no losses"
 _SEES_LOSSES = ("power_of_choice", "oort")
 """Samplers by the losses of trainings."""
@@ -81,7 +84,7 @@ def rules_of(terms: ExampleTerms) -> ExampleRules:
     """Return the rules for the run's machine; takes seconds, errors as in `noise_of`."""
     z, account = noise_of(terms), terms.account
     uses = most(lambda uses: account.bound_of(z, uses * terms.steps) <= terms.epsilon, terms.uses + 1)
-    above = min(terms.uses + 1, 2 * uses)
+    above = min(terms.uses + 1, max(2 * uses, _FEW))
     for number in range(_TRIES):
         if above - uses <= 1:
             break

@@ -194,3 +194,12 @@ def test_a_centralized_training_says_the_same_of_what_the_unit_lacks(values: dic
     with pytest.raises(ValueError, match=r"privacy\.") as caught:
         PrivacyConfig(**({**rest, **values} if values["unit"] == "example" else {"sample_rate": 0.1}))  # type: ignore[arg-type]
     assert faults == str(caught.value).split("; ")
+
+
+@pytest.mark.skipif(not loss_distribution.is_installed(), reason="needs the extra `privacy`")
+def test_a_use_that_the_quick_bound_does_not_allow_is_found_by_the_account() -> None:
+    """Little noise: the bound of one use is above the budget that the account spends after three."""
+    little = ["privacy.sample_rate=0.03", "privacy.delta=1e-4", "privacy.noise_multiplier=0.44518"]
+    rules = rules_of(run_with(["rounds=3", "local.max_steps=6", *little]))
+    assert rules.spent_max == 18
+    assert 7.9 < rules.epsilon_last <= 8.0
