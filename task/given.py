@@ -4,7 +4,9 @@ They are sent as one table of plain values, which the site's approval covers, an
 
     {"epochs": 2, "lr": {"kind": "cosine", "start": 0.1, "rounds": 100}, "task.smoothing": 0.1}
 
-With `Task(travels="trained")` it also has the digest of the tensors that are not exchanged, as `model.frozen`.
+A run with a guarantee for examples also has its terms (`privacy.sample_rate`, ...): an Atoll that does not know them
+refuses them as unknown settings of `Local`. With `Task(travels="trained")` it also has the digest of the tensors that
+are not exchanged, as `model.frozen`.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,6 +23,9 @@ OPTION = "task."
 FROZEN = "model.frozen"
 """The key of the digest of the frozen tensors, which are not exchanged."""
 
+PRIVACY = "privacy."
+"""The beginning of the keys with the terms of a guarantee for examples, under which each site trains."""
+
 NEVER_SCHEDULED = ("keep", "keep_optimizer")
 """The settings of `Local` that are the same in all rounds: they determine the layers of the global model, and whether a
 client keeps its state."""
@@ -35,6 +40,8 @@ class Given:
     local: Mapping[str, Any] = field(default_factory=dict)
     schedules: Mapping[str, RoundSchedule] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    private: Mapping[str, Any] = field(default_factory=dict)
+    """The terms of a guarantee for examples, by the names of the settings in `[privacy]`; empty: there is none."""
     frozen: str = ""
     """The digest of the frozen tensors, which are not exchanged; empty: there are none, or any values are accepted."""
 
@@ -48,11 +55,14 @@ class Given:
         local: dict[str, Any] = {}
         schedules: dict[str, RoundSchedule] = {}
         options: dict[str, Any] = {}
+        private: dict[str, Any] = {}
         faults: list[str] = []
         frozen = ""
         for key, value in table.items():
             if key.startswith(OPTION):
                 options[key.removeprefix(OPTION)] = value
+            elif key.startswith(PRIVACY):
+                private[key.removeprefix(PRIVACY)] = value
             elif key == FROZEN:
                 frozen = str(value)
             elif isinstance(value, Mapping):
@@ -64,7 +74,7 @@ class Given:
                 local[key] = value
         if faults:
             raise OverridesRefused(faults)
-        return cls(local, schedules, options, frozen)
+        return cls(local, schedules, options, private, frozen)
 
     def overrides(self, round_: int) -> dict[str, Any]:
         """Return the plain values of the local settings in a round.

@@ -150,3 +150,8 @@ def optimizer_factory(local: Local) -> Any:
         TaskBroken: it does not load.
     """
     return local.optimizer if callable(local.optimizer) else LOCAL_OPTIMIZER.load(local.optimizer)
+
+
+def epoch_steps(sample_rate: float) -> int:
+    """Return the steps of an epoch of Poisson samples, after which each example was expected once: 1 / q."""
+    return max(1, round(1.0 / sample_rate))

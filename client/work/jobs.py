@@ -12,6 +12,7 @@ from typing import Any
 from atoll.client.disk.residual_store import Owner
 from atoll.client.disk.spool import Costs, Entry
 from atoll.client.disk.stores import Stores
+from atoll.client.policy.gate import content_of
 from atoll.client.session.events import (
     Encoded,
     Evaluated,
@@ -180,8 +181,11 @@ class Jobs:
         return Trained(key, entry.digest)
 
     def _noise_of(self, invitation: Invitation, what: str) -> bytes:
-        """Return the noise key of an invitation: the same for a repeated invitation, different for every other."""
-        purpose = (what, invitation.run_id, invitation.round_id, invitation.model_digest)
+        """Return the noise key of an invitation: the same for a repeated invitation, different for every other.
+
+        Two trainings with one noise and other settings would tell by their difference what the noise hides.
+        """
+        purpose = (what, invitation.run_id, invitation.round_id, invitation.model_digest, content_of(invitation))
         return key_of(self._noise_secret, *purpose, self._client_id)
 
     async def _state_that_counted(self, invitation: Invitation) -> Path | None:

@@ -67,6 +67,10 @@ IsTold = Callable[[], bool]
 """() -> whether this rank was told to end the training early; rank 0 alone is told."""
 
 
+NOT_ON_A_MESH = (
+    'with privacy.unit = "example" a mesh has no gradients of single examples yet: allowed is an agent with one process'
+)
+
 EVALUATED_AT_ONCE = 256
 """Examples of one batch of an evaluation, on all ranks together; as in one process."""
 
@@ -151,6 +155,8 @@ class MeshBench:
         local = self._here.local_of(request, (request.get("version") or 0) + 1)
         algorithm = request.get("algorithm") or "fedavg"
         self._check(local, algorithm)
+        if self._here.private_of(request) is not None:
+            raise TaskBroken(NOT_ON_A_MESH)
         dataset = together(self._ranks, self._training_data)
         outline = self._outline()
         self._use.begin()

@@ -18,20 +18,16 @@ from atoll.parallel.private.loader import PoissonLoader
 from atoll.parallel.private.mesh_gradients import MeshGradients
 from atoll.parallel.private.passes import PrivatePasses, Sums, SumsOfOne
 from atoll.parallel.private.secret import SecretBroken, forget, secret_of
-from atoll.parallel.private.terms import Terms, delta_fault, epoch_steps, needs_captured
+from atoll.parallel.private.terms import Terms, needs_captured
 from atoll.task.errors import TaskBroken
+from atoll.task.local import epoch_steps
 from atoll.task.randomness import generators_kept
 from atoll.task.task import Task
-from atoll.training.data.batches import to_device
-from atoll.training.data.draws import drawing
-from atoll.training.data.units import units_of
 from atoll.training.private.captured_gradients import CapturedGradients, NotCaptured
-from atoll.training.private.checks import FEW, Trial, choose
 from atoll.training.private.checks import Engine as Gradients
+from atoll.training.private.checks import choose, delta_fault, trial_of
+from atoll.training.private.noised_gradients import ROWS_AT_ONCE
 from atoll.training.private.sampler import PoissonSampler
-
-ROWS_AT_ONCE = 256
-"""Most rows of one pass of a task without a batch size."""
 
 ELSEWHERE = (
     "on a mesh, in half precision or with recomputation gradients of single rows come from what each layer takes and "
@@ -165,10 +161,7 @@ class Private:
     def _tried(
         self, model: nn.Module, task: Task, data: Any, seed: int, device: torch.device, *, captured: bool = False
     ) -> tuple[Gradients | None, list[str]]:
-        model.train()
-        count = min(len(data), FEW)
-        inputs, targets = to_device(drawing(data, seed)(0, torch.arange(count) * len(data) // count), device)
-        trial = Trial(model=model, loss=task.loss, units=units_of(task), inputs=inputs, targets=targets, rows=count)
+        trial = trial_of(task, model.train(), data, seed, device)
         gradients, faults = choose(trial, self.terms.clip_norm)
         if captured and gradients is not None and not isinstance(gradients, CapturedGradients):
             gradients, faults = choose(trial, self.terms.clip_norm, ways=(CapturedGradients,))

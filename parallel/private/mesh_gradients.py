@@ -34,7 +34,7 @@ from atoll.parallel.engine.passes import casting, in_single
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
 from atoll.parallel.engine.step import inner
-from atoll.parallel.private.passes import part, rows_of_pass
+from atoll.parallel.private.passes import rows_of_pass
 from atoll.training.private.captured_gradients import (
     Call,
     NotCaptured,
@@ -46,6 +46,7 @@ from atoll.training.private.captured_gradients import (
 )
 from atoll.training.private.example_gradients import Gradients, Loss, columns_of, factors_of
 from atoll.training.private.noise import Box
+from atoll.training.private.noised_gradients import part_of
 from atoll.training.private.uses import Lookup, Outer, Whole, squares_of
 
 Uses = dict[str, list[Outer | Lookup | Whole]]
@@ -154,7 +155,7 @@ class MeshGradients:
         size, total = rows_of_pass(rows, passes), self._zeros()
         for begin in range(0, passes * size, size):
             count = max(0, min(rows, begin + size) - begin)
-            inputs, targets = part(batch, begin, begin + count) if count else part(batch, 0, 1)
+            inputs, targets = part_of(batch.inputs, batch.targets, *((begin, begin + count) if count else (0, 1)))
             self._add(total, inputs, targets, max(1, count), is_filler=not count)
         for name, place in self._places.items():
             if self._axes is not None and not place.is_divided:

@@ -10,18 +10,19 @@ Source: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, algor
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from atoll.parallel.data.batch import Batch, map_tensors
+from atoll.parallel.data.batch import Batch
 from atoll.parallel.engine.passes import Observe, Total
 from atoll.parallel.engine.step import Executor
 from atoll.training.private.checks import Engine
 from atoll.training.private.example_gradients import Gradients
 from atoll.training.private.noise import Box, add_noise
+from atoll.training.private.noised_gradients import sum_in_passes
 
 
 class Sums(Protocol):
@@ -52,12 +53,7 @@ class SumsOfOne:
         """Return the clipped sum of a batch."""
         rows = 0 if batch.is_filler else batch.num_rows
         size = rows_of_pass(rows, max(self._passes, -(-rows // self._at_once)))
-        sums = self._gradients.clipped_sum(*part(batch, 0, min(size, rows)), min(size, rows))
-        for begin in range(size, rows, size):
-            end = min(rows, begin + size)
-            for name, found in self._gradients.clipped_sum(*part(batch, begin, end), end - begin).items():
-                sums[name] += found
-        return sums
+        return sum_in_passes(self._gradients, batch.inputs, batch.targets, rows, size)
 
 
 class PrivatePasses:
@@ -100,12 +96,6 @@ class PrivatePasses:
     def evaluate(self, batch: Batch, observe: Observe) -> None:
         """Call `observe` with outputs and targets of a batch of data that is not protected."""
         self._evaluations.evaluate(batch, observe)
-
-
-def part(batch: Batch, begin: int, end: int) -> tuple[Any, Any]:
-    """Return the inputs and targets of some rows."""
-    inputs, targets = map_tensors(lambda tensor: tensor[begin:end], (batch.inputs, batch.targets))
-    return inputs, targets
 
 
 def rows_of_pass(rows: int, passes: int) -> int:

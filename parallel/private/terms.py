@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.ground.printable import count_of
 from atoll.parallel.engine.plan import Plan
 
 
@@ -43,11 +42,6 @@ class Terms:
         }
 
 
-def epoch_steps(sample_rate: float) -> int:
-    """Return the steps after which each example was expected once."""
-    return max(1, round(1.0 / sample_rate))
-
-
 def plan_faults(plan: Plan) -> Iterator[str]:
     """Yield a sentence for each part of a plan without private steps."""
     on = 'with privacy.unit = "example"'
@@ -72,14 +66,3 @@ _NEEDED: tuple[tuple[str, object, str], ...] = (
 def needs_captured(plan: Plan) -> bool:
     """Return whether gradients of rows must come from what each layer takes and gives back (`mesh_gradients`)."""
     return plan.mesh.size > 1 or plan.is_sharded or plan.precision != "fp32" or plan.recompute != "none"
-
-
-def delta_fault(delta: float, num_examples: int) -> str | None:
-    """Return the sentence about a delta that allows to publish an example as it is; None: it is smaller."""
-    if delta * num_examples < 1.0:
-        return None
-    every = count_of(num_examples, "training example")
-    return (
-        f"privacy.delta: got {delta:g} with {every}: one over their number or more would allow to publish one of them "
-        f"as it is, allowed is less, such as {0.1 / num_examples:.1g}"
-    )

@@ -42,6 +42,14 @@ class PoissonAccount:
             return self._known[z, steps]
         return subsampled.epsilon_bound(self.q, z, steps, self.delta)
 
+    def bound_of(self, z: float, steps: int) -> float:
+        """Return an upper bound of epsilon in microseconds, whatever is installed; with q = 1 it is exact."""
+        return self.epsilon_of(z, steps) if self.q == 1.0 else subsampled.epsilon_bound(self.q, z, steps, self.delta)
+
+    def bound_noise(self, epsilon: float, steps: int) -> float:
+        """Return a noise multiplier that is enough for epsilon by the bound; errors as in `least_noise`."""
+        return subsampled.noise_multiplier_bound(epsilon, self.delta, self.q, steps)
+
     def least_noise(self, epsilon: float, steps: int) -> float:
         """Return a noise multiplier within epsilon that leaves at most `PRECISION` of it, in a few evaluations.
 
@@ -50,7 +58,7 @@ class PoissonAccount:
         Raises:
             ValueError: no noise is enough.
         """
-        best, power = subsampled.noise_multiplier_bound(epsilon, self.delta, self.q, steps), 1.2
+        best, power = self.bound_noise(epsilon, steps), 1.2
         while self.epsilon_of(best, steps) > epsilon:  # an accountant that is not below the bound, by its own rounding
             best *= 1.001
         for _ in range(_TRIES):

@@ -14,6 +14,7 @@ that includes each record independently has this guarantee (Chua et al. 2024).
 """
 
 import math
+from functools import lru_cache
 
 ORDERS: tuple[int, ...] = (*range(2, 64), 80, 100, 128, 200, 256, 512, 1024)
 NOISE_MAX = 1e6
@@ -44,8 +45,16 @@ def rdp_of(q: float, z: float, order: int) -> float:
 
 def epsilon_bound(q: float, z: float, steps: int, delta: float) -> float:
     """Return an upper bound of epsilon at this delta after a number of steps; arguments as of `rdp_of`."""
-    found = (steps * rdp_of(q, z, a) + math.log1p(-1.0 / a) - (math.log(delta) + math.log(a)) / (a - 1) for a in ORDERS)
+    found = (
+        steps * rdp + math.log1p(-1.0 / a) - (math.log(delta) + math.log(a)) / (a - 1)
+        for a, rdp in zip(ORDERS, _rdps_of(q, z), strict=True)
+    )
     return max(0.0, min(found))
+
+
+@lru_cache(maxsize=64)
+def _rdps_of(q: float, z: float) -> tuple[float, ...]:
+    return tuple(rdp_of(q, z, order) for order in ORDERS)
 
 
 def noise_multiplier_bound(epsilon: float, delta: float, q: float, steps: int) -> float:

@@ -13,7 +13,9 @@ from pydantic import AfterValidator, BaseModel, Field, field_validator, model_va
 from atoll.plugins.reference import check_reference
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import STRICT, Plain
+from atoll.server.config import example_privacy
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
+from atoll.server.config.example_privacy import STEPS_MISSING, ExampleTerms, given_of, rules_of
 from atoll.server.config.extensions import CUSTOM_SAMPLER
 from atoll.server.config.kinds import COHORT_SAMPLERS, SamplerKind
 from atoll.server.config.model import ModelConfig, StopConfig, faults_of_watching
@@ -24,11 +26,12 @@ from atoll.server.config.secure import SecureConfig
 from atoll.server.exchanges.rules import ExchangeRules
 from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
+from atoll.server.rounds.privacy_rules import PrivacyRules
 from atoll.server.rounds.run_rules import RunRules, Source, WaitRules
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
 from atoll.task.apps import is_app
-from atoll.task.given import FROZEN, OPTION
+from atoll.task.given import FROZEN, OPTION, PRIVACY
 
 Reference = Annotated[str, AfterValidator(check_reference)]
 """Reference to code, which `plugins.reference` resolves."""
@@ -259,12 +262,31 @@ class RunConfig(BaseModel):
     @property
     def given(self) -> dict[str, Any]:
         """Values that the run gives to its task, as they are sent: see `task.given`."""
+        frozen = {FROZEN: self.model.frozen} if self.model.frozen else {}
+        options = {f"{OPTION}{name}": value for name, value in self.options.items()}
+        terms = self._of_examples
+        private = {} if terms is None else {f"{PRIVACY}{name}": value for name, value in given_of(terms).items()}
+        return {**self._local_values, **options, **frozen, **private}
+
+    @property
+    def _local_values(self) -> dict[str, Any]:
+        """The values for the task's `Local`, with a table for each schedule."""
         schedules = {
             key: schedule.table(self.rounds, self.local.get(key)) for key, schedule in self.schedule.local.items()
         }
-        frozen = {FROZEN: self.model.frozen} if self.model.frozen else {}
-        options = {f"{OPTION}{name}": value for name, value in self.options.items()}
-        return {**self.local, **schedules, **options, **frozen}
+        return {**self.local, **schedules}
+
+    @property
+    def _of_examples(self) -> ExampleTerms | None:
+        """The terms of a guarantee for examples; None: there is none."""
+        return None if self.privacy is None else self.privacy.of_examples(self._local_values, self.rounds)
+
+    @property
+    def _privacy_rules(self) -> PrivacyRules | None:
+        if self._hides_clients:
+            assert self.privacy is not None
+            return self.privacy.rules(self.rounds)
+        return None if (terms := self._of_examples) is None else rules_of(terms)
 
     @property
     def local_text(self) -> str:
@@ -308,12 +330,12 @@ class RunConfig(BaseModel):
             pacer_window=self.cohort.window_of_the_pacer,
             best=self.model.metric,
             stop=self.stop.rule,
-            keep_sites=evaluation.keep_sites if self.secure is None and self.privacy is None else 0,
+            keep_sites=evaluation.keep_sites if self.secure is None and not self._hides_clients else 0,
             weighs=self.aggregation.weighs,
             unevaluated_max=UNEVALUATED_MAX if is_app(self.task) else 0,
             wait=WaitRules(self.wait.most, self.wait.then),
             secure=None if self.secure is None else self.secure.rules(),
-            privacy=None if self.privacy is None else self.privacy.rules(self.rounds),
+            privacy=self._privacy_rules,
         )
 
     @model_validator(mode="after")
@@ -325,8 +347,8 @@ class RunConfig(BaseModel):
         faults += [*self.aggregation.faults_of_rounds(self.round), *self.cohort.faults_of_rounds(self.round)]
         faults += [*self._faults_of_growth()] if self.aggregation.grows else []
         evaluation = self.evaluation
-        every: dict[Source, int] = {"server": evaluation.server_every}
-        every |= {} if self.privacy is not None else {"clients": evaluation.clients_every}
+        of_clients = 1 if self._hides_clients else evaluation.clients_every  # [privacy] has its fault by itself
+        every: dict[Source, int] = {"server": evaluation.server_every, "clients": of_clients}
         faults += faults_of_watching(self.model, self.stop, every=every)
         faults += faults_of_optimizer(self.optimizer, self.schedule.optimizer, self.rounds)
         faults += self._faults_of_schedules()
@@ -353,15 +375,37 @@ class RunConfig(BaseModel):
         yield from secure.faults_of_local(json.dumps({**self.given, **frozen}, sort_keys=True))
 
     def _faults_of_privacy(self, privacy: PrivacyConfig) -> Iterator[str]:
-        """Yield the settings of other tables that a guarantee for clients excludes."""
+        """Yield the settings of other tables that a guarantee for clients or examples excludes."""
+        yield from privacy.faults_of_unit()
+        if privacy.unit == "example":
+            yield from self._faults_of_examples()
+            return
         yield from privacy.faults_of_budget(self.rounds)
         yield from privacy.faults_of_secure(self.secure is not None)
         yield from privacy.faults_of_program(self.program.main)
         yield from privacy.faults_of_rounds(self.round, self.rounds)
         yield from privacy.faults_of_aggregation(self.aggregation)
         yield from privacy.faults_of_sampler(self.cohort.sampler)
-        yield from privacy.faults_of_evaluation(self.evaluation.clients_every)
+        kept = EvaluationConfig.model_fields["keep_sites"].default
+        yield from privacy.faults_of_evaluation(self.evaluation.clients_every, self.evaluation.keep_sites, kept)
         yield from privacy.faults_of_watching(self.model, self.stop)
+
+    def _faults_of_examples(self) -> Iterator[str]:
+        """Yield the settings of other tables that a guarantee for examples excludes."""
+        terms = self._of_examples
+        if terms is not None:
+            yield from example_privacy.faults_of_budget(terms)
+        elif self.privacy is not None and self.privacy.sample_rate is not None:
+            yield STEPS_MISSING
+        yield from example_privacy.faults_of_program(self.program.main, is_app=is_app(self.task))
+        yield from example_privacy.faults_of_rounds(self.round.late)
+        yield from example_privacy.faults_of_aggregation(self.aggregation)
+        yield from example_privacy.faults_of_sampler(self.cohort.sampler)
+
+    @property
+    def _hides_clients(self) -> bool:
+        """Whether a guarantee for clients lets no value of a single client out."""
+        return self.privacy is not None and self.privacy.unit == "client"
 
     @property
     def notices(self) -> list[str]:

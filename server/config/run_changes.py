@@ -49,6 +49,7 @@ ONE_FROM_THE_BEGINNING = (
     "privacy.noise_multiplier",
     "privacy.clip_norm",
     "privacy.mechanism",
+    "privacy.sample_rate",
     "privacy.noise_by",
 )
 """Tables and settings that determine the state of a run, or that its sites have approved."""

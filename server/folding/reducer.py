@@ -232,7 +232,9 @@ class Reducer(Versions):
 
 
 def private_of(settings: RunConfig, noise: bytes) -> Private | None:
-    """Return what the plan of a private sum needs; None: the run has no differential privacy."""
+    """Return what the plan of a private sum needs; None: the coordinator adds no noise."""
+    if settings.privacy is None or settings.privacy.noise_by != "coordinator":
+        return None
     rules = settings.rules.privacy
     return None if rules is None else Private(rules, settings.round.cohort_size, noise)
 

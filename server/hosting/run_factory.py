@@ -256,7 +256,7 @@ class RunFactory:
         """
         layout = reducer.version(Version(0)).manifest.layout
         privacy = config.rules.privacy
-        if privacy is not None:
+        if privacy is not None and privacy.noise_by == "coordinator":
             buffers = read_buffers(reducer.store.version_path(Version(0)))
             if faults := [*faults_of_private_layout(layout, buffers, privacy)]:
                 raise ValueError("\n".join(faults))

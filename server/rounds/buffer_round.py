@@ -48,7 +48,7 @@ class Buffer(OpenRound):
         self._is_overdue = False
         self._num_draws = 0
         for update in updates:
-            self.take(update)
+            self._add(update)
 
     # ------------------------------------------------------------ time
 
@@ -92,6 +92,10 @@ class Buffer(OpenRound):
     def take(self, update: Update) -> None:
         """Add an accepted update; `look_for_clients` then closes a full buffer."""
         assert self.is_open
+        self._add(update)
+        self._charge([update.client_id])  # before its next invitation, which may come before the buffer is full
+
+    def _add(self, update: Update) -> None:
         self.updates.append(update)
         row = self._as_stale(update)
         row.scale *= self.policy.alpha if self.policy.mode == "fedasync" else 1.0
@@ -179,7 +183,7 @@ class Buffer(OpenRound):
         record.phase, record.closed_at, record.close_reason = Phase.AGGREGATING, now, reason
         record.wait_is_over(now)
         self._is_drawing = False  # the answer to a pending draw is ignored
-        return (self._aggregate(),)
+        return (*self._audited_charge(), self._aggregate())
 
     def aggregated(self, event: Aggregated, now: float) -> Effects:
         """Commit the round: the next version is on disk."""

@@ -39,7 +39,6 @@ from atoll.server.rounds.events import (
     Accept,
     Aggregate,
     Aggregated,
-    AuditCharge,
     Contribution,
     DrawCohort,
     Invite,
@@ -50,7 +49,6 @@ from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.open_round import Effects, OpenRound
 from atoll.server.rounds.policy import FIRST_WAIT_S
-from atoll.server.rounds.privacy_rules import PrivacyRules
 from atoll.server.rounds.record import ClientRecord
 from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.update_claims import fault_of, learn, measure, note_accepted, reject, work_scale
@@ -77,7 +75,6 @@ class Round(OpenRound):
     ) -> None:
         super().__init__(round_id, base_version, rules, membership, now)
         policy = rules.policy
-        self._privacy = rules.privacy
         self.late, self._max_share = late, policy.max_share if rules.weighs else 1.0
         self._select_by = now + policy.selection_timeout
         self._first_by = math.inf
@@ -187,7 +184,7 @@ class Round(OpenRound):
 
     def _draw(self) -> Effects:
         candidates = self.membership.candidates()
-        if self._privacy is not None:
+        if self._privacy is not None and self._privacy.hides_clients:
             candidates = tuple(candidate.without_values for candidate in candidates)
         self._is_drawing = True
         self.record.num_candidates = len(candidates)
@@ -402,17 +399,8 @@ class Round(OpenRound):
         record.phase, record.closed_at, record.close_reason = Phase.AGGREGATING, now, reason
         self._take_late()
         aggregate = self._aggregate()
-        if self._privacy is not None:
-            return (*releases, self._charge(aggregate, self._privacy), aggregate)
-        return (*releases, aggregate)
-
-    def _charge(self, aggregate: Aggregate, rules: PrivacyRules) -> AuditCharge:
-        """Charge each client whose update is in the sum, before its fold, which may fail: nothing is refunded."""
-        for contribution in aggregate.contributions:
-            self.membership.charge(contribution.client_id, rules)
-        most = self.membership.most_spent, self.membership.most_uses
-        self.record.charge = rules.charged(len(aggregate.contributions), *most)
-        return AuditCharge(f"round {self.record.round_id}", self.record.charge)
+        self._charge([contribution.client_id for contribution in aggregate.contributions])
+        return (*releases, *self._audited_charge(), aggregate)
 
     def _take_late(self) -> None:
         """Record which late updates count in this round, and the capped weights."""

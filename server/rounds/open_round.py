@@ -9,11 +9,20 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from typing import ClassVar
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, Fate, Phase, RoundId, Version
-from atoll.server.rounds.events import Abandon, Aggregate, Aggregated, AggregationFailed, Commit, Effect, Update
+from atoll.server.rounds.events import (
+    Abandon,
+    Aggregate,
+    Aggregated,
+    AggregationFailed,
+    AuditCharge,
+    Commit,
+    Effect,
+    Update,
+)
 from atoll.server.rounds.invariants import Violation
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import CarriedRecord, Outage, RoundRecord
@@ -37,6 +46,7 @@ class OpenRound(ABC):
     ) -> None:
         policy = rules.policy
         self.policy, self.membership, self._wait = policy, membership, rules.wait
+        self._privacy = rules.privacy
         self.record = RoundRecord(
             round_id=round_id,
             base_version=base_version,
@@ -191,6 +201,20 @@ class OpenRound(ABC):
     @abstractmethod
     def _aggregate(self) -> Aggregate:
         """Return the effect that aggregates the round; it depends only on the round's state, for a repetition."""
+
+    def _charge(self, clients: Collection[ClientId]) -> None:
+        """Charge each client whose update is in a private sum, before its fold, which may fail: nothing is refunded."""
+        if (rules := self._privacy) is None:
+            return
+        for client_id in clients:
+            self.membership.charge(client_id, rules)
+        number = len(clients) + (0 if self.record.charge is None else self.record.charge.clients)
+        self.record.charge = rules.charged(number, self.membership.most_spent, self.membership.most_uses)
+
+    def _audited_charge(self) -> Effects:
+        """Return the effect that records the round's charges in the audit log; without any none."""
+        charge = self.record.charge
+        return () if charge is None else (AuditCharge(f"round {self.record.round_id}", charge),)
 
     def _as_stale(self, update: Update) -> CarriedRecord:
         """Return the record of an update that may be from an earlier version, with its discount."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from atoll.ground.printable import count_of
 from atoll.protocol.privacy.gaussian import epsilon_of
-from atoll.protocol.privacy.guarantee import EXACT, Guarantee
+from atoll.protocol.privacy.guarantee import EXACT, PLD, RDP, Guarantee, NoiseBy
+from atoll.protocol.privacy.poisson_account import PoissonAccount
 from atoll.server.rounds.record import ChargeRecord
 
 
@@ -21,6 +22,16 @@ class PrivacyRules:
     """Most sums that one client's updates are in."""
     spent_max: float
     """Largest sum over a client's uses of 1 / z^2 that keeps epsilon and delta."""
+
+    @property
+    def noise_by(self) -> NoiseBy:
+        """The party that adds the noise."""
+        return "coordinator"
+
+    @property
+    def hides_clients(self) -> bool:
+        """Whether no value of a single client may decide what is released."""
+        return True
 
     @property
     def cost(self) -> float:
@@ -57,3 +68,61 @@ class PrivacyRules:
         """Return why the run ends before the round that would exceed the budget."""
         of = f"epsilon {self.epsilon_of(spent):.6g} of {self.epsilon:g} at delta {self.delta:g}"
         return f"the privacy budget is spent: {of} after {count_of(rounds, 'round')}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleRules(PrivacyRules):
+    """Rules of a run with a guarantee for examples, whose sites train by DP-SGD; what a client spends are steps.
+
+    A client is charged for the most steps that a training may have, also if it does fewer.
+    """
+
+    sample_rate: float
+    """Probability with which an example takes part in a step."""
+    steps: int
+    """Most steps of one training."""
+    epsilon_last: float
+    """Epsilon of a client that has spent `spent_max`, by the tightest accountant of the host that made the rules."""
+
+    @property
+    def noise_by(self) -> NoiseBy:
+        """The party that adds the noise."""
+        return "site"
+
+    @property
+    def hides_clients(self) -> bool:
+        """Whether no value of a single client may decide what is released."""
+        return False
+
+    @property
+    def cost(self) -> float:
+        """What one use costs a client: its steps."""
+        return self.steps
+
+    def epsilon_of(self, spent: float) -> float:
+        """Return an upper bound of epsilon of a client that has spent this: in microseconds, the same on each host."""
+        return self._bounded(spent)[0]
+
+    def guarantee(self, spent: float, uses: int) -> Guarantee:
+        """Return the guarantee of a run whose most used client has spent this in `uses` sums."""
+        epsilon, accountant = self._bounded(spent)
+        return Guarantee(
+            epsilon=epsilon,
+            delta=self.delta,
+            unit="example",
+            mechanism="gaussian",
+            noise_multiplier=self.noise_multiplier,
+            clip_norm=self.clip_norm,
+            uses=round(spent),
+            accountant=accountant,
+            noise_by="site",
+            sampling_rate=self.sample_rate,
+        )
+
+    def _bounded(self, spent: float) -> tuple[float, str]:
+        if not spent:
+            return 0.0, EXACT if self.sample_rate == 1.0 else RDP
+        bound = PoissonAccount(self.sample_rate, self.delta).bound_of(self.noise_multiplier, round(spent))
+        if spent <= self.spent_max and self.epsilon_last < bound:
+            return self.epsilon_last, PLD
+        return bound, EXACT if self.sample_rate == 1.0 else RDP

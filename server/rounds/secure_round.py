@@ -396,6 +396,7 @@ class SecureRound(Round):
         of.session.opened(names.index(client_id) for client_id in event.wrong)
         of.record.wrong = [*event.wrong]
         of.is_over = of.is_opened = True
+        self._charge(sorted(of.survivors))
         of.record.stage, of.by = Stage.OPENED, math.inf
         return self._conclude(now)
 
@@ -550,9 +551,10 @@ class SecureRound(Round):
         self._leave_unused({each.record.session: each.record.detail for each in self._sums if not each.is_opened})
         releases = self._release_joined(Fate.STRAGGLER, ReleaseReason.ROUND_CLOSED, now)
         if len(self._reported) < self.record.quorum:
-            return (*releases, *self._abandon(AbandonReason.SECURE_FAILED, now, self._why_failed()))
+            why = self._why_failed()
+            return (*releases, *self._audited_charge(), *self._abandon(AbandonReason.SECURE_FAILED, now, why))
         self.record.phase = Phase.AGGREGATING
-        return (*releases, self._aggregate())
+        return (*releases, *self._audited_charge(), self._aggregate())
 
     def _why_failed(self) -> str:
         ended = (each for each in self.record.sums if each.stage == Stage.FAILED or each.is_dropped)

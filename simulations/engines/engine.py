@@ -16,6 +16,7 @@ from atoll.task.local import Local
 from atoll.task.metrics import Statistics
 from atoll.task.task import Task
 from atoll.training.local.algorithms import check_algorithm, check_training
+from atoll.training.private.local_steps import NOT_A_TASK, check_terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,11 @@ class Training:
     def __post_init__(self) -> None:
         if isinstance(self.task, Task):
             check_training(self.task, self.algorithm, self.local)
+            check_terms(Given.read(self.overrides), self.task, self.algorithm)
         else:
             check_algorithm(self.algorithm, None)
+            if self.is_private:
+                raise TaskBroken(NOT_A_TASK)
 
     @property
     def local(self) -> Local:
@@ -63,6 +67,11 @@ class Training:
         if not isinstance(self.task, Task):
             raise TaskBroken("an ArrayTask has no Local")
         return Given.read(self.overrides).local_of(self.task.local, self.version + 1)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the run has a guarantee for examples, so that the steps are private."""
+        return bool(Given.read(self.overrides).private)
 
     def at(self, version: int) -> "Training":
         """Return the settings for the round after another version; the same object if no setting has a schedule."""

@@ -24,8 +24,10 @@ class Sequential(OneProcess):
 def sequential_trainer(training: Training) -> Trainer:
     """Return the built-in loop, or, for custom training, the trainer on the `Bench` of a deployed worker.
 
-    A task with a custom training or algorithm, or with a kept optimizer, needs the latter.
+    A task with a custom training or algorithm, or with a kept optimizer, needs the latter, and so do private steps.
     """
     task = training.task
     has_loop = isinstance(task, Task) and task.fit is None and task.algorithm is None
-    return Loop(training) if has_loop and not training.local.keep_optimizer else Benches(training)
+    if not has_loop or training.is_private or training.local.keep_optimizer:
+        return Benches(training)
+    return Loop(training)

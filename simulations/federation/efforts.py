@@ -9,9 +9,11 @@ from atoll.simulations.devices.fleet import Device
 from atoll.simulations.federation.trainings import Effort
 from atoll.task.array_task import ArrayTask
 from atoll.task.given import Given
+from atoll.task.local import epoch_steps
 from atoll.task.task import Task
 from atoll.training.data.batches import batch_sizes
 from atoll.training.model.parameters import build_model
+from atoll.training.private.local_steps import PrivateTerms
 
 LENGTHS = frozenset({"epochs", "batch_size", "max_steps"})
 """Local settings on which the length of a training depends."""
@@ -48,7 +50,10 @@ class Efforts:
         local = self._given.local_of(self.task.local, self._version + 1)
         if self.task.fit is not None:
             return Effort(num_examples, None, device.train_seconds(num_examples * local.epochs))
-        all_steps = local.epochs * len(batch_sizes(num_examples, local.batch_size, model=self._model))
+        if (terms := PrivateTerms.read(self._given.private)) is not None:
+            all_steps = local.epochs * epoch_steps(terms.sample_rate)
+        else:
+            all_steps = local.epochs * len(batch_sizes(num_examples, local.batch_size, model=self._model))
         steps = min(all_steps, local.max_steps or all_steps)
         return Effort(num_examples, steps, device.train_seconds(num_examples * local.epochs) * steps / all_steps)
 

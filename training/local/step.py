@@ -16,6 +16,7 @@ from atoll.training.data.units import units_of
 from atoll.training.local.client import TrainingClient
 from atoll.training.optimizers.custom_optimizer import custom_optimizer
 from atoll.training.optimizers.make import decay_groups
+from atoll.training.private.noised_gradients import NoisedGradients
 from atoll.training.trials.contract import one_loss
 from atoll.training.trials.same_form import SameForm
 from atoll.training.trials.unit_check import check_of
@@ -136,10 +137,18 @@ class Step:
         task: the task of loss, metrics and units.
         model: the model, in training mode on its device.
         client: the client's side of the task's algorithm, if it has one.
+        private: the gradients of private steps, in place of the batches'. Such a step measures nothing: loss, metrics
+            and units of its rows would leave without noise.
     """
 
-    def __init__(self, task: Task, model: torch.nn.Module, client: TrainingClient | None = None) -> None:
-        self._task, self._model, self._client = task, model, client
+    def __init__(
+        self,
+        task: Task,
+        model: torch.nn.Module,
+        client: TrainingClient | None = None,
+        private: NoisedGradients | None = None,
+    ) -> None:
+        self._task, self._model, self._client, self._private = task, model, client, private
         self._units, self._check, self._form = units_of(task), check_of(task), SameForm(model)
         self._has_loss = "loss" not in task.metrics
 
@@ -155,6 +164,10 @@ class Step:
     def __call__(self, batch: Any, num_examples: int) -> None:
         """Take a step, after measuring the model."""
         inputs, targets = batch
+        if self._private is not None:
+            self._private.set(inputs, targets, num_examples)
+            self._descent()
+            return
         outputs = self._model(inputs)
         self._check.see(outputs, targets)
         self._form.see()
@@ -183,7 +196,7 @@ class Step:
 
     def statistics(self) -> Statistics:
         """Return the sums of the metrics and, unless a metric has its name, of the loss, in the order of the steps."""
-        if not self._has_loss:
+        if not self._has_loss or self._private is not None:
             return self._measured
         total, seen = 0.0, 0.0
         values = torch.stack([loss for loss, _, _ in self._losses]).flatten().tolist() if self._losses else []

@@ -20,10 +20,11 @@ from atoll.training.data.units import units_of
 from atoll.training.local.client import TrainingClient
 from atoll.training.local.fednova import Normalizer
 from atoll.training.local.kept_optimizer import KeptOptimizer
-from atoll.training.local.local_order import draw_order
+from atoll.training.local.local_order import LocalOrder, draw_order
 from atoll.training.local.scaffold import ControlVariates
 from atoll.training.local.step import Descent, Step, make_optimizer, measured
 from atoll.training.model.parameters import initial_parameters, load_parameters, trained_by_name, update_of
+from atoll.training.private.local_steps import PrivateSteps, filled
 from atoll.training.trials.contract import lone_row_refused, one_loss
 from atoll.training.trials.same_form import SameForm
 from atoll.training.trials.unit_check import check_of
@@ -71,6 +72,15 @@ class Work:
     """The normalizer of FedNova over the steps; None with `fit`."""
 
 
+@dataclass(frozen=True, slots=True)
+class PrivateClient:
+    """The client's part in a private training."""
+
+    steps: PrivateSteps
+    kept: KeptOptimizer | None = None
+    """The optimizer's state that stays at the client."""
+
+
 def train_locally(
     task: Task,
     model: torch.nn.Module,
@@ -80,7 +90,7 @@ def train_locally(
     seed: int,
     deadline: Deadline | None = None,
     device: torch.device | str = "cpu",
-    algorithm: ControlVariates | TrainingClient | KeptOptimizer | None = None,
+    algorithm: ControlVariates | TrainingClient | KeptOptimizer | PrivateClient | None = None,
 ) -> Work:
     """Train the model in place: E epochs of mini-batches, or as many steps as fit before the deadline.
 
@@ -89,7 +99,8 @@ def train_locally(
     that the data set draws follow from (seed, epoch, index) alone (`draws`), except with `fit`. Each epoch has another
     order; the last short batch is kept (`batches.batch_sizes` has the one exception, for BatchNorm). `algorithm` is the
     client's part in the built-in loop: SCAFFOLD's control variates, the hooks of a custom algorithm, or the optimizer's
-    state that stays at the client.
+    state that stays at the client, or private steps, of which each has a Poisson sample of the examples and a noised
+    gradient, and whose work tells nothing of the rows.
 
     Raises:
         TaskBroken: the data set is empty, or `fit` returns no work in (0, 1].
@@ -116,16 +127,17 @@ def train_locally(
     fetch, normalizer = drawing(dataset, seed), Normalizer(local)
     client = algorithm if isinstance(algorithm, TrainingClient) else None
     step = _step(task, model, local, algorithm)
+    private = algorithm.steps if isinstance(algorithm, PrivateClient) else None
     if client is not None:
         client.begin()
     recent: deque[float] = deque([0.0], maxlen=RECENT_STEPS)
-    done, order = 0, draw_order(num_examples, local, model)
+    done, order = 0, private or draw_order(num_examples, local, model)
     for number, indices in order.batches():
         if deadline.passed() or max(recent) > deadline.remaining():
             break
         began = deadline.now()
         with lone_row_refused():
-            step(to_device(fetch(number, indices), device), len(indices))
+            step(to_device(fetch(number, indices if private is None else filled(indices)), device), len(indices))
         step.wait()
         recent.append(deadline.now() - began)
         normalizer.step()
@@ -134,12 +146,17 @@ def train_locally(
         raise OutOfTime(f"no time for the first of {count_of(order.steps, 'step')}")
     if client is not None:
         client.end()
+    if not isinstance(order, LocalOrder):
+        return Work(num_examples, done / order.steps, {}, done)
     weight = units_of(task).weight(step.units, order.sizes, num_examples)
     return Work(weight, done / order.steps, step.statistics(), done, normalizer)
 
 
 def _step(
-    task: Task, model: torch.nn.Module, local: Local, algorithm: ControlVariates | TrainingClient | KeptOptimizer | None
+    task: Task,
+    model: torch.nn.Module,
+    local: Local,
+    algorithm: ControlVariates | TrainingClient | KeptOptimizer | PrivateClient | None,
 ) -> Step:
     """Make the step of one client, and begin it."""
     descent = Descent(local, [p for p in model.parameters() if p.requires_grad])
@@ -148,11 +165,15 @@ def _step(
         arrays = {id(p): algorithm.corrections.get(name) for name, p in trained_by_name(model).items()}
         found = [(p, arrays.get(id(p))) for p in descent.parameters]
         corrections = [None if array is None else torch.tensor(array).to(p) for p, array in found]
-    step = Step(task, model, algorithm if isinstance(algorithm, TrainingClient) else None)
+    client = algorithm if isinstance(algorithm, TrainingClient) else None
+    private = algorithm if isinstance(algorithm, PrivateClient) else None
+    step = Step(task, model, client, None if private is None else private.steps.gradients)
     step.begin(descent, corrections)
-    if isinstance(algorithm, KeptOptimizer):
+    if (kept := algorithm.kept if isinstance(algorithm, PrivateClient) else algorithm) and isinstance(
+        kept, KeptOptimizer
+    ):
         assert descent.optimizer is not None
-        algorithm.begin(descent.optimizer, trained_by_name(model))
+        kept.begin(descent.optimizer, trained_by_name(model))
     return step
 
 

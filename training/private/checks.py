@@ -16,8 +16,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from atoll.ground.printable import count_of
+from atoll.task.task import Task
+from atoll.training.data.batches import to_device
+from atoll.training.data.draws import drawing
 from atoll.training.data.trees import map_tensors, tensors
-from atoll.training.data.units import Units, units_in
+from atoll.training.data.units import Units, units_in, units_of
 from atoll.training.private.captured_gradients import CapturedGradients, NotCaptured
 from atoll.training.private.example_gradients import ExampleGradients, Gradients, NotRows, columns_of
 from atoll.training.trials.contract import one_loss
@@ -51,6 +54,17 @@ def model_faults(model: nn.Module) -> Iterator[str]:
             yield f"{name}: a hook changes its gradient, which gradients of single rows do not pass: remove the hook"
 
 
+def delta_fault(delta: float, num_examples: int) -> str | None:
+    """Return the sentence about a delta that allows to publish an example as it is; None: it is smaller."""
+    if delta * num_examples < 1.0:
+        return None
+    every = count_of(num_examples, "training example")
+    return (
+        f"privacy.delta: got {delta:g} with {every}: one over their number or more would allow to publish one of them "
+        f"as it is, allowed is less, such as {0.1 / num_examples:.1g}"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """What is tried: a model in training mode, its loss and units, and a few rows.
@@ -66,6 +80,13 @@ class Trial:
     inputs: Any
     targets: Any
     rows: int
+
+
+def trial_of(task: Task, model: nn.Module, data: Any, seed: int, device: torch.device) -> Trial:
+    """Return the trial of a model in training mode on a few rows of its data, at least one."""
+    count = min(len(data), FEW)
+    inputs, targets = to_device(drawing(data, seed)(0, torch.arange(count) * len(data) // count), device)
+    return Trial(model=model, loss=task.loss, units=units_of(task), inputs=inputs, targets=targets, rows=count)
 
 
 def choose(

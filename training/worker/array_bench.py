@@ -17,6 +17,7 @@ from atoll.task.overrides import check_all
 from atoll.task.randomness import DATA_SEED, seed_everything, seeded
 from atoll.tensors.layout import BESIDE
 from atoll.training.local.algorithms import CONCATENATE, check_algorithm
+from atoll.training.private.local_steps import NOT_A_TASK
 from atoll.training.statistics.own import cannot_give, of_array_task
 from atoll.training.statistics.parts import SiteStatistics
 from atoll.training.worker.bench import PROCESS, AllTravels, Measures, MessageAnswer, Outcome, Received, only_declared
@@ -24,6 +25,12 @@ from atoll.training.worker.warm_start import Aliases
 
 if TYPE_CHECKING:
     from atoll.training.worker.left_behind import Kept
+
+
+def _refuse_private(given: Given) -> None:
+    """Refuse a run with a guarantee for examples, by TaskBroken: the task trains by its own code."""
+    if given.private:
+        raise TaskBroken(NOT_A_TASK)
 
 
 class ArrayBench(AllTravels):
@@ -34,6 +41,7 @@ class ArrayBench(AllTravels):
         given = Given.read(request.get("local") or {})
         mine = only_declared(request, getattr(task, "settings", {}))
         check_all(lambda: given.overrides(1), lambda: valued(task, given.options, mine))  # every schedule has a start
+        _refuse_private(given)
         self._loaded = valued(task, settings=mine)
         self._task, self._options = valued(self._loaded, given.options), given.options
         self._site: str | None = request.get("site")
@@ -88,6 +96,7 @@ class ArrayBench(AllTravels):
             raise OutOfTime("the deadline passed before the training began")
         if self._kept is not None:
             self._kept.name()
+        _refuse_private(Given.read(request.get("local") or {}))
         given, version = self._given(request), request.get("version") or 0
         parameters = arrays.version
         layout = layout_of(parameters)

@@ -1,6 +1,7 @@
 """The bench of a `Task`: the task with one site's data and its model, both kept from one request to the next."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from atoll.ground.noise.key import BYTES, key_of
 from atoll.task.array_task import Trained
 from atoll.task.arrays import Arrays, check_like
 from atoll.task.context import Context, context_of, within
@@ -28,7 +30,7 @@ from atoll.training.local.client import TrainingClient, first_shared, tensors_wi
 from atoll.training.local.kept_optimizer import KeptOptimizer
 from atoll.training.local.local_layers import names_that_stay
 from atoll.training.local.scaffold import ControlVariates, split
-from atoll.training.local.training import evaluate, make_optimizer, train_locally
+from atoll.training.local.training import PrivateClient, evaluate, make_optimizer, train_locally
 from atoll.training.model.as_built import AsBuilt
 from atoll.training.model.frozen import Unchanged, frozen_digest, frozen_tensors
 from atoll.training.model.parameters import (
@@ -43,11 +45,27 @@ from atoll.training.model.parameters import (
     trained_by_name,
     update_of,
 )
+from atoll.training.private.checks import Engine
+from atoll.training.private.local_steps import PrivateSteps, PrivateTerms, check_model
 from atoll.training.statistics.parts import SiteStatistics
 from atoll.training.worker.bench import ONE_JOB, PROCESS, Json, Measures, Outcome, Received
 from atoll.training.worker.left_behind import LeftBehind, restored
 from atoll.training.worker.site_task import SiteTask, device_of, model_seed
 from atoll.training.worker.warm_start import Aliases
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A model that was tried for private steps, and the way to its example gradients."""
+
+    task: Task
+    model: torch.nn.Module
+    clip_norm: float
+    engine: Engine
+
+    def fits(self, task: Task, model: torch.nn.Module, clip_norm: float) -> bool:
+        """Return whether this is the trial of a model with a task and a clip norm."""
+        return self.task is task and self.model is model and self.clip_norm == clip_norm
 
 
 class ModelBench:
@@ -73,6 +91,7 @@ class ModelBench:
             make_optimizer(local, [torch.nn.Parameter(torch.zeros(1))])
         self._has_one_job = request.get("warm") == ONE_JOB
         self._left = LeftBehind(self._here.task, local) if request.get("warm") == PROCESS else None
+        self._tried: _Tried | None = None
 
     def visit(self, site: str) -> None:
         """Switch to another site, with the same model; the site's data are reread."""
@@ -86,6 +105,8 @@ class ModelBench:
     def initial(self, seed: int) -> Arrays:
         """Return a new model's tensors without the local layers; for SCAFFOLD also the server's variate, 0."""
         model = self._new_model(seed)
+        if self._here.is_private:
+            check_model(model)
         stays = names_that_stay(model, self._here.local.keep)
         arrays = {name: array for name, array in first_parameters(self._here.task, model).items() if name not in stays}
         if self._here.algorithm == "scaffold":
@@ -142,7 +163,7 @@ class ModelBench:
     def train(self, arrays: Received, request: Json, deadline: Deadline) -> Outcome:
         """Train with the built-in loop, or with the task's `fit`."""
         local = self._here.local_of(request, (request.get("version") or 0) + 1)
-        algorithm = request.get("algorithm") or "fedavg"
+        algorithm, terms = request.get("algorithm") or "fedavg", self._here.private_of(request)
         check_training(self._here.task, algorithm, local)
         dataset, model = self._here.training_data(), self._the_model(request)
         before, stays = self._merged(arrays, local, request, model)
@@ -154,6 +175,7 @@ class ModelBench:
             client = self._client(arrays, model, local, context)
             if client is not None and request.get("has_counted"):
                 client.check_state()
+            private = None if terms is None else self._private_steps(terms, model, dataset, local, request)
             work = train_locally(
                 self._here.task,
                 model,
@@ -162,7 +184,7 @@ class ModelBench:
                 seed=request["seed"],
                 deadline=deadline,
                 device=self._device,
-                algorithm=control or client or kept,
+                algorithm=control or client or (kept if private is None else PrivateClient(private, kept)),
             )
         self._check_frozen()
         update, report = update_of(before, model), Json(steps=work.steps)
@@ -179,6 +201,29 @@ class ModelBench:
         if algorithm == "fednova" and (counted := work.normalizer):
             report |= {"normalizer": counted.normalizer, "effective_steps": counted.effective_steps}
         return Outcome(Trained(update, work.num_examples, work.statistics, work.work), report, own)
+
+    def _private_steps(
+        self, terms: PrivateTerms, model: torch.nn.Module, dataset: Any, local: Local, request: Json
+    ) -> PrivateSteps:
+        """Return the private steps of a training, with the key that the agent has derived for it.
+
+        A model is tried once with each task and clip norm: what the trial finds does not depend on its values.
+        """
+        task, key = self._here.task, request.get("noise")
+        is_tried = self._tried is not None and self._tried.fits(task, model, terms.clip_norm)
+        tried = self._tried if is_tried else None
+        private = PrivateSteps(
+            terms,
+            task,
+            model.to(self._device).train(),
+            dataset,
+            local,
+            key=bytes.fromhex(key) if key else key_of(bytes(BYTES), "simulation", request["seed"]),
+            seed=request["seed"],
+            gradients=None if tried is None else tried.engine,
+        )
+        self._tried = _Tried(task, model, terms.clip_norm, private.engine)
+        return private
 
     def evaluate(self, arrays: Received, request: Json) -> Statistics | str:
         """Evaluate on the site's split with its local layers, or on the server's data."""

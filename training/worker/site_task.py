@@ -19,6 +19,7 @@ from atoll.task.randomness import data_of, server_data_of
 from atoll.task.task import Task
 from atoll.task.told import logger, tell_rows
 from atoll.training.local.algorithms import check_training
+from atoll.training.private.local_steps import PrivateTerms, check_terms
 from atoll.training.statistics.of_data import of_task
 from atoll.training.statistics.parts import SPLITS, SiteStatistics
 from atoll.training.statistics.question import Question, read_question
@@ -64,6 +65,10 @@ class SiteTask:
         """The settings of the local training, without schedules."""
         self.algorithm: str = request.get("algorithm") or "fedavg"
         check_training(task, self.algorithm, self.local)
+        self.is_private = bool(given.private)
+        """Whether the run at loading has a guarantee for examples."""
+        if self.is_private:
+            check_terms(given, task, self.algorithm)
         self._reading: str | None = None
         self._read: dict[str | None, dict[str, Any]] = {None: {}}
         """The data sets by reading and split, the present reading last."""
@@ -87,6 +92,11 @@ class SiteTask:
             self._read = {None: {}}
         self._take_reading(request.get("data"))
         return given.local_of(self.local, max(1, round_))
+
+    def private_of(self, request: Json) -> PrivateTerms | None:
+        """Return the terms of the request's private steps; None: they are not private. Errors as in `check_terms`."""
+        given = Given.read(request.get("local") or {})
+        return check_terms(given, self._loaded, request.get("algorithm") or "fedavg")
 
     def check_frozen(self, request: Json, digest: Callable[[], str]) -> None:
         """Check that the model's frozen tensors, which are not exchanged, are equal to the coordinator's.

@@ -5,12 +5,12 @@ from typing import Any
 
 from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
-from atoll.parallel.private.terms import Terms, epoch_steps
+from atoll.parallel.private.terms import Terms
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.protocol.privacy import subsampled
 from atoll.protocol.privacy.guarantee import Guarantee
 from atoll.protocol.privacy.poisson_account import PoissonAccount, most
-from atoll.task.local import Local
+from atoll.task.local import Local, epoch_steps
 from atoll.training.private.config import PrivacyConfig
 
 OTHERS = (

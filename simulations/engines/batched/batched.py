@@ -85,6 +85,8 @@ class BatchTrainer:
             raise CannotBatch("the task has a custom training")
         if training.task.algorithm is not None and training.local.keep is not None:
             raise CannotBatch("the task has a custom algorithm, and local.keep keeps layers at the clients")
+        if training.is_private:
+            raise CannotBatch('privacy.unit = "example" needs gradients of single examples, a client at a time')
         if training.local.keep_optimizer:
             raise CannotBatch("local.keep_optimizer keeps the state of each client's optimizer")
         self._training, self._task, self._local = training, training.task, training.local

@@ -1,6 +1,7 @@
 """The fold of masked updates: against rationals, the plain fold, and itself on other ranks and boxes."""
 
 import math
+import random
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -168,6 +169,59 @@ def test_a_session_that_is_too_long_is_dropped_alone_and_named(tmp_path):
     for name in FLOATS:
         expected = (base[name].astype(np.float64) + float_mean(round_, vector, name, [0, 2])).astype(np.float32)
         assert np.abs(new[name] - expected).max(initial=0) <= np.spacing(np.abs(expected)).max(initial=0)
+
+
+SMALL = (Tensor("b", "F32", (5,)), Tensor("n", "I64", ()))
+
+
+def _small(folder, draw, sessions=3):
+    """Return a round of small sessions, and a session and a member of it."""
+    folder.mkdir()
+    plans = [
+        members(draw.randint(3, 6), seed=draw.randrange(99), layout=SMALL, examples_max=200) for _ in range(sessions)
+    ]
+    round_ = masked_round(folder, SMALL, plans)
+    liar = draw.randrange(sessions)
+    return round_, Vector(SMALL, plans[0][0][0]), liar, draw.randrange(len(plans[liar]))
+
+
+def test_dishonest_move_51_a_member_that_ignores_the_bound_costs_its_session_alone(tmp_path):
+    for seed in range(20):
+        draw, folder = random.Random(f"long {seed}"), tmp_path / str(seed)
+        round_, vector, liar, index = _small(folder, draw)
+        _with_words(
+            folder, round_, vector, liar, index, lambda words: {**words, "b": np.full(5, -(2**20) * 100, np.int32)}
+        )
+        base = base_of(SMALL)
+        _, new, outcome = folded(folder, round_, vector, base)
+        assert list(outcome.dropped) == [liar]
+        assert "its norm is" in outcome.dropped[liar]
+        others = [number for number in range(3) if number != liar]
+        expected = (base["b"].astype(np.float64) + float_mean(round_, vector, "b", others)).astype(np.float32)
+        assert np.abs(new["b"] - expected).max() <= np.spacing(np.abs(expected)).max()
+
+
+def test_dishonest_move_54_a_weight_above_1_is_seen_only_where_the_sum_is_beyond_that_of_its_members(tmp_path):
+    for seed in range(20):
+        draw, folder = random.Random(f"heavy {seed}"), tmp_path / str(seed)
+        round_, vector, liar, index = _small(folder, draw)
+        place, claimed = vector.exact.weight, []
+        room = sum(2**52 - int(words["secure/exact"][place]) for words in round_.words[liar])
+        is_seen = draw.random() < 0.5
+        more = room + is_seen * draw.randint(1, 2**54)
+
+        def lie(words, place=place, more=more, claimed=claimed):
+            exact = words["secure/exact"].copy()
+            exact[place] += more
+            claimed.append(int(exact[place]))
+            return {**words, "secure/exact": exact}
+
+        _with_words(folder, round_, vector, liar, index, lie)
+        assert claimed[0] > 2**52, "more than any honest member has"
+        _, _, outcome = folded(folder, round_, vector, base_of(SMALL))
+        assert list(outcome.dropped) == [liar] * is_seen
+        if is_seen:
+            assert "its weight is" in outcome.dropped[liar]
 
 
 def _with_words(folder, round_, vector, number, index, change):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import random
 import tempfile
 from contextlib import closing
 from dataclasses import replace
@@ -448,6 +449,30 @@ def test_a_site_that_demands_sums_refuses_all_else_and_logs_why(tmp_path: Path, 
     assert said in decision.detail
     assert failure_of(decision) is FailureReason.POLICY_REFUSED, "holds for the next invitation, too"
     assert site.lines()[-1]["outcome"] == f"secure: {decision.detail}"
+
+
+def test_dishonest_moves_36_and_37_whatever_asks_for_more_than_sums_is_refused(tmp_path: Path) -> None:
+    for seed in range(20):
+        draw = random.Random(f"plain {seed}")
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        site, number = Site(folder, EVERYTHING + REQUIRED), draw.randint(1, 99)
+        plain = replace(
+            invitation(number, codec=draw.choice(["", "bf16"]), seed=draw.getrandbits(63)), local='{"lr": 0.1}'
+        )
+        moves = [
+            plain,
+            replace(plain, codec="", message=draw.choice(["train", "evaluate", "query.sum"])),
+            replace(question(number), counted_round=RoundId(draw.randint(0, 9))),
+            survey(number),
+        ]
+        draw.shuffle(moves)
+        for move in moves:
+            decision = site.gate.ask(move)
+            assert (decision.outcome, decision.rule) == (Outcome.REFUSED, Rule.SECURE)
+            assert "outside of a secure sum" in decision.detail
+        assert len([line for line in site.lines() if line["outcome"].startswith("secure: ")]) == len(moves)
+        assert site.gate.ask(invitation(number, secure=terms_of(members_max=3))).is_allowed
 
 
 def test_a_plain_update_in_the_spool_does_not_leave_once_sums_are_demanded(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The rules against rollback and replay."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -176,3 +177,24 @@ def test_whatever_comes_rounds_and_versions_only_grow_and_a_version_has_one_dige
 
 def test_which_run_a_message_is_about():
     assert [run_of(event) for event in (invite(1), evaluate(1), RunEnded("r-1"), None)] == ["r-1", "r-1", "r-1", ""]
+
+
+def test_dishonest_move_41_an_older_round_or_version_is_refused_whatever_was_seen_before():
+    for seed in range(20):
+        draw = random.Random(f"older {seed}")
+        rounds = sorted(draw.sample(range(2, 99), draw.randint(2, 6)))
+        versions = sorted(draw.sample(range(1, 99), len(rounds)))
+        events = [
+            draw.choice([invite(number, version, D1), invite(number, version, D2)])
+            for number, version in zip(rounds, versions, strict=True)
+        ]
+        older = draw.choice(
+            [
+                invite(draw.randrange(1, rounds[-1]), versions[-1], events[-1].request.model_digest),
+                invite(rounds[-1] + 1, draw.randrange(versions[-1]), D1),
+                invite(rounds[-1] + 1, versions[-1], D0),  # another model under the newest number
+            ]
+        )
+        refused = judged(*events, older)
+        assert isinstance(refused, Refused)
+        assert refused.reason is FailureReason.ROLLBACK

@@ -69,7 +69,10 @@ class Noted(Instant):
 
 
 def test_noise_has_the_key_of_its_work(tmp_path: Path) -> None:
-    """The same after a kill; another for another round, model, run, site or kind of work, and at another state."""
+    """The same after a kill; another for another round, model, run, site or kind of work, and at another state.
+
+    Of two trainings with one noise and other settings the difference would have no noise.
+    """
 
     def noise_of(secret: bytes = bytes(32), site: str = "north", what: str = "train", **changed: Any) -> bytes:
         runner, found = Noted(), SimpleNamespace(find=lambda *_: None)
@@ -92,6 +95,7 @@ def test_noise_has_the_key_of_its_work(tmp_path: Path) -> None:
     others = [
         noise_of(),
         *(noise_of(round_id=2), noise_of(model_digest="n"), noise_of(run_id="other"), noise_of(site="south")),
+        *(noise_of(local='{"lr": 0.5}'), noise_of(seed=7), noise_of(counted_round=1), noise_of(algorithm="scaffold")),
         *(noise_of(what="query"), noise_of(what="train.more"), noise_of(what="evaluate"), noise_of(bytes([1] * 32))),
     ]
     assert len({*others}) == len(others)
@@ -107,7 +111,9 @@ def of_a_sum(folder: Path, runner: Any, *, tensors: Any = None, site: str = "nor
         client_state=SimpleNamespace(find=lambda *_: None),
     )
     layout = layout_digest(tensors or (Tensor("w", "F32", (4,)),), ())
-    terms = SimpleNamespace(layout=layout, metrics=(), bits=32, clip_norm=1.0, examples_max=100, attempt=1)
+    terms = SimpleNamespace(
+        layout=layout, metrics=(), bits=32, clip_norm=1.0, examples_max=100, attempt=1, approved=b"", ranges=""
+    )
     fields = {"run_id": "run", "task": "t", "model_digest": "m", "round_id": 1, "base_version": 0, "time_left": 9.0}
     jobs = Jobs(site, stores, runner, None, save_seen=lambda: None)  # type: ignore[arg-type]
     return asyncio.run(jobs.train(Invitation(**{**fields, "secure": terms, **changed}), 9.0))  # type: ignore[arg-type]

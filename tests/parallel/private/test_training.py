@@ -18,11 +18,12 @@ from atoll.parallel.engine.plan import Plan
 from atoll.parallel.private.account import FILE
 from atoll.parallel.private.secret import FILE as KEY
 from atoll.parallel.private.secret import SecretBroken, secret_of
-from atoll.parallel.private.terms import Terms, epoch_steps
+from atoll.parallel.private.terms import Terms
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import data_of_sites, pooled
 from atoll.parallel.trainer.job import Job, JobRefused, check_job
 from atoll.task.errors import TaskBroken
+from atoll.task.local import epoch_steps
 from atoll.training.local.training import seed_everything
 from atoll.training.private.noise import add_noise
 from atoll.training.private.sampler import PoissonSampler

@@ -17,7 +17,7 @@ PRIVATE = ["privacy.epsilon=8.0", "privacy.delta=1e-6", "privacy.clip_norm=1.0",
 
 
 def run_with(overrides: Sequence[str]) -> RunConfig:
-    cohort = [] if any("fedbuff" in each for each in overrides) else [TEN]
+    cohort = [] if any("fedbuff" in each or "fedasync" in each for each in overrides) else [TEN]
     return load_text(RunFile, 'task = "m:t"', [*cohort, *PRIVATE, *overrides], name="run.toml").run
 
 
@@ -104,7 +104,7 @@ def test_numbers_that_promise_nothing_are_refused(key: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ['privacy.unit="example"', 'privacy.mechanism="correlated"', 'privacy.noise_by="clients"']
+    "override", ['privacy.unit="site"', 'privacy.mechanism="correlated"', 'privacy.noise_by="clients"']
 )
 def test_what_is_not_built_is_refused(override: str) -> None:
     [fault] = faults_of([override])

@@ -1,6 +1,8 @@
 """Encoding file to file: against numpy and Python's integers; whole updates and the boxes of a mesh."""
 
 import math
+import random
+import re
 import tracemalloc
 from fractions import Fraction
 from itertools import pairwise
@@ -92,6 +94,18 @@ def test_what_is_not_finite_fails_before_anything_is_written(tmp_path, value):
     with pytest.raises(NotFinite, match="NaN or infinite values in b"):
         encoded(tmp_path, update, plan_of(LAYOUT))
     assert [path.name for path in tmp_path.iterdir()] == ["u"]
+
+
+def test_dishonest_move_55_a_value_that_is_not_finite_fails_at_its_site_wherever_it_is(tmp_path):
+    for seed in range(20):
+        draw, folder = random.Random(f"nan {seed}"), tmp_path / str(seed)
+        folder.mkdir()
+        update = update_of(LAYOUT, seed)
+        name = draw.choice([t.name for t in LAYOUT if t.dtype == "F32" and math.prod(t.shape)])
+        update[name].reshape(-1)[draw.randrange(update[name].size)] = draw.choice([math.nan, math.inf, -math.inf])
+        with pytest.raises(NotFinite, match=f"NaN or infinite values in {re.escape(name)}"):
+            encoded(folder, update, plan_of(LAYOUT, draw.choice([32, 64])))
+        assert [path.name for path in folder.iterdir()] == ["u"]
 
 
 def test_another_layout_is_refused(tmp_path):

@@ -1,0 +1,53 @@
+"""The budget of a run with a guarantee for examples: what a use costs, and where an update counts late or at once."""
+
+from atoll.protocol.privacy.subsampled import epsilon_bound
+from atoll.protocol.vocabulary import RunState
+from atoll.server.journal.codec import decode_ledger, decode_rules, encode_ledger, encode_rules
+from atoll.server.rounds.events import EndRun
+from atoll.server.rounds.privacy_rules import ExampleRules
+from tests.server.rounds.test_buffer_round import Flow
+from tests.server.rounds.test_privacy import closed, private, uses
+
+DELTA, RATE, Z, STEPS = 1e-5, 0.04, 1.5, 15
+
+
+def rules(uses: int = 3) -> ExampleRules:
+    last = epsilon_bound(RATE, Z, uses * STEPS, DELTA)
+    return ExampleRules(last, DELTA, Z, 1.0, uses, float(uses * STEPS), RATE, STEPS, last)
+
+
+def test_each_use_costs_the_steps_of_a_training_and_the_run_ends_by_its_budget() -> None:
+    privacy = rules()
+    drive = private(privacy)
+    for number in range(1, 4):
+        closed(drive)
+        drive.fold()
+        assert drive.record.charge is not None
+        assert drive.record.charge.epsilon == epsilon_bound(RATE, Z, number * STEPS, DELTA)
+        assert (drive.record.charge.clients, drive.record.charge.uses) == (2, number)
+    end = drive.effects[-1]
+    assert isinstance(end, EndRun)
+    assert end.state is RunState.FINISHED
+    assert end.cause.startswith("the privacy budget is spent: epsilon")
+    ledger = drive.machine.ledger
+    assert ledger.membership.most_spent == 3 * STEPS
+    assert decode_ledger(encode_ledger(ledger), where="") == ledger
+    assert decode_rules(encode_rules(drive.machine.rules), where="").privacy == privacy
+
+
+def test_a_buffer_charges_an_update_when_it_comes_and_once() -> None:
+    flow = Flow(rules={"privacy": rules(uses=2)}, concurrency=3)
+    flow.join("abc")
+    flow.update("a")
+    assert uses(flow) == {"a": 1, "b": 0, "c": 0}, "before its client is asked again, which may be at once"
+    flow.update("b")
+    assert flow.record.charge is not None
+    assert (flow.record.charge.clients, flow.record.charge.uses) == (2, 1)
+    flow.commit()
+    flow.update("c", round_id=1)
+    assert uses(flow) == {"a": 1, "b": 1, "c": 1}
+    flow.update("a")
+    assert uses(flow) == {"a": 2, "b": 1, "c": 1}
+    flow.commit()
+    assert "a" not in flow.training, "its budget is spent"
+    assert {"b", "c"} & flow.training.keys()

@@ -1,0 +1,189 @@
+"""The private steps of one client's training in a federation: its terms, its samples, and its gradients.
+
+The terms come from the run, and the secret from the site: samples and noise of a training follow from a key that the
+agent derives from its own secret, the run, the round and all else that the update depends on. So a training that is
+repeated after a kill gives the same bits, and neither the coordinator nor a seed predicts them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from atoll.ground.noise.key import key_of
+from atoll.task.errors import TaskBroken
+from atoll.task.given import Given
+from atoll.task.local import Local, epoch_steps
+from atoll.task.task import Task
+from atoll.training.private.checks import Engine, choose, delta_fault, model_faults, trial_of
+from atoll.training.private.config import PrivacyConfig
+from atoll.training.private.noised_gradients import ROWS_AT_ONCE, NoisedGradients
+from atoll.training.private.sampler import PoissonSampler
+
+OF_THE_RUN = ("participations_max",)
+"""Terms that concern the run's account alone."""
+
+_WITH = 'with privacy.unit = "example"'
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateTerms:
+    """The mechanism of a run's private steps."""
+
+    sample_rate: float
+    clip_norm: float
+    noise_multiplier: float
+    delta: float
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> "PrivateTerms | None":
+        """Parse the terms that a run gives to its task (`Given.private`); None: there are none.
+
+        Raises:
+            OverridesRefused, ValueError: they are no terms of private steps; the message lists all faults.
+        """
+        if not given:
+            return None
+        settings = PrivacyConfig().with_overrides({k: v for k, v in given.items() if k not in OF_THE_RUN})
+        if settings.noise_multiplier is None:
+            raise ValueError("privacy.noise_multiplier: missing: a run names the noise of its steps")
+        assert settings.sample_rate is not None
+        assert settings.clip_norm is not None
+        assert settings.delta is not None
+        return cls(settings.sample_rate, settings.clip_norm, settings.noise_multiplier, settings.delta)
+
+    def steps_of(self, local: Local) -> int:
+        """Return the number of steps of one training: epochs of 1 / q steps, at most `max_steps`."""
+        steps = local.epochs * epoch_steps(self.sample_rate)
+        return min(steps, local.max_steps or steps)
+
+
+def check_terms(given: Given, task: Task, algorithm: str) -> PrivateTerms | None:
+    """Check that a task trains by the built-in loop alone, and return a run's terms of private steps.
+
+    Returns:
+        None: the run has no guarantee for examples.
+
+    Raises:
+        TaskBroken: it trains otherwise; the message lists every reason.
+        OverridesRefused, ValueError: as in `PrivateTerms.read`.
+    """
+    if not given.private:
+        return None
+    if faults := [*_faults(task, algorithm)]:
+        raise TaskBroken("; ".join(faults))
+    return PrivateTerms.read(given.private)
+
+
+def check_model(model: torch.nn.Module) -> None:
+    """Check that no layer of a model mixes rows in training mode, before there is data.
+
+    Raises:
+        TaskBroken: some do; the message lists them.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        faults = [*model_faults(model.train())]
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    if faults:
+        raise TaskBroken("; ".join(faults))
+
+
+NOT_A_TASK = (
+    f"{_WITH} a task needs gradients of single examples, which a custom training (an ArrayTask, a Flower app) does not "
+    'give: allowed is a Task with the built-in loop, or privacy.unit = "client"'
+)
+"""The fault of a task that trains by other code."""
+
+
+def _faults(task: Task, algorithm: str) -> Iterator[str]:
+    if task.fit is not None:
+        yield (
+            f"task.fit: {_WITH} its gradients are not of single examples: allowed is the built-in loop, or "
+            'privacy.unit = "client"'
+        )
+    if task.algorithm is not None:
+        yield f"task.algorithm: {_WITH} its hooks see batches without noise: allowed is a task without one"
+    if algorithm != "fedavg":
+        yield f"algorithm: got {algorithm!r}: {_WITH} its corrections have no noise: allowed are fedavg, fedprox"
+
+
+class PrivateSteps:
+    """The private steps of one training.
+
+    Args:
+        terms: the mechanism.
+        task: the task.
+        model: the model, in training mode on its device.
+        data: the site's training data.
+        local: the settings of the round.
+        key: 32 bytes, secret, of this training alone.
+        seed: the public seed of the training, for the draws of the data set.
+        gradients: from an earlier training of the same model; None: the model is tried now (`try_gradients`).
+
+    Raises:
+        TaskBroken: rows have no gradients of their own, or delta is too large for the site; all faults.
+    """
+
+    def __init__(
+        self,
+        terms: PrivateTerms,
+        task: Task,
+        model: torch.nn.Module,
+        data: Any,
+        local: Local,
+        *,
+        key: bytes,
+        seed: int,
+        gradients: Engine | None = None,
+    ) -> None:
+        count = len(data)
+        if count < 1:
+            raise TaskBroken("the data set is empty; a site needs at least one example to train")
+        if gradients is not None and (fault := delta_fault(terms.delta, count)):
+            raise TaskBroken(fault)
+        self.engine = gradients or try_gradients(task, model, data, seed, clip_norm=terms.clip_norm, delta=terms.delta)
+        self.steps, self._epoch = terms.steps_of(local), epoch_steps(terms.sample_rate)
+        of_data = key_of(key, "private steps", count)
+        self._sampler = PoissonSampler(key_of(of_data, "samples"), count, terms.sample_rate)
+        self.gradients = NoisedGradients(
+            self.engine,
+            key=key_of(of_data, "noise"),
+            std=terms.noise_multiplier * terms.clip_norm,
+            expected=terms.sample_rate * count,
+            at_once=local.batch_size or ROWS_AT_ONCE,
+        )
+
+    def batches(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the epoch of each step, and the examples of its sample (B,) int64, perhaps none."""
+        for step in range(self.steps):
+            yield step // self._epoch, torch.from_numpy(self._sampler.indices(step))
+
+
+FILLER = torch.zeros(1, dtype=torch.int64)
+"""The example that stands for an empty sample, and counts for nothing."""
+
+
+def filled(indices: torch.Tensor) -> torch.Tensor:
+    """Return the examples to fetch for a sample: without any a filler."""
+    return indices if len(indices) else FILLER
+
+
+def try_gradients(
+    task: Task, model: torch.nn.Module, data: Any, seed: int, *, clip_norm: float, delta: float
+) -> Engine:
+    """Try a model in training mode on a few rows of its data, and return the way to its example gradients.
+
+    Raises:
+        TaskBroken: rows have no gradients of their own, or delta is too large for the data; all faults.
+    """
+    trial = trial_of(task, model, data, seed, next(model.parameters()).device)
+    gradients, faults = choose(trial, clip_norm)
+    if fault := delta_fault(delta, len(data)):
+        faults.append(fault)
+    if faults or gradients is None:
+        raise TaskBroken("; ".join(faults))
+    return gradients
