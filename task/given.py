@@ -4,9 +4,9 @@ They are sent as one table of plain values, which the site's approval covers, an
 
     {"epochs": 2, "lr": {"kind": "cosine", "start": 0.1, "rounds": 100}, "task.smoothing": 0.1}
 
-A run with a guarantee for examples also has its terms (`privacy.sample_rate`, ...): an Atoll that does not know them
-refuses them as unknown settings of `Local`. With `Task(travels="trained")` it also has the digest of the tensors that
-are not exchanged, as `model.frozen`.
+A run with a guarantee also has its terms (`privacy.noise_multiplier`, ...), and with one for examples the task trains
+by them: an Atoll that does not know them refuses them as unknown settings of `Local`. With `Task(travels="trained")` it
+also has the digest of the tensors that are not exchanged, as `model.frozen`.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,7 +24,7 @@ FROZEN = "model.frozen"
 """The key of the digest of the frozen tensors, which are not exchanged."""
 
 PRIVACY = "privacy."
-"""The beginning of the keys with the terms of a guarantee for examples, under which each site trains."""
+"""The beginning of the keys with the terms of a run's guarantee, which a site approves and charges to its budgets."""
 
 NEVER_SCHEDULED = ("keep", "keep_optimizer")
 """The settings of `Local` that are the same in all rounds: they determine the layers of the global model, and whether a
@@ -74,7 +74,8 @@ class Given:
                 local[key] = value
         if faults:
             raise OverridesRefused(faults)
-        return cls(local, schedules, options, private, frozen)
+        is_for_examples = private.get("unit") != "client"  # for clients the task trains as ever
+        return cls(local, schedules, options, private if is_for_examples else {}, frozen)
 
     def overrides(self, round_: int) -> dict[str, Any]:
         """Return the plain values of the local settings in a round.

@@ -123,6 +123,20 @@ class PrivacyConfig(BaseModel):
             spent_max=mu_within(self.epsilon, self.delta) ** 2,
         )
 
+    def given(self, rounds: int) -> dict[str, Any]:
+        """Return what a site must know and approve of a guarantee for clients, by the names of the settings."""
+        rules = self.rules(rounds)
+        return {
+            "unit": "client",
+            "noise_by": self.noise_by,
+            "mechanism": self.mechanism,
+            "clip_norm": self.clip_norm,
+            "noise_multiplier": rules.noise_multiplier,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "participations_max": rules.participations_max,
+        }
+
     def faults_of_budget(self, rounds: int) -> Iterator[str]:
         """Yield the fault of a budget that does not allow a single round."""
         rules = self.rules(rounds)

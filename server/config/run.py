@@ -264,8 +264,7 @@ class RunConfig(BaseModel):
         """Values that the run gives to its task, as they are sent: see `task.given`."""
         frozen = {FROZEN: self.model.frozen} if self.model.frozen else {}
         options = {f"{OPTION}{name}": value for name, value in self.options.items()}
-        terms = self._of_examples
-        private = {} if terms is None else {f"{PRIVACY}{name}": value for name, value in given_of(terms).items()}
+        private = {f"{PRIVACY}{name}": value for name, value in self._private_values.items()}
         return {**self._local_values, **options, **frozen, **private}
 
     @property
@@ -280,6 +279,14 @@ class RunConfig(BaseModel):
     def _of_examples(self) -> ExampleTerms | None:
         """The terms of a guarantee for examples; None: there is none."""
         return None if self.privacy is None else self.privacy.of_examples(self._local_values, self.rounds)
+
+    @property
+    def _private_values(self) -> dict[str, Any]:
+        """The terms of the run's guarantee, which each site approves and charges to its budgets; empty: it has none."""
+        if self._hides_clients:
+            assert self.privacy is not None
+            return self.privacy.given(self.rounds)
+        return {} if (terms := self._of_examples) is None else given_of(terms)
 
     @property
     def _privacy_rules(self) -> PrivacyRules | None:

@@ -87,9 +87,10 @@ def budgets_spent(accounts: Accounts, data: Iterable[DataBudget]) -> list[Budget
     for name in accounts.names():
         if name in by_name:
             continue
-        opened = accounts.account(name).opened or Opened(0.0, 0.5, "client")  # closed before it was charged
-        terms = {"epsilon_max": opened.epsilon_max, "delta": opened.delta, "unit": opened.unit}
-        budget = DataBudget.model_construct(name=name, tasks=[], **terms)
+        opened = accounts.account(name).opened or Opened(1.0, 0.5, "client")  # closed before it was charged
+        budget = DataBudget(
+            name=name, tasks=["-"], epsilon_max=opened.epsilon_max, delta=opened.delta, unit=opened.unit
+        )
         found.append(_summary(accounts.account(name), budget, is_known=not by_name))
     return found
 
@@ -98,13 +99,13 @@ def _summary(account: DataAccount, budget: DataBudget, *, is_known: bool) -> Bud
     uses_left = account.uses_left(budget) if account.charges else None
     newest = max(account.charges, default=0)
     refused = account.fault_of(budget)
-    if not refused and uses_left == 0:
-        refused = account.objection(budget, account.charges[newest].charge)
     if not refused and not is_known:
         refused = "the policy has no budget of this name, so that nothing guards its data"
+    if not refused and uses_left == 0:
+        refused = account.objection(budget, account.charges[newest].charge)
     return BudgetSpent(
         data=budget.name,
-        tasks=tuple(budget.tasks),
+        tasks=tuple(budget.tasks) if is_known else (),
         unit=budget.unit,
         epsilon_max=budget.epsilon_max,
         delta=budget.delta,
