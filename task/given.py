@@ -4,8 +4,8 @@ They are sent as one table of plain values, which the site's approval covers, an
 
     {"epochs": 2, "lr": {"kind": "cosine", "start": 0.1, "rounds": 100}, "task.smoothing": 0.1}
 
-A run with a guarantee also has its terms (`privacy.noise_multiplier`, ...), and with one for examples the task trains
-by them: an Atoll that does not know them refuses them as unknown settings of `Local`. With `Task(travels="trained")` it
+A run with differential privacy also has its terms (`privacy.unit`, ...), by which each site of a guarantee for examples
+trains: an Atoll that does not know them refuses them as unknown settings of `Local`. With `Task(travels="trained")` it
 also has the digest of the tensors that are not exchanged, as `model.frozen`.
 """
 
@@ -24,7 +24,7 @@ FROZEN = "model.frozen"
 """The key of the digest of the frozen tensors, which are not exchanged."""
 
 PRIVACY = "privacy."
-"""The beginning of the keys with the terms of a run's guarantee, which a site approves and charges to its budgets."""
+"""The beginning of the keys with the terms of differential privacy."""
 
 NEVER_SCHEDULED = ("keep", "keep_optimizer")
 """The settings of `Local` that are the same in all rounds: they determine the layers of the global model, and whether a
@@ -74,8 +74,9 @@ class Given:
                 local[key] = value
         if faults:
             raise OverridesRefused(faults)
-        is_for_examples = private.get("unit") != "client"  # for clients the task trains as ever
-        return cls(local, schedules, options, private if is_for_examples else {}, frozen)
+        if private.get("unit") == "client":
+            private = {}  # the coordinator keeps it, and a site's budget charges it: no training changes by it
+        return cls(local, schedules, options, private, frozen)
 
     def overrides(self, round_: int) -> dict[str, Any]:
         """Return the plain values of the local settings in a round.

@@ -75,6 +75,7 @@ class SimulatedFolder:
         best = result.get("best") or {}
         facts = {name: result[name] for name in ("cause", "version", "rounds") if result.get(name) is not None}
         facts |= {f"best_{name}": value for name, value in best.items()}
+        facts |= {} if result.get("privacy") is None else {"privacy": result["privacy"]["sentence"]}
         state = str(result.get("state", "running"))
         return State("running" if state == "interrupted" else state, facts)
 

@@ -152,6 +152,15 @@ class SimulatedRun:
         return str(self.result.get("model_digest", ""))
 
     @property
+    def privacy(self) -> Mapping[str, Any] | None:
+        """The account of a private run, with `epsilon`, `epsilon_max` and the `sentence`; None: it has no `[privacy]`.
+
+        It is no guarantee: the noise of a simulation follows from its seed.
+        """
+        found: Mapping[str, Any] | None = self.result.get("privacy")
+        return found
+
+    @property
     def rounds(self) -> Table:
         """The rounds, a row each: fates in numbers, bytes, seconds, and metrics by `server.accuracy` and the like."""
         lines = [{name: value for name, value in line.items() if name not in BY_CLIENT} for line in self.report.rounds]

@@ -29,7 +29,7 @@ from atoll.server.journal.holder import run_folder, running_coordinator
 from atoll.server.journal.placement import num_ranks_of, state_of_rank
 from atoll.server.ranks.fetch import fetch_into, fetch_manifest, gather
 from atoll.server.views.history import History
-from atoll.server.views.views import newest_version, run_of
+from atoll.server.views.views import newest_version, note_of_privacy, run_of
 from atoll.tensors.layout import BESIDE
 from atoll.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
 from atoll.tensors.safetensors_header import header_bytes
@@ -100,7 +100,7 @@ def export_local(
         with local_audit.recorded(
             history.path, Action.MODEL_EXPORT, f"{row.run_id} version {chosen}", {"model": digest}
         ):
-            _copy(path, manifest, out, on_bytes)
+            _copy(path, manifest, out, on_bytes, note_of_privacy(history, row.run_id))
     finally:
         gathered.unlink(missing_ok=True)
     return Exported(row.run_id, chosen, digest, out, out.stat().st_size)
@@ -125,7 +125,7 @@ def export_remote(state: Path, run: str, version: int | None, out: Path) -> Expo
     fetching = _fetch(dialer, place.address, ranks, run_id, digest, gathered, seen["metadata"])
     try:
         with copying(out) as wait:
-            _copy(gathered, asyncio.run(fetching), out, wait.advance)
+            _copy(gathered, asyncio.run(fetching), out, wait.advance, {})  # what was fetched has its metadata
     finally:
         gathered.unlink(missing_ok=True)
     return Exported(run_id, chosen, digest, out, out.stat().st_size)
@@ -231,8 +231,11 @@ def _beside(out: Path, suffix: str) -> Path:
     return out.with_name(f"{out.name}.{os.getpid()}.{suffix}")
 
 
-def _copy(path: Path, manifest: VersionManifest, out: Path, on_bytes: OnBytes) -> None:
-    """Copy the model's tensors to `out` and check every tensor of the file; control variates are left out."""
+def _copy(path: Path, manifest: VersionManifest, out: Path, on_bytes: OnBytes, note: dict[str, str]) -> None:
+    """Copy the model's tensors to `out` and check every tensor of the file; control variates are left out.
+
+    The metadata are those of the file with the entries of `note`.
+    """
     layout, data_start = parse_header(path)
     if layout != manifest.layout:
         raise CommandError(f"{path} is damaged: its tensors are not those of its manifest")
@@ -241,7 +244,7 @@ def _copy(path: Path, manifest: VersionManifest, out: Path, on_bytes: OnBytes) -
         with path.open("rb") as source, part.open("wb") as target:
             source.seek(data_start)
             model = (tensor for tensor in layout if not tensor.name.startswith(BESIDE))
-            target.write(header_bytes(model, read_metadata(path)))
+            target.write(header_bytes(model, read_metadata(path) | note))
             _copy_checked(source, target, manifest, path, on_bytes)
             target.flush()
             os.fsync(target.fileno())

@@ -146,6 +146,11 @@ class Engine:
         """
         self._executor, self._is_summed = change(self._executor), sums
 
+    @property
+    def executor(self) -> Executor:
+        """The present passes."""
+        return self._executor
+
     def step(
         self, batch: Batch, *, total: float | None = None, report: bool = True, measure_noise: bool = False
     ) -> Measured:

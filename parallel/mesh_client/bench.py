@@ -4,7 +4,8 @@ Every rank calls the same methods in the same order. Those of rank 0 return what
 (`worker/main`); an update is a folder of parts, one for each rank that owns boxes of the model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -30,11 +31,14 @@ from atoll.parallel.mesh_client.faults import faults_of_mesh, is_divided, outlin
 from atoll.parallel.mesh_client.hook_files import client_of
 from atoll.parallel.mesh_client.in_round import checkpoints
 from atoll.parallel.mesh_client.kept_optimizer import give_state
+from atoll.parallel.mesh_client.private import PrivateModel, PrivateRound
 from atoll.parallel.mesh_client.secure_words import encode_parts, mask_parts, plan_in
 from atoll.parallel.mesh_client.together import together
 from atoll.parallel.mesh_client.training import LocalTraining, optimizer_of
 from atoll.parallel.mesh_client.update import Files
 from atoll.parallel.mesh_client.use import RoundUse
+from atoll.parallel.private.passes import PrivatePasses
+from atoll.parallel.private.terms import plan_faults
 from atoll.parallel.trainer.data import in_order as loader_in_order
 from atoll.parallel.trainer.evaluation import statistics
 from atoll.parallel.trainer.stopping import INTERVAL_S, Agreement
@@ -56,8 +60,9 @@ from atoll.training.local.client import form_of_shared
 from atoll.training.local.local_layers import names_that_stay
 from atoll.training.local.local_order import draw_order
 from atoll.training.local.training import Work
-from atoll.training.model.parameters import forms_of
+from atoll.training.model.parameters import build_model, forms_of
 from atoll.training.optimizers.norms import local
+from atoll.training.private.local_steps import training_key
 from atoll.training.worker.bench import Json
 from atoll.training.worker.left_behind import LeftBehind
 from atoll.training.worker.operations import layout_fields
@@ -66,10 +71,6 @@ from atoll.training.worker.site_task import SiteTask, device_of, model_seed
 IsTold = Callable[[], bool]
 """() -> whether this rank was told to end the training early; rank 0 alone is told."""
 
-
-NOT_ON_A_MESH = (
-    'with privacy.unit = "example" a mesh has no gradients of single examples yet: allowed is an agent with one process'
-)
 
 EVALUATED_AT_ONCE = 256
 """Examples of one batch of an evaluation, on all ranks together; as in one process."""
@@ -103,6 +104,8 @@ class MeshBench:
         self._fitting: tuple[Task, Local, str] | None = None
         self._looked: tuple[Task, list[str]] | None = None
         self._check(self._here.local, self._here.algorithm)
+        if self._here.is_private:
+            self._check_plan()
         self._device = world.device(device_of(request))
         repeat_on(self._device.type)
         needs_axes = plan.mesh.size > 1 or plan.is_sharded
@@ -113,6 +116,7 @@ class MeshBench:
         self._built_for: tuple[Task, int, int | None, str | None] | None = None
         self._tried: tuple[Task, dict[str, DTensor], set[tuple[Local, int]]] | None = None
         self._model: MeshModel | None = None
+        self._guarded: PrivateModel | None = None
         self._left = LeftBehind(self._here.task, self._here.local, with_process=False)
 
     @property
@@ -155,24 +159,24 @@ class MeshBench:
         local = self._here.local_of(request, (request.get("version") or 0) + 1)
         algorithm = request.get("algorithm") or "fedavg"
         self._check(local, algorithm)
-        if self._here.private_of(request) is not None:
-            raise TaskBroken(NOT_ON_A_MESH)
         dataset = together(self._ranks, self._training_data)
         outline = self._outline()
         self._use.begin()
         context = self._context(request, round=request.get("round_id") or 0)
         self._check_hooks(local, context)
+        private, task = self._private(request, local, dataset), self._here.task
         with within(context):
             seed_everything(request["seed"])
-            order = draw_order(len(dataset), local, outline)
+            order = draw_order(len(dataset), local, outline) if private is None else private.order()
             model = self._the_model(request, local)
             client = self._begin(model, local, algorithm, request, context)
             self._seed(request["seed"])
-            with checkpoints(
-                request, self._here.task, model, dataset, order.steps, self._ranks, self._clock, client
-            ) as after_step:
+            with (
+                self._passing(private, model, request) as passes,
+                checkpoints(request, task, model, dataset, order.steps, self._ranks, self._clock, client) as after_step,
+            ):
                 training = LocalTraining(
-                    task=self._here.task,
+                    task=task,
                     local=local,
                     order=order,
                     dataset=dataset,
@@ -183,6 +187,7 @@ class MeshBench:
                     client=client,
                     after_first=lambda: self._check_buffers(model),
                     after_step=after_step,
+                    private=passes,
                 )
                 begun_at = model.engine.steps
                 if begun_at:  # after a checkpoint: the noise of the steps before it is used
@@ -195,7 +200,7 @@ class MeshBench:
                     client.end()
                 self._use.end_training()
             examples = sum(order.sizes[step % len(order.sizes)] for step in range(begun_at, work.steps))
-            use = self._use.of(self._here.task, training.example, work.steps - begun_at, examples)
+            use = self._use.of(task, training.example, work.steps - begun_at, examples)
         reached("crew.trained")
         files = Files(model, local, algorithm, request, self._ranks, client)
         written = self._written(files, work)
@@ -210,6 +215,34 @@ class MeshBench:
             "mesh": use,
             **_normalizer(work, algorithm),
         }
+
+    def _private(self, request: Json, local: Local, dataset: Any) -> PrivateRound | None:
+        """Return the private training of a request; None: it is not private. Errors as in `SiteTask.private_of`."""
+        terms = self._here.private_of(request)
+        if terms is None:
+            return None
+        self._check_plan()
+        of_request = {"key": training_key(request), "seed": request["seed"]}
+        return PrivateRound(terms=terms, task=self._here.task, local=local, data=dataset, **of_request)
+
+    def _check_plan(self) -> None:
+        if faults := [*plan_faults(self._plan)]:
+            raise TaskBroken("; ".join(faults))
+
+    @contextmanager
+    def _passing(self, private: PrivateRound | None, model: MeshModel, request: Json) -> Iterator[PrivatePasses | None]:
+        """Give the model's engine private passes in the block, after the trial of its rows; None: it is not private.
+
+        Raises:
+            TaskBroken: as `PrivateRound.tried`; on all ranks.
+        """
+        if private is None:
+            yield None
+            return
+        make = partial(build_model, self._here.task, model_seed(request))
+        self._guarded = private.tried(model.engine, self._guarded, make, self._ranks)
+        with private.passing(self._guarded) as passes:
+            yield passes
 
     def _written(self, files: Files, work: Work) -> Json:
         """Write the parts of the update, encoded if it is for a secure sum; return what the answer says of them."""

@@ -35,6 +35,7 @@ import torch.distributed as dist
 from atoll.ground.printable import count_of
 from atoll.ground.process.loading import keep_modules
 from atoll.ground.process.log_streams import open_log, write_to_log
+from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.launch.line import Line, dial
 from atoll.parallel.launch.meeting import store_of
@@ -58,8 +59,9 @@ DIAL_TIMEOUT_S = 600.0
 RESTART, LINE_LOST = 75, 76
 """Exit codes: a rank has failed, or another one; the agent is gone."""
 
-STREAMS = "streams"
-"""The field of `mask` with the keys, [hex, sign] each; rank 0 alone gets it by the line."""
+STREAMS, NOISE = "streams", "noise"
+"""The fields with keys: of `mask`, [hex, sign] each, and of any request the key of its noise. Rank 0 alone gets them by
+the line, and the other ranks by a collective."""
 
 Json = dict[str, Any]
 
@@ -157,7 +159,7 @@ class _Member:
         self, folder: Path, world: World, orders: Orders, make_bench: MakeBench, check: Callable[[], None]
     ) -> None:
         self._folder, self._world, self._orders, self._make_bench = folder, world, orders, make_bench
-        self._check = check
+        self._check, self._ranks = check, Ranks()
         self._bench: Bench | None = None
         self._told = Told()
 
@@ -168,11 +170,12 @@ class _Member:
         while True:
             job = inbox.jobs.get()
             streams = job.request.pop(STREAMS, ())  # the store of the orders never has the keys
+            noise = job.request.pop(NOISE, "")
             self._orders.give(job.request)
             if job.request["op"] == "quit":
                 return
-            answer, faults = self._carried_out(job.request, job.deadline, streams)
-            del streams
+            answer, faults = self._carried_out(job.request, job.deadline, streams, noise)
+            del streams, noise
             line.send(_answer(job, answer, faults) | self._told.take())
             inbox.finished(job)
 
@@ -182,7 +185,7 @@ class _Member:
             self._carried_out(request, Deadline.never())
 
     def _carried_out(
-        self, request: Json, deadline: Deadline, streams: Sequence[Sequence[Any]] = ()
+        self, request: Json, deadline: Deadline, streams: Sequence[Sequence[Any]] = (), noise: str = ""
     ) -> tuple[Json, list[RankFault]]:
         """Carry out a request with all other ranks; return the result, or the faults of all ranks if all may continue.
 
@@ -192,7 +195,8 @@ class _Member:
         result: Json = {}
         fault = None
         try:
-            result = self._done(request, deadline, streams)
+            of_noise = {NOISE: found} if (found := self._ranks.gather(noise)[0]) else {}
+            result = self._done(request | of_noise, deadline, streams)
         except (Exception, SystemExit) as error:
             traceback.print_exc()  # the full one, for the rank's log
             fault = self._fault(error, request["op"])

@@ -15,6 +15,8 @@ from atoll.parallel.engine.optimization import MakeOptimizer
 from atoll.parallel.hooks import MeshClient
 from atoll.parallel.mesh_client.building import MeshModel
 from atoll.parallel.mesh_client.crash_points import reached
+from atoll.parallel.mesh_client.private import PrivateOrder
+from atoll.parallel.private.passes import PrivatePasses
 from atoll.parallel.trainer.same_batch import SameBatch
 from atoll.parallel.trainer.stopping import Agreement
 from atoll.task.collated import collate_of
@@ -29,6 +31,7 @@ from atoll.training.local.training import Work
 from atoll.training.optimizers.custom_optimizer import custom_optimizer
 from atoll.training.optimizers.make import make_optimizer
 from atoll.training.optimizers.options import OptimizerConfig
+from atoll.training.private.local_steps import filled
 from atoll.training.trials.unit_check import is_due
 
 
@@ -39,7 +42,7 @@ class LocalTraining:
     task: Task
     local: Local
     """The settings of the round."""
-    order: LocalOrder
+    order: LocalOrder | PrivateOrder
     dataset: Any
     seed: int
     model: MeshModel
@@ -53,6 +56,8 @@ class LocalTraining:
     """() -> None, called after the first step of the round: a check of its side effects."""
     after_step: Callable[[], None] = lambda: None
     """() -> None, called after each step: the checkpoint."""
+    private: PrivatePasses | None = None
+    """The passes of private steps; None: they are not private."""
 
     def run(self) -> tuple[Work, bool]:
         """Train to the end, or until the ranks agree to stop.
@@ -70,7 +75,10 @@ class LocalTraining:
         for _ in range(engine.steps):
             normalizer.step()
         reached("crew.filled")
-        total, is_stopped = (1.0 if units_of(self.task).is_sum else None), False
+        if self.private is not None:
+            self.private.step = engine.steps
+        is_one = units_of(self.task).is_sum or self.private is not None
+        total, is_stopped = (1.0 if is_one else None), False
         for batch in self._batches(engine.steps):
             if is_stopped := self.agreement.should_stop():
                 break
@@ -100,6 +108,13 @@ class LocalTraining:
         axes, units = self.model.engine.axes, units_of(self.task)
         rank, number = (0, 1) if axes is None else (axes.dp_rank, axes.mesh.dp)
         fetch, plan = drawing(self.dataset, self.seed), self.model.engine.plan
+        if isinstance(self.order, PrivateOrder):
+            for epoch, indices in self.order.batches(first):
+                mine = indices[rank::number]
+                inputs, targets = fetch(epoch, filled(mine))
+                batch = Batch(inputs, targets, 1.0, rows=len(mine), is_filler=not len(mine))
+                yield batch.to(self.model.engine.device)
+            return
         parts = 1 if plan.mesh.pp > 1 or is_fixed(self.dataset) else plan.accumulate
         may_list = collate_of(self.dataset) is not None
         for epoch, indices in self.order.batches(first):
@@ -115,6 +130,8 @@ class LocalTraining:
 
     def _work(self, normalizer: Normalizer) -> Work:
         engine, order = self.model.engine, self.order
+        if isinstance(order, PrivateOrder):  # of whose rows nothing is told
+            return Work(order.num_examples, engine.steps / order.steps, {}, engine.steps)
         state = self.model.tally.state()
         of_steps = [state["units"], *[0.0] * (min(engine.steps, len(order.sizes)) - 1)]
         weight = units_of(self.task).weight(of_steps, order.sizes, order.num_examples)

@@ -24,6 +24,7 @@ from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.private.begin import Private
 from atoll.parallel.private.loader import PoissonLoader
+from atoll.parallel.private.sums import try_whole
 from atoll.parallel.trainer.building import Built, agreed_base, build, give_values, seeded
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import Data, data_for, in_order
@@ -234,7 +235,7 @@ class _Builder:
         if private is None:
             loader: Loader | PoissonLoader = self._loader(data)
         else:
-            private.install(engine, job.task, data, config.seed, self.axes)
+            private.install(engine, private.of(job.task, data, config.seed))
             loader = private.loader(data, config.seed, self.device, self.axes)
         patience, noise, meter = Patience(config), NoiseMeter(config.noise_every), self._meter(data)
         carried: dict[str, Carried] = {"loader": loader, "patience": patience, "noise": noise, "meter": meter}
@@ -288,9 +289,10 @@ class _Builder:
         job = self.job
         if job.private is None:
             return None
-        private = Private(terms=job.private, folder=self.here.folder, plan=job.plan, ranks=ranks)
+        private = Private(terms=job.private, folder=self.here.folder, ranks=ranks)
         model = self.built.model if self.built.blank is None else None
-        private.try_whole(model, lambda: seeded(job)(), job.task, data, job.config.seed, self.device)
+        of = private.of(job.task, data, job.config.seed)
+        try_whole(of, model, lambda: seeded(job)(), plan=job.plan, ranks=ranks, device=self.device)
         return private
 
     def _loader(self, data: Any) -> Loader:

@@ -111,6 +111,21 @@ class PrivacyConfig(BaseModel):
             steps=steps,
         )
 
+    def told(self, rounds: int) -> dict[str, Any]:
+        """Return what a site must know and approve of a guarantee for clients, by the names of the settings."""
+        if self.unit != "client":
+            return {}
+        uses = self.participations_max or rounds
+        return {
+            "unit": "client",
+            "noise_by": self.noise_by,
+            "clip_norm": self.clip_norm,
+            "noise_multiplier": self.noise_multiplier or noise_multiplier_of(self.epsilon, self.delta, uses),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "participations_max": uses,
+        }
+
     def rules(self, rounds: int) -> PrivacyRules:
         """Return the rules of a guarantee for clients, for the run's machine."""
         uses = self.participations_max or rounds
@@ -122,20 +137,6 @@ class PrivacyConfig(BaseModel):
             participations_max=uses,
             spent_max=mu_within(self.epsilon, self.delta) ** 2,
         )
-
-    def given(self, rounds: int) -> dict[str, Any]:
-        """Return what a site must know and approve of a guarantee for clients, by the names of the settings."""
-        rules = self.rules(rounds)
-        return {
-            "unit": "client",
-            "noise_by": self.noise_by,
-            "mechanism": self.mechanism,
-            "clip_norm": self.clip_norm,
-            "noise_multiplier": rules.noise_multiplier,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "participations_max": rules.participations_max,
-        }
 
     def faults_of_budget(self, rounds: int) -> Iterator[str]:
         """Yield the fault of a budget that does not allow a single round."""

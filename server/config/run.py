@@ -264,8 +264,16 @@ class RunConfig(BaseModel):
         """Values that the run gives to its task, as they are sent: see `task.given`."""
         frozen = {FROZEN: self.model.frozen} if self.model.frozen else {}
         options = {f"{OPTION}{name}": value for name, value in self.options.items()}
-        private = {f"{PRIVACY}{name}": value for name, value in self._private_values.items()}
-        return {**self._local_values, **options, **frozen, **private}
+        return {**self._local_values, **options, **frozen, **self._privacy_terms}
+
+    @property
+    def _privacy_terms(self) -> dict[str, Any]:
+        """What sites must know and approve of the differential privacy, as they are told."""
+        if self.privacy is None:
+            return {}
+        terms = self._of_examples
+        told = self.privacy.told(self.rounds) if terms is None else given_of(terms)
+        return {f"{PRIVACY}{name}": value for name, value in told.items()}
 
     @property
     def _local_values(self) -> dict[str, Any]:
@@ -279,14 +287,6 @@ class RunConfig(BaseModel):
     def _of_examples(self) -> ExampleTerms | None:
         """The terms of a guarantee for examples; None: there is none."""
         return None if self.privacy is None else self.privacy.of_examples(self._local_values, self.rounds)
-
-    @property
-    def _private_values(self) -> dict[str, Any]:
-        """The terms of the run's guarantee, which each site approves and charges to its budgets; empty: it has none."""
-        if self._hides_clients:
-            assert self.privacy is not None
-            return self.privacy.given(self.rounds)
-        return {} if (terms := self._of_examples) is None else given_of(terms)
 
     @property
     def _privacy_rules(self) -> PrivacyRules | None:

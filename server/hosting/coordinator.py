@@ -31,7 +31,7 @@ from atoll.server.audit.rounds import entries_of
 from atoll.server.clock import MonotoneClock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
-from atoll.server.config.run_changes import are_equal, moved_ends, with_number_of_versions
+from atoll.server.config.run_changes import are_equal, moved_ends, with_noise, with_number_of_versions
 from atoll.server.errors import OperatorError, UnknownRun
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.folding.evaluator import Evaluator
@@ -375,6 +375,7 @@ class Coordinator:
 
     async def _add_rounds(self, config: RunConfig, run_id: RunId) -> RunConfig:
         """Add a run of rounds; return its settings with the digest of the tensors that are never sent."""
+        await on_thread(None, with_noise, config)  # the noise for a budget of examples takes seconds, once
         evaluator = self._factory.evaluator(config, run_id)
         try:
             of_rounds = {other: run for other, run in self.runs.items() if isinstance(run, RunDriver)}
@@ -480,6 +481,7 @@ class Coordinator:
         self._factory.check_can_go_on(run.run_id, config or run.config)
         check_has_model(self.state.path, run)
         if config is not None:
+            await on_thread(None, with_noise, config)
             parts = await self._factory.parts_of_changed(run.config, config, run.run_id)
             check_resumable(run, has_changes=True)  # it may have advanced while the task was loaded
             run.reconfigure(config, *parts)

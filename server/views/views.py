@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import asdict, replace
+from dataclasses import replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
@@ -28,6 +28,7 @@ from atoll.server.statistics import results
 from atoll.server.views import message_views
 from atoll.server.views.attendance import attended
 from atoll.server.views.history import History
+from atoll.server.views.privacy import NOTE, guarantee_of
 from atoll.server.views.sentences import as_json, summary
 from atoll.server.views.sites import measurements, meshes, sites
 from atoll.task.metrics import LEFT_OUT, values
@@ -225,29 +226,13 @@ def _whole_run(history: History, row: RunRow) -> Document:
         "metrics": measures(evaluations),
         "unmeasured": unmeasured(evaluations),
         "best": _best(machine),
-        "privacy": _privacy(machine),
+        "privacy": guarantee_of(machine),
         "undecided": machine.undecided,
         "pausing": what_a_pause_waits_for(machine),
         "waiting": _wait(history, machine),
         "name_conflicts": _conflicts(history, machine),
         "settings": row.config.model_dump(mode="json"),
         "changes": [*_changes(history.settings(row.run_id))],
-    }
-
-
-def _privacy(machine: RunMachine) -> Document | None:
-    """Return the guarantee of what a run has released so far; None: it has none."""
-    rules, membership = machine.rules.privacy, machine.ledger.membership
-    if rules is None:
-        return None
-    guarantee = rules.guarantee(membership.most_spent, membership.most_uses)
-    return {
-        **asdict(guarantee),
-        "sentence": guarantee.sentence,
-        "epsilon_max": rules.epsilon,
-        "participations_max": rules.participations_max,
-        "clients": len(membership.members),
-        "clients_with_budget": membership.num_with_budget,
     }
 
 
@@ -416,7 +401,15 @@ def _versions(history: History, row: RunRow) -> list[Document]:
 
 def _metadata(history: History, run_id: RunId) -> dict[str, str]:
     path = VersionFolder(run_folder(history.path, run_id)).version_path(Version(0))
-    return read_header(path)[1] if path.exists() else {}
+    return (read_header(path)[1] if path.exists() else {}) | note_of_privacy(history, run_id)
+
+
+def note_of_privacy(history: History, run_id: RunId) -> dict[str, str]:
+    """Return the entry of an exported model's metadata with the guarantee of its run; empty: it has none."""
+    if history.run(run_id).config.privacy is None:
+        return {}
+    guarantee = guarantee_of(history.machine(run_id))
+    return {} if guarantee is None else {NOTE: guarantee["sentence"]}
 
 
 def _parts(history: History, run_id: RunId) -> dict[int, int]:

@@ -45,7 +45,16 @@ from atoll.simulations.federation.efforts import Efforts
 from atoll.simulations.federation.evaluations import Evaluations
 from atoll.simulations.federation.invitation_tally import InvitationTally
 from atoll.simulations.federation.models import Models
-from atoll.simulations.federation.report import OF_SUMS, SIMULATED, Json, Measured, RunFolder, best_of, line_of
+from atoll.simulations.federation.report import (
+    OF_SUMS,
+    SIMULATED,
+    Json,
+    Measured,
+    RunFolder,
+    best_of,
+    line_of,
+    of_privacy,
+)
 from atoll.simulations.federation.round_count import reopen
 from atoll.simulations.federation.service import Service
 from atoll.simulations.federation.site import sites_of
@@ -452,6 +461,7 @@ class Federation:
             "version": int(ledger.version),
             "model_digest": str(ledger.model_digest),
             **best_of(self.setting.config.model.metric, ledger.best),
+            **of_privacy(self.machine),
             **({"undecided": undecided} if (undecided := self.machine.undecided) else {}),
             "engine": self.engine.name,
             **({} if self.sums is None else {"secure": SIMULATED}),

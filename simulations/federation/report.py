@@ -24,7 +24,9 @@ from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.rounds.client_evaluation import Merged, merged
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord, SumRecord
+from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import MeasuredVersion, WatchedMetric
+from atoll.server.views.privacy import guarantee_of
 from atoll.simulations.federation.seal import seal
 from atoll.simulations.federation.snapshots import WAY_OUT
 from atoll.task.json_text import to_json
@@ -50,6 +52,9 @@ OF_SUMS = ""
 
 SIMULATED = "simulated"
 """What the records of a run with `[secure]` say: its sessions protect nothing, as one process plays all parts."""
+
+NO_GUARANTEE = "no guarantee, as the noise of a simulation follows from its seed; deployed it would be"
+"""What stands before the sentence of a simulated run's guarantee."""
 
 Json = dict[str, Any]
 
@@ -162,6 +167,7 @@ def line_of(
         "released": fates[Fate.RELEASED],
         "num_steps": sum(client.steps for client in record.clients.values()),
         **totals,
+        **({} if record.charge is None else {"epsilon": record.charge.epsilon}),
         "train": values(metrics, sums) if (sums := merge(sums for _, sums in train)) else None,
         "server": None,
         "clients": None,
@@ -234,6 +240,14 @@ def best_of(metric: WatchedMetric | None, best: MeasuredVersion | None) -> Json:
     if metric is None or best is None:
         return {}
     return {"best": {"version": int(best.version), "metric": metric.name, "source": metric.source, "value": best.value}}
+
+
+def of_privacy(machine: RunMachine) -> Json:
+    """Return the account of a private run for its result; nothing if it has none. It is marked as no guarantee."""
+    found = guarantee_of(machine)
+    if found is None:
+        return {}
+    return {"privacy": found | {"simulated": True, "sentence": f"{NO_GUARANTEE}: {found['sentence']}"}}
 
 
 def _of_buffer(record: RoundRecord) -> Json:

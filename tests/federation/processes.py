@@ -10,7 +10,7 @@ from pathlib import Path
 
 from atoll.protocol.identity.names import Identity, Role
 from atoll.server.views.history import History
-from benchmarks.dividing import VARIABLE
+from benchmarks.dividing import VARIABLE as DIVIDED
 from benchmarks.members import equip
 from benchmarks.processes import free_address
 from tests.cli.invoking import shown
@@ -19,6 +19,9 @@ from tests.waiting import BOUND_S
 ROOT = Path(__file__).parents[2]
 ATOLL = str(Path(sys.executable).with_name("atoll"))
 TASK = str(Path(__file__).with_name("misbehaving_sites_task.py")) + ":task"
+RECORDED = "ATOLL_TEST_RECORD"
+PATCHED = {DIVIDED: "benchmarks.dividing", RECORDED: "tests.federation.recorded"}
+"""Modules that patch an agent before they run the command line, by the variable of the environment that they read."""
 
 
 class Federation:
@@ -34,14 +37,14 @@ class Federation:
 
     def start(self, name, *command, **environment):
         with (self.folder / f"{name}.log").open("ab") as log:
-            divided = VARIABLE in environment
-            atoll = [sys.executable, "-m", "benchmarks.dividing"] if divided else [ATOLL]
+            module = next((found for variable, found in PATCHED.items() if variable in environment), None)
+            atoll = [sys.executable, "-m", module] if module else [ATOLL]
             self.running[name] = subprocess.Popen(
                 [*atoll, *map(str, command)],
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **environment},
-                cwd=ROOT if divided else None,
+                cwd=ROOT if module else None,
             )
         return self.running[name]
 

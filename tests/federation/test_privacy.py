@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from atoll.server.views.history import History
+from atoll.tensors.safetensors_file import read_metadata
 from tests.cli.invoking import ran, refused, shown
 from tests.federation.processes import ATOLL, federation
 from tests.simulations.federation import line_task
@@ -67,6 +68,17 @@ def restored_continues(it, state, written):
     assert {"state.restore", "privacy.published", "privacy.charge"} <= actions
 
 
+def exported_with(it, sentence):
+    """Export a model and a run's numbers: both say what the run guarantees."""
+    out, to = it.folder / "model.safetensors", it.folder / "exported"
+    ran("model", "export", "--run", "private-1", "--out", out, "--state", it.state)
+    assert read_metadata(out)["privacy"] == sentence
+    ran("export", "jsonl", "private-1", "--to", to, "--state", it.state)
+    [rows] = [path.read_text("utf-8") for path in to.glob("**/*.jsonl")]
+    assert sentence in rows
+    assert rows.count("round/epsilon") == 5
+
+
 @pytest.mark.slow
 def test_a_coordinator_that_dies_in_its_fold_repeats_the_noise_and_refunds_nothing(tmp_path):
     with federation(tmp_path, task=TASK) as it:
@@ -86,6 +98,7 @@ def test_a_coordinator_that_dies_in_its_fold_repeats_the_noise_and_refunds_nothi
         said = ran("privacy", "show", "private-1", "--state", it.state).stdout
         of_round = ran("round", "show", "2", "--run", "private-1", "--state", it.state).stdout
         listed = ran("round", "list", "--run", "private-1", "--state", it.state).stdout
+        exported_with(it, guarantee["sentence"])
         assert of_version(it, 2) == written, "the same set has the same noise"
         secret = (it.state / "noise.key").read_text().strip()
         assert secret not in it.log("coordinator")

@@ -248,7 +248,9 @@ class SimulatedAgent:
             return None
         if judged.reason in (FailureReason.REPLAYED, FailureReason.ROLLBACK) and self.world.scenario.faults.overtakes:
             return None
-        is_right = self.wall.worst < CLOCK_ERROR_S and self.coordinator.wall.times_wrong <= 1
+        wrong, jumps = self.coordinator.wall.times_wrong, self.coordinator.wall.jumps
+        # a jump while it was down, and a clock set far back and right again: signatures are then older by that jump
+        is_right = self.wall.worst < CLOCK_ERROR_S and wrong + bool(wrong and jumps) <= 1
         if judged.reason in (FailureReason.REPLAYED, FailureReason.ROLLBACK) and is_right:
             self.world.fail(f"{self.client_id} refuses a new message: {judged.reason}: {judged.detail}")
         return judged

@@ -220,6 +220,7 @@ class SimulatedCoordinator:
             by = rng.uniform(-1, 1) * world.scenario.faults.clock_jump
             world.remark("coordinator", f"its wall clock is set by {by:+.1f} s")
             self.wall.set(self.wall.error + by)
+            self.wall.jumps += 1
             world.after(self._people.expovariate(1 / world.scenario.faults.clock_wrong), self.wall.set)
 
     # ------------------------------------------------------------ clocks

@@ -15,7 +15,7 @@ class WallClock:
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self._world, self._rng = world, rng
-        self.times_wrong = 0
+        self.times_wrong = self.jumps = 0  # while it ran, and while its machine was down
         self._error = self._rate = self._since = self._worst = 0.0
 
     def now(self) -> float:

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from atoll.ground.noise.key import key_of
+from atoll.ground.noise.key import BYTES, key_of
 from atoll.task.errors import TaskBroken
 from atoll.task.given import Given
 from atoll.task.local import Local, epoch_steps
 from atoll.task.task import Task
+from atoll.training.private.captured_gradients import CapturedGradients
 from atoll.training.private.checks import Engine, choose, delta_fault, model_faults, trial_of
 from atoll.training.private.config import PrivacyConfig
 from atoll.training.private.noised_gradients import ROWS_AT_ONCE, NoisedGradients
@@ -163,6 +164,12 @@ class PrivateSteps:
             yield step // self._epoch, torch.from_numpy(self._sampler.indices(step))
 
 
+def training_key(request: Mapping[str, Any]) -> bytes:
+    """Return the key that the agent has derived for a training; a simulation has no secret."""
+    key = request.get("noise")
+    return bytes.fromhex(key) if key else key_of(bytes(BYTES), "simulation", request["seed"])
+
+
 FILLER = torch.zeros(1, dtype=torch.int64)
 """The example that stands for an empty sample, and counts for nothing."""
 
@@ -172,16 +179,42 @@ def filled(indices: torch.Tensor) -> torch.Tensor:
     return indices if len(indices) else FILLER
 
 
+ELSEWHERE = (
+    "on a mesh, in half precision or with recomputation gradients of single rows come from what each layer takes and "
+    "gives back: use each trained weight in its layer's call alone, or train in one process in fp32"
+)
+"""The way out of a layer whose example gradients one process can compute."""
+
+
 def try_gradients(
-    task: Task, model: torch.nn.Module, data: Any, seed: int, *, clip_norm: float, delta: float
+    task: Task,
+    model: torch.nn.Module,
+    data: Any,
+    seed: int,
+    *,
+    clip_norm: float,
+    delta: float,
+    is_captured: bool = False,
 ) -> Engine:
     """Try a model in training mode on a few rows of its data, and return the way to its example gradients.
+
+    Args:
+        task: its task.
+        model: the model.
+        data: of which a few rows are read.
+        seed: of the data's draws.
+        clip_norm: C.
+        delta: of the guarantee.
+        is_captured: allow what layers take and give back alone (`captured_gradients`), as on a mesh.
 
     Raises:
         TaskBroken: rows have no gradients of their own, or delta is too large for the data; all faults.
     """
     trial = trial_of(task, model, data, seed, next(model.parameters()).device)
     gradients, faults = choose(trial, clip_norm)
+    if is_captured and gradients is not None and not isinstance(gradients, CapturedGradients):
+        gradients, faults = choose(trial, clip_norm, ways=(CapturedGradients,))
+        faults = [f"{fault}; {ELSEWHERE}" for fault in faults]
     if fault := delta_fault(delta, len(data)):
         faults.append(fault)
     if faults or gradients is None:

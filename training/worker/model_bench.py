@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from atoll.ground.noise.key import BYTES, key_of
 from atoll.task.array_task import Trained
 from atoll.task.arrays import Arrays, check_like
 from atoll.task.context import Context, context_of, within
@@ -46,7 +45,7 @@ from atoll.training.model.parameters import (
     update_of,
 )
 from atoll.training.private.checks import Engine
-from atoll.training.private.local_steps import PrivateSteps, PrivateTerms, check_model
+from atoll.training.private.local_steps import PrivateSteps, PrivateTerms, check_model, training_key
 from atoll.training.statistics.parts import SiteStatistics
 from atoll.training.worker.bench import ONE_JOB, PROCESS, Json, Measures, Outcome, Received
 from atoll.training.worker.left_behind import LeftBehind, restored
@@ -209,7 +208,7 @@ class ModelBench:
 
         A model is tried once with each task and clip norm: what the trial finds does not depend on its values.
         """
-        task, key = self._here.task, request.get("noise")
+        task = self._here.task
         is_tried = self._tried is not None and self._tried.fits(task, model, terms.clip_norm)
         tried = self._tried if is_tried else None
         private = PrivateSteps(
@@ -218,7 +217,7 @@ class ModelBench:
             model.to(self._device).train(),
             dataset,
             local,
-            key=bytes.fromhex(key) if key else key_of(bytes(BYTES), "simulation", request["seed"]),
+            key=training_key(request),
             seed=request["seed"],
             gradients=None if tried is None else tried.engine,
         )

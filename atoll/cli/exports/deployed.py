@@ -52,6 +52,7 @@ class DeployedRun:
         facts = {"cause": seen["cause"], "version": seen["version"]}
         facts |= {} if seen.get("exchanges") is None else {"exchanges": seen["exchanges"]}
         facts |= {f"best_{name}": value for name, value in (seen.get("best") or {}).items()}
+        facts |= {} if seen.get("privacy") is None else {"privacy": seen["privacy"]["sentence"]}
         state = str(seen["state"])
         return State(state, facts)
 
@@ -114,7 +115,7 @@ def is_settled(row: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
 
 def row_of_round(row: Mapping[str, Any]) -> Row:
     """Return the row of a round, as `atoll round list` has it, with the names of a simulation as far as they agree."""
-    values = {name: row[name] for name in (*COUNTS, *OTHERS)}
+    values = {name: row[name] for name in (*COUNTS, *OTHERS)} | {"epsilon": row["epsilon"]}
     values |= {"late": row["carried_in"], "update_bytes": row["num_bytes"], "round_s": row["seconds"]}
     values["committed"] = int(row["phase"] == "committed")
     values["stragglers"] = sum(row[fate] for fate in STRAGGLERS)

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from atoll.client.policy.budgets.terms import spending_of
 from atoll.protocol.privacy import loss_distribution
+from atoll.protocol.privacy.composition import Steps
 from atoll.protocol.privacy.subsampled import epsilon_bound
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.config.run import RunConfig, RunFile
@@ -105,6 +107,19 @@ def test_the_sites_get_the_terms_and_read_the_same_ones() -> None:
     for key, value in (("sample_rate", 0.03), ("clip_norm", 9.0)):
         with pytest.raises(ConfigError, match=f"privacy.{key}: fixed for the life of a run"):
             changed(config, [f"privacy.{key}={value}"], version=3)
+
+
+def test_sites_are_told_of_a_guarantee_for_clients_what_their_budgets_charge() -> None:
+    others = ["privacy.epsilon=8.0", "privacy.delta=1e-6", "privacy.clip_norm=1.0", 'aggregation.weighting="uniform"']
+    config = load_text(RunFile, 'task = "m:t"', [*others, "round.cohort_size=4"], name="run.toml").run
+    spending = spending_of(config.local_text)
+    [steps] = spending.steps
+    assert config.rules.privacy is not None
+    assert (spending.unit, steps.noise_multiplier) == ("client", config.rules.privacy.noise_multiplier)
+    assert Given.read(config.given).private == {}, "no training changes by it"
+    of_examples = spending_of(run_with([STEPS, NOISY]).local_text)
+    assert (of_examples.unit, of_examples.noise_by) == ("example", "site")
+    assert of_examples.steps == (Steps(3.0, 0.04, 15),)
 
 
 def test_the_rules_survive_their_encoding_and_the_coordinator_adds_no_noise() -> None:

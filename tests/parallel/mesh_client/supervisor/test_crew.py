@@ -112,9 +112,10 @@ def test_ranks_answer_and_have_no_grpc_no_credential_and_no_port_of_the_agent(tm
     until(lambda: not any(map(is_running, pids)))
 
 
-def test_the_keys_of_streams_reach_rank_0_and_no_store_file_or_log(tmp_path):
+def test_the_keys_of_streams_reach_rank_0_that_of_noise_every_rank_and_none_a_file_or_log(tmp_path):
     """A rank that dies gets the order again, with the keys."""
-    key, order = "5ec7e7" * 10, {"file": str(tmp_path / "died"), "parts": []}
+    key, noise = "5ec7e7" * 10, "a5ec7e" * 10
+    order = {"file": str(tmp_path / "died"), "parts": [], "noise": noise}
     with crew(tmp_path / "c") as it:
         assert it.call_at_rest("mask", BOUND_S, streams=[(key, -1)], **order) is None, "no rank is started for it"
         it.start()
@@ -123,10 +124,12 @@ def test_the_keys_of_streams_reach_rank_0_and_no_store_file_or_log(tmp_path):
         found = it.call_at_rest("mask", BOUND_S, streams=[(key, -1)], **order)
         assert found["restarts"] == 1
         assert [rank["streams"] for rank in found["ranks"]] == [[[key, -1]], []]
-        assert [sorted(rank["request"]) for rank in found["ranks"]] == [["file", "op", "parts"]] * 2
+        assert [sorted(rank["request"]) for rank in found["ranks"]] == [["file", "noise", "op", "parts"]] * 2
+        assert {rank["request"]["noise"] for rank in found["ranks"]} == {noise}
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any("rank1" in path.name for path in files)
-    assert not [path for path in files if key.encode() in path.read_bytes()]
+    for secret in (key, noise):
+        assert not [path for path in files if secret.encode() in path.read_bytes()]
 
 
 @pytest.mark.parametrize(
