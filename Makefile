@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation batched audit_log data_plane parts round_vs_flower hostile rotation ranks import_time startup trees large_client flower_app agent_memory sizing secure_mask privacy secure_mesh
 
-.PHONY: setup peers demo demo-large test test-fast test-long durations coverage test-parallel test-flower flower-table flower-strategy-tests test-cuda check format constraints proto docs notebooks bench bench-guard soak pages odd-tasks chaos-hour bad-week deaths fuzz papers mutants clean
+.PHONY: setup peers demo demo-large test test-fast test-long durations coverage test-parallel test-flower flower-table flower-strategy-tests test-cuda check format constraints proto docs notebooks bench bench-guard bench-views soak pages odd-tasks chaos-hour bad-week deaths fuzz papers mutants clean
 
 setup: $(STAMP)
 
@@ -120,6 +120,9 @@ bench: setup
 
 bench-guard: setup # the speed of this checkout against an earlier commit, in turns: ten minutes; BASE=commit
 	@$(BIN)/python -m benchmarks.guard $(if $(BASE),--base $(BASE)) $(GUARD)
+
+bench-views: setup # each view of a run with a million members and 100,000 rounds: some minutes; VIEWS="--members 10000"
+	@$(BIN)/python -m benchmarks.views $(VIEWS)
 
 soak: setup # 20,000 seeded histories, 10,000 with secure sums; 10,000 schedules of secure rounds; 5,000 generated models in every plan, of which the refused are counted by reason
 	$(BIN)/python -m tests.histories --seeds 20000

@@ -18,8 +18,9 @@ from atoll.protocol.vocabulary import ClientId, Digest, RunId
 from atoll.server.clock import MonotoneClock
 from atoll.server.config.run import RunConfig
 from atoll.server.hosting.event_rows import Decided, add_rows
-from atoll.server.journal.journal import Batch, Journal, RunRow
+from atoll.server.journal.journal import Journal
 from atoll.server.journal.pruning import Stay
+from atoll.server.journal.rows import Batch, RunRow
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.process_tuning import collect_seldom
 from atoll.server.rounds.events import (

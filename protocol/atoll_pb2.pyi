@@ -1048,14 +1048,32 @@ class MemberRow(_message.Message):
     def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., standing: _Optional[str] = ..., since: _Optional[float] = ..., expires_at: _Optional[float] = ...) -> None: ...
 
 class LookRequest(_message.Message):
-    __slots__ = ("view", "run_id", "number")
+    __slots__ = ("view", "run_id", "number", "count", "after", "last", "state", "fate", "client", "text", "prefix", "whole")
     VIEW_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FATE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     view: str
     run_id: str
     number: int
-    def __init__(self, view: _Optional[str] = ..., run_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+    count: int
+    after: str
+    last: bool
+    state: str
+    fate: str
+    client: str
+    text: str
+    prefix: str
+    whole: bool
+    def __init__(self, view: _Optional[str] = ..., run_id: _Optional[str] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., after: _Optional[str] = ..., last: bool = ..., state: _Optional[str] = ..., fate: _Optional[str] = ..., client: _Optional[str] = ..., text: _Optional[str] = ..., prefix: _Optional[str] = ..., whole: bool = ...) -> None: ...
 
 class LookReply(_message.Message):
     __slots__ = ("json",)

@@ -47,6 +47,8 @@ class Ports:
     """host:port for the operator's commands."""
     enrolment: EnrolmentPort | None
     """The port for enrolment; None in an insecure coordinator, which checks no certificates."""
+    service: AdminService
+    """The service of the operator's port."""
 
     @classmethod
     async def open(cls, coordinator: Coordinator, gate: Gate) -> "Ports":
@@ -64,7 +66,8 @@ class Ports:
         add_coordinator(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
             rpc.add_servicer(AggregationService(coordinator, coordinator.ranks), clients, "Aggregation")
-        rpc.add_servicer(AdminService(coordinator, enrolments), admins, "Admin")
+        service = AdminService(coordinator, enrolments)
+        rpc.add_servicer(service, admins, "Admin")
         if enrolments is not None:
             _end_calls_of_revoked(coordinator, enrolments, (client_guard, admin_guard))
             if isinstance(gate.signer, RemoteSigner):
@@ -81,7 +84,7 @@ class Ports:
             enrolment = _enrolment_port(config, members, guard, audit, address, admin_address)
             checks.append(await _add_health(enrolment.server, "Enrolment"))  # for probes, which have no certificate
         _report_clocks(coordinator, checks)
-        return cls(clients, admins, address, admin_address, enrolment)
+        return cls(clients, admins, address, admin_address, enrolment, service)
 
     async def start(self) -> None:
         """Start answering calls, the operator's port first."""
@@ -96,6 +99,7 @@ class Ports:
         if self.enrolment is not None:
             ends.append(self.enrolment.stop())
         await asyncio.gather(*ends)
+        await self.service.stop_reading()
 
 
 def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Server:

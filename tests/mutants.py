@@ -876,8 +876,8 @@ PLANTED = (
     Mutant(
         "a page too few",
         PAGES,
-        "            names = sorted(changed)",
-        "            names = sorted(changed)[1:]",
+        "            for name in sorted(changed):",
+        "            for name in sorted(changed)[1:]:",
         "one of the changed members is not in the snapshot",
     ),
     Mutant(

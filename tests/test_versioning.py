@@ -18,7 +18,7 @@ from atoll.protocol.identity.join_code import JoinCode, JoinCodeError
 from atoll.protocol.identity.statement import NotTrusted, check_signature, statement
 from atoll.protocol.wire.channel import PROTOCOL
 from atoll.server.backup import contents
-from atoll.server.journal import schema
+from atoll.server.journal import migrations, schema
 
 PAGE = (Path(__file__).parents[1] / "docs" / "versioning.md").read_text("utf-8")
 ROWS = {row[0]: row[1:] for row in re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", PAGE, re.MULTILINE)}
@@ -43,7 +43,7 @@ def test_the_version_of_each_format_is_the_code_s(surface: str) -> None:
 def test_every_schema_of_a_journal_that_the_page_names_is_migrated() -> None:
     older = re.search(r"\(SQLite ([\d and]+);", ROWS["journal and records (`state.db`, PostgreSQL)"][1])
     assert older is not None
-    assert {int(number) for number in older[1].split(" and ")} == schema.MIGRATIONS.keys()
+    assert {int(number) for number in older[1].split(" and ")} == migrations.MIGRATIONS.keys()
 
 
 def test_a_join_code_of_another_version_is_refused_in_the_page_s_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,26 @@ def _exact(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
+Last = Annotated[
+    int | None,
+    typer.Option(
+        "--last",
+        metavar="N",
+        callback=between(1, 2**31 - 1),
+        help="Print the newest N only; by default 1,000, or after --after the first 1,000.",
+    ),
+]
+After = Annotated[
+    int | None,
+    typer.Option(
+        "--after",
+        metavar="N",
+        callback=between(0, 2**31 - 1),
+        help="Print those after number N only; 0: from the first on.",
+    ),
+]
+
+
 def read_join_code(text: str | None) -> str | None:
     """Read a join code from an argument: the code itself, `-` for standard input, or `@FILE`.
 

@@ -14,6 +14,7 @@ from atoll.interface.tables import Table, of_sites
 from atoll.interface.tasks import reference_of
 from atoll.operations.place import STATE, Named, asking, is_elsewhere
 from atoll.protocol.json_values import flat
+from atoll.protocol.paging import ALL, Paging
 from atoll.task.array_task import ArrayTask
 from atoll.task.task import Task
 
@@ -141,10 +142,11 @@ class Federation:
         reply = self._answer(lambda: admin.invite(self._state, Role(role), name, hours * 3600))
         return str(reply.join_code)
 
-    def _view(self, view: str, *, run: str = "", number: int = 0) -> Any:
+    def _view(self, view: str, *, run: str = "", number: int = 0, paging: Paging = ALL) -> Any:
         from atoll.operations.views import read_view
 
-        return self._answer(lambda: read_view(view, self._state, self._database, run=run, number=number))
+        place = (view, self._state, self._database)
+        return self._answer(lambda: read_view(*place, run=run, number=number, paging=paging))
 
     def _answer(self, call: Callable[[], Answer]) -> Answer:
         """Return the answer of a call, on another thread: this one may run an asyncio loop."""
@@ -199,22 +201,22 @@ class DeployedRun:
     @property
     def rounds(self) -> Table:
         """The rounds, a row each; of a run of messages its exchanges."""
-        return Table(self._view("rounds")["rows"])
+        return Table(self._rows("rounds"))
 
     @property
     def versions(self) -> Table:
         """The versions, a row each, with metrics by `metrics.clients.accuracy` and the like."""
-        return Table([flat(row) for row in self._view("versions")["rows"]])
+        return Table([flat(row) for row in self._rows("versions")])
 
     @property
     def clients(self) -> Table:
         """The clients, a row each: connected, invited, used, the last failure."""
-        return Table([flat(row) for row in self._view("clients")["rows"]])
+        return Table([flat(row) for row in self._rows("clients")])
 
     @property
     def sites(self) -> Table:
         """The metrics of each site by its evaluations, as far as its policy lets them leave."""
-        return of_sites(self._view("sites")["evaluation"])
+        return of_sites(self._view("sites", paging=Paging(whole=True))["evaluation"])
 
     @property
     def privacy(self) -> Mapping[str, Any] | None:
@@ -329,8 +331,18 @@ class DeployedRun:
         federation = self._federation
         federation._answer(lambda: resume_run(self.run_id, federation._state, overrides, rounds=plain_of(rounds)))
 
-    def _view(self, view: str, *, number: int = 0) -> Any:
-        return self._federation._view(view, run=self.run_id, number=number)
+    def _view(self, view: str, *, number: int = 0, paging: Paging = ALL) -> Any:
+        return self._federation._view(view, run=self.run_id, number=number, paging=paging)
+
+    def _rows(self, view: str, *, paging: Paging = ALL, most: int | None = None) -> list[Mapping[str, Any]]:
+        """Return rows of a view, read by pages."""
+        from atoll.operations.views import read_pages
+
+        federation = self._federation
+        place = (view, federation._state, federation._database)
+        found = federation._answer(lambda: read_pages(*place, run=self.run_id, paging=paging, most=most))
+        rows: list[Mapping[str, Any]] = found["rows"]
+        return rows
 
     def __repr__(self) -> str:
         return f"DeployedRun({self.run_id!r})"
@@ -341,7 +353,7 @@ class DeployedRun:
         exchanges = found.get("exchanges")
         at = f"version {found['version']} of {found['rounds']}" if exchanges is None else f"exchange {exchanges}"
         title = f"<p>{self.run_id} is {found['state']}{cause}; {at}</p>"
-        return title + self.rounds[-10:]._repr_html_()
+        return title + Table(self._rows("rounds", paging=Paging(last=True), most=10))._repr_html_()
 
 
 class DeployedRound:

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, PLACE, Identity, Role
 from atoll.protocol.identity.proxy import through_proxy
 from atoll.protocol.identity.renewal import NotRenewed, over, renew_once
+from atoll.protocol.paging import ALL, Paging
 from atoll.server.identity.setup import owner_folder
 from atoll.server.journal.holder import RunningCoordinator, is_held, running_coordinator
 
@@ -379,17 +380,23 @@ def ranks(state: Path) -> pb.ListRanksReply:
     return reply
 
 
-def read_view(state: Path, view: str, run: str, number: int) -> Any:
+def read_view(state: Path, view: str, run: str, number: int, paging: Paging = ALL) -> Any:
     """Return a view of `server.views` from the coordinator; see `runs.views.read_view`."""
     try:
-        request = pb.LookRequest(view=view, run_id=run, number=number)
+        request = pb.LookRequest(view=view, run_id=run, number=number, **asdict(paging))
     except ValueError as error:  # surrogates in the text, or a number of more than 32 bits
         raise CommandError(f"run {run!r}, round {number}: {error}") from None
     answer = ask(state, lambda admin: b"".join(reply.json for reply in admin.Look(request, timeout=TIMEOUT_S)))
     try:
-        return json.loads(answer)
+        found = json.loads(answer)
     except ValueError as error:
         raise CommandError(f"the coordinator's answer is not JSON: {error}") from None
+    if paging.count is not None and "next" not in found:
+        if paging.after or paging.is_filtered:
+            what = "the coordinator is of an earlier Atoll, which neither filters rows nor begins after one"
+            raise CommandError(f"{what}: leave the options that limit the rows out")
+        found["next"] = None
+    return found
 
 
 def fetch_audit_log(state: Path, folder: Path) -> None:

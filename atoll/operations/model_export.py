@@ -29,7 +29,7 @@ from atoll.server.journal.holder import run_folder, running_coordinator
 from atoll.server.journal.placement import num_ranks_of, state_of_rank
 from atoll.server.ranks.fetch import fetch_into, fetch_manifest, gather
 from atoll.server.views.history import History
-from atoll.server.views.views import newest_version, note_of_privacy, run_of
+from atoll.server.views.views import note_of_privacy, run_of
 from atoll.tensors.layout import BESIDE
 from atoll.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
 from atoll.tensors.safetensors_header import header_bytes
@@ -82,7 +82,7 @@ def export_local(
     check_place(out)
     row = run_of(history, run)
     local = _LocalRun(history, row.run_id)
-    chosen = Version(newest_version(history, row.run_id) if version is None else version)
+    chosen = Version(history.newest_version(row.run_id) if version is None else version)
     recorded = {known.version: known.digest for known in history.versions(row.run_id)}.get(chosen)
     store = local.store
     try:

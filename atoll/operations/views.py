@@ -12,13 +12,16 @@ from atoll.ground.process.loading import loading
 from atoll.operations.faults import CommandError
 from atoll.operations.place import is_elsewhere
 from atoll.operations.reporter import waiting_for
+from atoll.protocol.paging import ALL, COUNT_MAX, Paging
 from atoll.protocol.secrets import without_password
 
 if TYPE_CHECKING:
     from atoll.server.views.history import History
 
 
-def read_view(view: str, state: Path, database: str = "", *, run: str = "", number: int = 0) -> Any:
+def read_view(
+    view: str, state: Path, database: str = "", *, run: str = "", number: int = 0, paging: Paging = ALL
+) -> Any:
     """Return a view of `server.views`, from the state directory or, where there is none, from the joined coordinator.
 
     Args:
@@ -27,20 +30,53 @@ def read_view(view: str, state: Path, database: str = "", *, run: str = "", numb
         database: URL of the PostgreSQL database to read instead of the one that the state directory names.
         run: id or name of a run; empty: the newest run.
         number: the number of a round; 0: the newest round.
+        paging: a page of the rows of `rounds`, `clients` or `versions`.
 
     Raises:
-        CommandError: no such run or round, or no answer; the message says which ones exist.
+        CommandError: no such run, round or page, or no answer; the message says which ones exist.
         OSError: the state directory is missing, damaged, or of a newer version of Atoll.
     """
+    if faults := [*paging.faults(view)]:
+        raise CommandError(*faults)
     if not database and is_elsewhere(state):
         from atoll.operations import admin
 
-        return admin.read_view(state, view, run, number)
+        return admin.read_view(state, view, run, number, paging)
     with loading():
         from atoll.server.views import views
 
     with open_history(state, database) as history, reading(state, database):
-        return views.look(history, views.View(view), run, number)
+        return views.look(history, views.View(view), run, number, paging)
+
+
+def read_pages(
+    view: str, state: Path, database: str = "", *, run: str = "", paging: Paging = ALL, most: int | None = None
+) -> Any:
+    """Return the rows of a view, read page by page, as one answer; arguments and errors as for `read_view`.
+
+    A coordinator elsewhere of an earlier Atoll gives all rows at once, unless the page limits them.
+
+    Args:
+        view: the name of the view.
+        state: the coordinator's state directory.
+        database: URL of the PostgreSQL database.
+        run: id or name of a run; empty: the newest run.
+        paging: where the rows begin, and which ones count.
+        most: the largest number of rows; None: all.
+
+    Returns:
+        The answer with at most `most` rows, and as `next` the cursor of the rows behind them; None: there are none.
+    """
+    rows: list[Any] = []
+    after = paging.after
+    while True:
+        count = COUNT_MAX if most is None else min(COUNT_MAX, most - len(rows))
+        seen = read_view(view, state, database, run=run, paging=paging.beginning_at(after, count))
+        run, found, after = seen["run"], seen["rows"], seen["next"]
+        rows = [*found, *rows] if paging.last else [*rows, *found]
+        if after is None or (most is not None and len(rows) >= most):
+            most = most or len(rows)
+            return seen | {"rows": rows[-most:] if paging.last else rows[:most]}  # an earlier Atoll gives all at once
 
 
 @contextmanager

@@ -47,6 +47,9 @@ def plan_faults(plan: Plan) -> Iterator[str]:
     on = 'with privacy.unit = "example"'
     if plan.mesh.pp > 1:
         yield f"--mesh: got {plan.mesh}: a pipeline knows no norm of a whole gradient before its last stage, {on} pp=1"
+    if plan.recompute == "selective":
+        why = "the repetition of a block for the gradients of its outputs alone may not find what was saved"
+        yield f"plan.recompute: got 'selective': allowed {on} are 'none', 'full': {why}"
     for name, needed, why in _NEEDED:
         if (found := getattr(plan, name)) != needed:
             yield f"plan.{name}: got {found!r}: allowed {on} is {needed!r}: {why}"

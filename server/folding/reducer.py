@@ -44,7 +44,7 @@ from atoll.tensors.updates.reader import StoredUpdate
 from atoll.training.worker.warm_start import Start
 
 if TYPE_CHECKING:
-    from atoll.server.journal.journal import UpdateRow
+    from atoll.server.journal.rows import UpdateRow
 
 
 class Reducer(Versions):

@@ -14,8 +14,8 @@ from atoll.server.errors import DatabaseAway, StoreCorrupted
 from atoll.server.following.follower import ExchangeFollower, RoundFollower
 from atoll.server.following.items import Item, Jumped, Waiting
 from atoll.server.journal.exchanges import read_exchange_base
-from atoll.server.journal.journal import RunRow
 from atoll.server.journal.recovery import JournaledEvent, last_seq, read_base, read_entries
+from atoll.server.journal.rows import RunRow
 from atoll.server.journal.schema import RUNS
 from atoll.server.views.history import History
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atoll.protocol.vocabulary import RunId, Version
 from atoll.server.folding.evaluator import EvaluationFailed, Evaluator
-from atoll.server.journal.journal import EvaluationRow
+from atoll.server.journal.rows import EvaluationRow
 from atoll.server.journal.sources import IN_SUMS, SITE, TRAINING, WHOLE
 from atoll.server.rounds.events import Sums
 from atoll.task.metrics import merge, names_refused, values

@@ -54,7 +54,8 @@ from atoll.server.hosting.statistics_requests import StatisticsRequests
 from atoll.server.hosting.update_judge import UpdateJudge
 from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.signing import Signer
-from atoll.server.journal.journal import Journal, RunRow
+from atoll.server.journal.journal import Journal
+from atoll.server.journal.rows import RunRow
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.names import presence
 from atoll.server.names.places import Places

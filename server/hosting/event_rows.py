@@ -8,18 +8,9 @@ from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.exchanges import events as exchanges
 from atoll.server.exchanges.ledger import Ledger as LedgerOfMessages
 from atoll.server.files.run_store import KeptUpdate
-from atoll.server.journal.codec import encode_event, encode_ledger_without_members, encode_page, encode_record
-from atoll.server.journal.journal import (
-    Batch,
-    Entry,
-    EvaluationRow,
-    Page,
-    RecordRow,
-    RunChange,
-    Snapshot,
-    UpdateRow,
-    VersionRow,
-)
+from atoll.server.journal.codec import encode_event, encode_ledger_without_members, encode_record
+from atoll.server.journal.member_rows import pages_of
+from atoll.server.journal.rows import Batch, Entry, EvaluationRow, RecordRow, RunChange, Snapshot, UpdateRow, VersionRow
 from atoll.server.journal.sources import IN_SUMS, SITE, TRAINING
 from atoll.server.rounds.client_evaluation import IN_SUMS_ALONE, shown_alone, shown_sum
 from atoll.server.rounds.events import (
@@ -145,8 +136,7 @@ class _Rows:
             self.batch.forgotten.append((self._decided.run_id, self._decided.seq))
         run_id, seq, ledger = self._decided.run_id, self._decided.seq, self._machine.ledger
         written = ledger.membership.unwritten.take(ledger.membership.members, seq)
-        pages = (encode_page(ledger.membership.members, names) for names in written.pages)
-        self.batch.members += (Page(run_id, seq, number, body) for number, body in enumerate(pages))
+        self.batch.members += pages_of(run_id, seq, written, ledger.membership.members)
         body = encode_ledger_without_members(ledger)
         self.batch.snapshots.append(Snapshot(run_id, seq, self._decided.at, body, written.first, written.num_members))
 

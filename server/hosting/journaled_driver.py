@@ -20,7 +20,7 @@ from atoll.protocol.vocabulary import RunId
 from atoll.server.clock import MonotoneClock
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.hosting.run_parts import SharedParts
-from atoll.server.journal.journal import Batch
+from atoll.server.journal.rows import Batch
 from atoll.server.rounds.events import TimePassed, UploadBegun
 from atoll.server.views.narration import LogLine
 

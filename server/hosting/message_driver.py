@@ -41,7 +41,7 @@ from atoll.server.hosting.journaled_driver import Decision, JournaledDriver
 from atoll.server.hosting.message_retention import MessageRetention
 from atoll.server.hosting.run_parts import SharedParts
 from atoll.server.journal.codec import decode_meta, encode
-from atoll.server.journal.journal import Batch, ExchangeRow, Snapshot
+from atoll.server.journal.rows import Batch, ExchangeRow, Snapshot
 from atoll.server.programs.calls import asked, offered, order_of, reply_row
 from atoll.server.programs.contents import Contents
 from atoll.server.programs.process import Json, ProgramProcess

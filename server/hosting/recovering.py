@@ -10,7 +10,8 @@ from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.errors import OperatorError
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.hosting.run_driver import RunDriver
-from atoll.server.journal.journal import Journal, RunRow
+from atoll.server.journal.journal import Journal
+from atoll.server.journal.rows import RunRow
 from atoll.server.required.losses import WAY_OUT, Loss, lines_of, losses_of
 from atoll.server.required.needs import Need, need_of_messages, need_of_rounds
 from atoll.server.rounds.events import FilesLost

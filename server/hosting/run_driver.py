@@ -25,7 +25,7 @@ from atoll.server.hosting.offered_codec import OfferedCodec
 from atoll.server.hosting.retention import UpdateRetention
 from atoll.server.hosting.run_parts import RunParts, SharedParts
 from atoll.server.hosting.secure_sums import SecureSums
-from atoll.server.journal.journal import Batch, EvaluationRow, SettingsChange
+from atoll.server.journal.rows import Batch, EvaluationRow, SettingsChange
 from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import (
     Abandon,

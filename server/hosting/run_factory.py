@@ -32,8 +32,8 @@ from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.run_parts import RunParts, SharedParts
 from atoll.server.journal.codec import decode_meta
 from atoll.server.journal.holder import run_folder
-from atoll.server.journal.journal import RunRow
 from atoll.server.journal.placement import num_ranks_of, state_of_rank, write_num_ranks
+from atoll.server.journal.rows import RunRow
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.programs.contents import Contents
 from atoll.server.ranks.registry import Ranks

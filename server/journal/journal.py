@@ -7,32 +7,56 @@ continue. Entries, snapshots and pages carry checksums; a damaged row is never r
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields, replace
 from functools import cache
 from operator import attrgetter
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, delete, func, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
-from atoll.plugins.kind import AS_RECORDED
-from atoll.protocol.vocabulary import Digest, Phase, RoundId, RunId, RunState, Version
+from atoll.protocol.vocabulary import Digest, RoundId, RunId
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
 from atoll.server.exchanges.exchange import Exchange
 from atoll.server.exchanges.ledger import Ledger as LedgerOfMessages
 from atoll.server.journal import checksums
-from atoll.server.journal.codec import as_of_then, decode_rules, encode, encode_rules
+from atoll.server.journal.codec import encode_rules
 from atoll.server.journal.exchanges import read_exchanges, recover_exchanges
+from atoll.server.journal.member_rows import Page
 from atoll.server.journal.pruning import Stay, prune
 from atoll.server.journal.recovery import Recovered, RecoveredRounds, recover
 from atoll.server.journal.reveals import forget_reveals
-from atoll.server.journal.schema import EVALUATIONS, JOURNAL, MEMBERS, META, ROUNDS, RUNS, SNAPSHOTS, UPDATES, VERSIONS
+from atoll.server.journal.rows import (
+    Batch,
+    Entry,
+    EvaluationRow,
+    ExchangeRow,
+    RecordRow,
+    RunRow,
+    SettingsChange,
+    Snapshot,
+    UpdateRow,
+    config_of,
+    evaluation_of,
+    run_rows,
+    write_summaries,
+)
+from atoll.server.journal.schema import (
+    EVALUATIONS,
+    JOURNAL,
+    MEMBERS,
+    META,
+    PARTICIPATIONS,
+    ROUNDS,
+    RUNS,
+    SNAPSHOTS,
+    SUMMARIES,
+    UPDATES,
+    VERSIONS,
+)
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.journal.statements import SELECT_UPDATES, statements
-from atoll.server.rounds.events import Sums
-from atoll.server.rounds.record import RoundRecord
-from atoll.server.rounds.run_rules import RunRules
 
 T = TypeVar("T")
 
@@ -45,176 +69,6 @@ _DELETED = "deleted run "
 _FIRST = "first settings of run "
 _CHANGED = "changed settings of run "
 """Prefix of a key of the table `meta`, followed by the id of a run whose settings a resume has changed."""
-
-# ---------------------------------------------------------------- rows
-
-
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """Row of a run: its settings, its place in the queue, its state."""
-
-    run_id: RunId
-    config: RunConfig
-    rules: RunRules
-    created_at: float
-    order: int = 0  # place in the queue: `add_run` assigns the last one
-    state: RunState = RunState.QUEUED
-    cause: str = ""
-    ended_at: float | None = None
-
-    @classmethod
-    def new(cls, run_id: RunId, config: RunConfig, rules: RunRules, now: float) -> Self:
-        """Return the row of a run that waits in the queue."""
-        return cls(run_id, config, rules, now)
-
-    @property
-    def name(self) -> str:
-        """The operator's name of the run; several runs may share a name."""
-        return self.config.name
-
-
-@dataclass(frozen=True, slots=True)
-class RunChange:
-    """Change of a run's state: started, paused, resumed or ended."""
-
-    run_id: RunId
-    state: RunState
-    cause: str = ""
-    ended_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SettingsChange:
-    """Settings of a run from a resume on; its earlier rules stay in its row, for a replay."""
-
-    run_id: RunId
-    config: RunConfig
-    seq: int
-    """The number of the resume's entry."""
-    at: float
-    """The time of the resume [s since the epoch]."""
-    round_id: RoundId
-    """The first round with the changed settings."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Event of a run: `seq` is 1, 2, 3, ... within its run; kind and body from `encode_event`."""
-
-    run_id: RunId
-    seq: int
-    at: float
-    kind: str
-    body: str
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Ledger after the entry `seq`, from `encode_ledger_without_members` or (num_members = 0) `encode_ledger`."""
-
-    run_id: RunId
-    seq: int
-    at: float
-    body: str
-    first: int = 0  # the entry of the first page of members to read
-    num_members: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Page of the members that had changed when the snapshot `seq` was taken, from `encode_page`."""
-
-    run_id: RunId
-    seq: int
-    page: int
-    body: str
-
-
-@dataclass(frozen=True, slots=True)
-class RecordRow:
-    """Record of a round, from `encode_record`; a later row of the same round replaces it."""
-
-    run_id: RunId
-    record: str
-    of: InitVar[RoundRecord]
-    round_id: RoundId = field(init=False)
-    phase: Phase = field(init=False)
-    version: Version | None = field(init=False)
-
-    def __post_init__(self, of: RoundRecord) -> None:
-        for name in ("round_id", "phase", "version"):
-            object.__setattr__(self, name, getattr(of, name))
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeRow:
-    """Record of a closed exchange, the counterpart of a round's."""
-
-    run_id: RunId
-    round_id: int
-    record: str
-    phase: str
-    version: None = None
-
-    @classmethod
-    def of(cls, run_id: RunId, exchange: Exchange) -> Self:
-        """Return the row of an exchange."""
-        return cls(run_id, exchange.number, encode(exchange), str(exchange.close_reason))
-
-
-@dataclass(frozen=True, slots=True)
-class VersionRow:
-    """Version whose file is durable; `digest` is the digest of its manifest."""
-
-    run_id: RunId
-    version: Version
-    digest: Digest
-    num_bytes: int
-    created_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationRow:
-    """Evaluation of a version (`sources` has its kinds); without statistics `detail` has the reason.
-
-    `values`: the task's metrics, computed from the sums; None where a metric is undefined.
-    """
-
-    run_id: RunId
-    version: Version
-    source: str
-    statistics: Sums | None
-    num_clients: int
-    detail: str
-    at: float
-    values: Mapping[str, float | None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateRow:
-    """Metadata of an accepted update, from `encode_meta`, and its bytes if it has no file."""
-
-    run_id: RunId
-    digest: Digest
-    meta: str
-    data: bytes | None
-
-
-@dataclass(slots=True)
-class Batch:
-    """Rows of one group commit."""
-
-    entries: list[Entry] = field(default_factory=list)
-    updates: list[UpdateRow] = field(default_factory=list)
-    snapshots: list[Snapshot] = field(default_factory=list)
-    members: list[Page] = field(default_factory=list)
-    records: list[RecordRow | ExchangeRow] = field(default_factory=list)
-    versions: list[VersionRow] = field(default_factory=list)
-    evaluations: list[EvaluationRow] = field(default_factory=list)
-    runs: list[RunRow] = field(default_factory=list)  # new, or with new settings
-    changes: list[RunChange] = field(default_factory=list)  # in the order of the events
-    settings: list[SettingsChange] = field(default_factory=list)
-    forgotten: list[tuple[RunId, int]] = field(default_factory=list)  # runs whose reveals up to an entry are deleted
 
 
 class Journal:
@@ -241,7 +95,7 @@ class Journal:
         """Return the settings with which a run began, if a resume has changed them since."""
         key = f"{_FIRST}{run_id}"
         text = self._database.read(lambda connection: connection.scalar(select(META.c.value).where(META.c.key == key)))
-        return None if text is None else _config(text)
+        return None if text is None else config_of(text)
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Return the result of a read-only `work` in one transaction; raises the errors of `commit`."""
@@ -259,7 +113,8 @@ class Journal:
         """Delete everything of a run except its id; raises the errors of `commit`."""
 
         def drop(connection: Connection) -> None:
-            for table in (RUNS, JOURNAL, SNAPSHOTS, MEMBERS, ROUNDS, VERSIONS, UPDATES, EVALUATIONS):
+            of_rounds = (ROUNDS, SUMMARIES, PARTICIPATIONS)
+            for table in (RUNS, JOURNAL, SNAPSHOTS, MEMBERS, *of_rounds, VERSIONS, UPDATES, EVALUATIONS):
                 connection.execute(delete(table).where(table.c.run_id == run_id))
             connection.execute(delete(META).where(META.c.key == f"{_FIRST}{run_id}"))
             connection.execute(delete(META).where(META.c.key.startswith(f"{_CHANGED}{run_id} ", autoescape=True)))
@@ -296,12 +151,13 @@ class Journal:
             (sql.insert_update, [_values(row) for row in batch.updates]),
             (sql.upsert_snapshot, [_checked(row) for row in batch.snapshots]),
             (sql.upsert_page, [_checked(row) for row in batch.members]),
-            (sql.upsert_round, [_values(row) for row in batch.records]),
+            (sql.upsert_round, [_record_values(row) for row in batch.records]),
             (sql.upsert_version, [_values(row) for row in batch.versions]),
             (sql.upsert_evaluation, [_values(row) for row in batch.evaluations]),
         ):
             if rows:
                 connection.execute(statement, rows)
+        write_summaries(connection, sql, batch.records)
         if batch.entries:
             connection.exec_driver_sql(sql.insert_entry, [_entry_values(row) for row in batch.entries])
         for change in batch.changes:
@@ -393,45 +249,18 @@ def settings_of(connection: Connection, run_id: RunId) -> list[SettingsChange]:
     begin = f"{_CHANGED}{run_id} "
     rows = connection.execute(select(META).where(META.c.key.startswith(begin, autoescape=True)).order_by(META.c.key))
     return [
-        SettingsChange(run_id, _config(first), 0, 0.0, RoundId(1)),
+        SettingsChange(run_id, config_of(first), 0, 0.0, RoundId(1)),
         *(_settings_change(run_id, int(row.key.removeprefix(begin)), json.loads(row.value)) for row in rows),
     ]
 
 
 def _settings_change(run_id: RunId, seq: int, fields: dict[str, Any]) -> SettingsChange:
-    return SettingsChange(run_id, _config(fields["config"]), seq, fields["at"], RoundId(fields["round"]))
-
-
-def _config(text: str) -> RunConfig:
-    return RunConfig.model_validate_json(as_of_then(text, "round"), context=AS_RECORDED)
+    return SettingsChange(run_id, config_of(fields["config"]), seq, fields["at"], RoundId(fields["round"]))
 
 
 def _deleted(connection: Connection) -> list[RunId]:
     keys = connection.scalars(select(META.c.key).where(META.c.key.startswith(_DELETED, autoescape=True)))
     return [RunId(key.removeprefix(_DELETED)) for key in keys]
-
-
-def run_rows(connection: Connection) -> list[RunRow]:
-    """Return the result of `Journal.runs` within a transaction of the caller."""
-    return [_read_run(row) for row in connection.execute(select(RUNS).order_by(RUNS.c.order, RUNS.c.run_id))]
-
-
-def evaluation_of(row: Row[Any]) -> EvaluationRow:
-    """Return an evaluation from its row."""
-    statistics = row.statistics and {name: tuple(sums) for name, sums in row.statistics.items()}
-    return EvaluationRow(
-        row.run_id, row.version, row.source, statistics, row.num_clients, row.detail, row.at, row._mapping["values"]
-    )
-
-
-def _read_run(row: Row[Any]) -> RunRow:
-    where = f"run {row.run_id}"
-    try:
-        config, state = _config(row.config), RunState(row.state)
-    except ValueError as error:
-        raise StoreCorrupted(f"{where}: not a configuration: {error}") from error
-    rules = decode_rules(row.rules, where=f"{where}, rules")
-    return RunRow(row.run_id, config, rules, row.created_at, row.order, state, row.cause, row.ended_at)
 
 
 def _values(row: Any) -> dict[str, Any]:
@@ -461,3 +290,7 @@ def _entry_values(row: Entry) -> tuple[Any, ...]:
 def _checked(row: Snapshot | Page) -> dict[str, Any]:
     checksum = checksums.of_snapshot(row) if isinstance(row, Snapshot) else checksums.of_page(row)
     return {**_values(row), "checksum": checksum}
+
+
+def _record_values(row: RecordRow | ExchangeRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in ROUNDS.columns.keys()}  # noqa: SIM118 - not a mapping

@@ -7,7 +7,17 @@ from typing import Any
 from sqlalchemy import Connection, Table, delete, select
 
 from atoll.protocol.vocabulary import Digest, RunId, Version
-from atoll.server.journal.schema import EVALUATIONS, JOURNAL, MEMBERS, ROUNDS, SNAPSHOTS, UPDATES, VERSIONS
+from atoll.server.journal.schema import (
+    EVALUATIONS,
+    JOURNAL,
+    MEMBERS,
+    PARTICIPATIONS,
+    ROUNDS,
+    SNAPSHOTS,
+    SUMMARIES,
+    UPDATES,
+    VERSIONS,
+)
 from atoll.server.journal.sources import WHOLE
 from atoll.server.journal.statements import DELETE_UPDATE
 
@@ -46,7 +56,8 @@ def prune(connection: Connection, run_id: RunId, stay: Stay) -> None:
     if stay.rounds is not None:
         first = connection.scalar(_nth_newest(ROUNDS, "round_id", run_id, stay.rounds))
         if first is not None:
-            connection.execute(delete(ROUNDS).where(ROUNDS.c.run_id == run_id, ROUNDS.c.round_id < first))
+            for table in (ROUNDS, SUMMARIES, PARTICIPATIONS):
+                connection.execute(delete(table).where(table.c.run_id == run_id, table.c.round_id < first))
     if stay.sites:
         first = connection.scalar(_nth_newest(VERSIONS, "version", run_id, stay.sites))
         if first is not None:

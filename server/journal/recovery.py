@@ -16,6 +16,7 @@ from atoll.server.journal.codec import decode_event, decode_ledger, decode_page
 from atoll.server.journal.schema import JOURNAL, MEMBERS, SNAPSHOTS
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.member import Member
+from atoll.server.rounds.member_pages import CONTENTS
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
 
@@ -116,7 +117,7 @@ def newest_base(
         read: (connection, row, its name in errors) -> the ledger of a snapshot whose checksum is right.
     """
     faults: list[str] = []
-    snapshots = select(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id).order_by(SNAPSHOTS.c.seq.desc())
+    snapshots = _snapshots(run_id)
     if most is not None:
         snapshots = snapshots.where(SNAPSHOTS.c.seq <= most)
     for row in connection.execute(snapshots):
@@ -128,6 +129,39 @@ def newest_base(
         except StoreCorrupted as error:
             faults.append(str(error))
     return Base(empty(), 0, tuple(faults))
+
+
+def newest_snapshot(connection: Connection, run_id: RunId) -> tuple[Base[Ledger], float]:
+    """Read the last good snapshot of a run of rounds with its time; see `newest_base`."""
+    base = read_base(connection, run_id)
+    of_it = (SNAPSHOTS.c.run_id == run_id, SNAPSHOTS.c.seq == base.seq)
+    return base, connection.scalar(select(SNAPSHOTS.c.at).where(*of_it)) or 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BareBase(Base[Ledger]):
+    """Base without its members, which the pages from `first` on have."""
+
+    first: int = 0
+    num_members: int = 0
+
+
+def read_bare_base(connection: Connection, run_id: RunId) -> BareBase:
+    """Read the last good snapshot of a run of rounds without its members; see `newest_base`."""
+    faults: list[str] = []
+    for row in connection.execute(_snapshots(run_id)):
+        where = f"run {run_id}, snapshot {row.seq}"
+        try:
+            if checksums.of_snapshot(row) != row.checksum:
+                raise StoreCorrupted(f"{where}: its checksum is wrong")
+            return BareBase(decode_ledger(row.body, where=where), row.seq, tuple(faults), row.first, row.num_members)
+        except StoreCorrupted as error:
+            faults.append(str(error))
+    return BareBase(Ledger(), 0, tuple(faults))
+
+
+def _snapshots(run_id: RunId) -> Select[Any]:
+    return select(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id).order_by(SNAPSHOTS.c.seq.desc())
 
 
 def read_entries(connection: Connection, run_id: RunId, after: int, most: int) -> list[JournaledEvent]:
@@ -165,7 +199,8 @@ def _read_snapshot(connection: Connection, row: Row[Any], where: str) -> Ledger:
 
 def _read_pages(connection: Connection, row: Row[Any], where: str) -> Iterator[tuple[int, dict[ClientId, Member]]]:
     of_snapshot = (MEMBERS.c.run_id == row.run_id, MEMBERS.c.seq.between(row.first, row.seq))
-    for page in connection.execute(select(MEMBERS).where(*of_snapshot).order_by(MEMBERS.c.seq, MEMBERS.c.page)):
+    pages = select(MEMBERS).where(*of_snapshot, MEMBERS.c.page != CONTENTS)
+    for page in connection.execute(pages.order_by(MEMBERS.c.seq, MEMBERS.c.page)):
         place = f"{where}, page {page.page} of entry {page.seq}"
         if checksums.of_page(page) != page.checksum:
             raise StoreCorrupted(f"{place}: its checksum is wrong")

@@ -1,11 +1,11 @@
-"""The tables of the journal and the records, the same in SQLite and in PostgreSQL, and their migrations.
+"""The tables of the journal and the records, the same in SQLite and in PostgreSQL.
 
 Numbers that may exceed 2^31 are 64 bits wide in both. Free text of an operator or a client is stored without the
 character U+0000, which PostgreSQL cannot store; all other text is JSON, where it is escaped.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import (
@@ -15,6 +15,7 @@ from sqlalchemy import (
     Connection,
     Dialect,
     Float,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -27,7 +28,7 @@ from sqlalchemy import (
 
 from atoll.server.errors import StoreCorrupted
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class StateTooNew(OSError):
@@ -84,36 +85,23 @@ _MEMBERS_OF = {"first": _INTEGER, "num_members": _INTEGER}  # 0: the members are
 SNAPSHOTS = _table("snapshots", _SEQ, {"at": Float, "body": Text, "checksum": _INTEGER, **_MEMBERS_OF})
 MEMBERS = _table("members", {**_SEQ, "page": _INTEGER}, {"body": Text, "checksum": _INTEGER})
 ROUNDS = _table("rounds", {**_RUN, "round_id": _INTEGER}, {"phase": Text, "version": _INTEGER, "record": Text})
+SUMMARIES = _table("summaries", {**_RUN, "round_id": _INTEGER}, {"summary": Text}, sqlite_with_rowid=False)
+_PART = {"fate": Text, "invited": _INTEGER, "used": _INTEGER}  # of messages: the number of messages and of replies
+_PART_KEYS = {**_RUN, "client_id": Text, "round_id": _INTEGER}
+PARTICIPATIONS = _table("participations", _PART_KEYS, _PART, sqlite_with_rowid=False)
 VERSIONS = _table("versions", _VERSION, {"digest": Text, "num_bytes": _INTEGER, "created_at": Float})
 _MEASURE = {"statistics": _JSON, "values": _JSON, "num_clients": _INTEGER, "detail": _FreeText, "at": Float}
 UPDATES = _table("updates", {**_RUN, "digest": Text}, {"meta": Text, "data": LargeBinary})
 EVALUATIONS = _table("evaluations", {**_VERSION, "source": Text}, _MEASURE)
 
-
-def _put_members_on_pages(connection: Connection) -> None:
-    MEMBERS.create(connection)
-    for column in _MEMBERS_OF:
-        connection.exec_driver_sql(f"ALTER TABLE snapshots ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
-
-
-MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {
-    1: lambda connection: UPDATES.create(connection),  # a round that was open then is abandoned, and retried
-    2: _put_members_on_pages,
-}
-"""The migration from each schema version to the next. PostgreSQL began with version 3."""
+MEMBERS_BY_PAGE = Index("members_by_page", MEMBERS.c.run_id, MEMBERS.c.page, MEMBERS.c.seq)
+PARTICIPATIONS_BY_ROUND = Index("participations_by_round", PARTICIPATIONS.c.run_id, PARTICIPATIONS.c.round_id)
 
 
 def create(connection: Connection) -> None:
     """Create every table in an empty database."""
     metadata.create_all(connection)
     connection.execute(META.insert().values(key="schema_version", value=str(SCHEMA_VERSION)))
-
-
-def migrate(connection: Connection, where: object) -> None:
-    """Migrate an open database to the current schema version; raises the errors of `check_version`."""
-    for version in range(check_version(connection, where), SCHEMA_VERSION):
-        MIGRATIONS[version](connection)
-        connection.execute(META.update().values(value=str(version + 1)).where(META.c.key == "schema_version"))
 
 
 def check_version(connection: Connection, where: object) -> int:

@@ -25,7 +25,7 @@ from atoll.ground.durable import write_atomically
 from atoll.ground.folders import sync_folder
 from atoll.protocol.vocabulary import RunId
 from atoll.server.errors import StateInUse, StateUnusable, StoreCorrupted
-from atoll.server.journal import binding, schema
+from atoll.server.journal import binding, migrations, schema
 from atoll.server.journal.database import Database
 from atoll.server.journal.holder import lock_directory, run_folder
 
@@ -136,7 +136,7 @@ def _check(database: Database, path: Path) -> str:
             database.check(connection)
             if not inspect(connection).get_table_names():
                 _create(connection, path, database.name)
-            schema.migrate(connection, path if is_here else database.name)
+            migrations.migrate(connection, path if is_here else database.name)
             number = "" if is_here else binding.bind(connection, path, database.name)
             database.settle(connection)
             return number

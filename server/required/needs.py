@@ -18,8 +18,8 @@ from atoll.server.folding.method import Method
 from atoll.server.journal.binding import open_database
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
 from atoll.server.journal.exchanges import recover_exchanges
-from atoll.server.journal.journal import RunRow, run_rows
 from atoll.server.journal.recovery import recover
+from atoll.server.journal.rows import RunRow, run_rows
 from atoll.server.journal.schema import UPDATES, VERSIONS, check_version
 from atoll.server.required.keep import Keep
 from atoll.server.rounds.events import Update

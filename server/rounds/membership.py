@@ -41,6 +41,7 @@ class Membership:
     approval_by: float | None = None  # the end of the wait for approvals (`StragglerPolicy.approval_wait`) under way
     most_spent: float = 0.0  # the largest `Member.spent`
     most_uses: int = 0  # the largest `Member.uses`
+    num_spent: int = 0  # members with `Member.is_spent`, for readers of a snapshot without its members
     unseen_uses: int = 0  # `Member.uses` of a client that joins for the first time: after a restored backup above 0
     unseen_spent: float = 0.0  # its `Member.spent`
     is_unseen_spent: bool = False  # its `Member.is_spent`
@@ -52,18 +53,23 @@ class Membership:
 
     def _derive(self) -> None:
         self._index = CandidateIndex(self.members, self.is_available)
+        if self.members:  # an earlier Atoll did not store it
+            self.num_spent = sum(member.is_spent for member in self.members.values())
         self._declining = {c for c, m in self.members.items() if m.has_declined and self._is_there(m)}
         self._spent = {c for c, m in self.members.items() if m.is_spent and self._is_there(m)}
         self._resting = {c: t.rest_until for c, m in self.members.items() if (t := m.trouble) and t.rest_until}
 
     def read(self, pages: Iterable[tuple[int, dict[ClientId, Member]]], *, first: int) -> None:
         """Restore the members from pages, each with its snapshot's entry, in order from the whole set (`first`)."""
-        num_written = 0
+        num_written, lows = 0, list[ClientId]()
         for seq, changed in pages:
             self.members.update(changed)  # a newer page overrides an older one
-            num_written += len(changed) if seq > first else 0
+            if seq > first:
+                num_written += len(changed)
+            else:
+                lows.append(min(changed))
         self._derive()
-        self.unwritten = Unwritten(first=first, num_written=num_written)
+        self.unwritten = Unwritten(first=first, num_written=num_written, lows=lows)
 
     def _changing(self, client_id: ClientId) -> Member | None:
         """Return a member in order to change it. Every change uses this, so that draws and snapshots see it."""
@@ -79,6 +85,7 @@ class Membership:
             self.members[client_id] = Member(
                 profile, uses=self.unseen_uses, spent=self.unseen_spent, is_spent=self.is_unseen_spent
             )
+            self.num_spent += self.is_unseen_spent
         member = self._changing(client_id)
         assert member is not None
         self.num_connected += not self._is_there(member)
@@ -169,7 +176,9 @@ class Membership:
             self._mark(client_id, member, rules)
 
     def _mark(self, client_id: ClientId, member: Member, rules: PrivacyRules) -> None:
+        self.num_spent -= member.is_spent
         member.is_spent = not rules.allows(member.spent, member.uses)
+        self.num_spent += member.is_spent
         self._spent.discard(client_id)
         if member.is_spent and self._is_there(member):
             self._spent.add(client_id)
@@ -177,7 +186,7 @@ class Membership:
     @property
     def num_with_budget(self) -> int:
         """The number of members, connected or not, that may be in a further private sum."""
-        return sum(not member.is_spent for member in self.members.values())
+        return len(self.members) - self.num_spent
 
     # ------------------------------------------------------------ failures
 
@@ -396,6 +405,8 @@ class Membership:
         spent = {client_id for client_id in there if self.members[client_id].is_spent}
         if self._spent != spent:
             raise Violation(4, f"without a budget are {self._spent}: {spent}")
+        if self.num_spent != (num := sum(member.is_spent for member in self.members.values())):
+            raise Violation(4, f"the number of members without a budget is {self.num_spent}: {num}")
         free = tuple(self.members[c].as_candidate(c) for c in sorted(there - declining - spent - resting.keys()))
         if (self.num_connected, self._declining, self._resting) != (len(there), declining, resting):
             known = (self.num_connected, self._declining, self._resting)

@@ -14,6 +14,7 @@ import grpc
 from atoll.ground.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit.files import PUBLIC_KEY, audit_folder, sizes
+from atoll.protocol.paging import Paging
 from atoll.protocol.threads import on_thread
 from atoll.server.following.follow_process import Followers
 from atoll.server.hosting.messages import NAME_MAX
@@ -79,13 +80,18 @@ class ReadingAdmin:
         self._reading = _Places("readings", READINGS_MAX)
         self._following = _Places("followed runs", FOLLOWED_MAX, FOLLOWERS_MAX)
 
+    async def stop_reading(self) -> None:
+        """End the idle process of the views."""
+        await self._viewer.close()
+
     async def Look(self, request: pb.LookRequest, context: Context) -> AsyncIterator[pb.LookReply]:
         """Send a view as JSON, in parts."""
         if fault := _fault_of(request):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault)
         async with self._reading.taken(context):
             try:
-                async with aclosing(self._viewer.look(View(request.view), request.run_id, request.number)) as parts:
+                view, paging = View(request.view), _paging(request)
+                async with aclosing(self._viewer.look(view, request.run_id, request.number, paging)) as parts:
                     async for part in parts:
                         yield pb.LookReply(json=part)
             except LookupError as error:
@@ -132,7 +138,21 @@ def _fault_of(request: pb.LookRequest) -> str | None:
         return fault
     if not 0 <= request.number <= NUMBER_MAX:
         return f"number {request.number}; allowed: 0 to {NUMBER_MAX}"
-    return None
+    return "; ".join(_paging(request).faults(request.view)) or None
+
+
+def _paging(request: pb.LookRequest) -> Paging:
+    return Paging(
+        count=request.count if request.HasField("count") else None,
+        after=request.after,
+        last=request.last,
+        state=request.state,
+        fate=request.fate,
+        client=request.client,
+        text=request.text,
+        prefix=request.prefix,
+        whole=request.whole,
+    )
 
 
 def _fault_of_run(run_id: str) -> str | None:

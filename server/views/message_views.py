@@ -9,9 +9,9 @@ from atoll.server.exchanges.exchange import Exchange
 from atoll.server.exchanges.ledger import Ledger
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.journal.exchanges import read_exchanges, recover_exchanges
-from atoll.server.journal.journal import RunRow
+from atoll.server.journal.rows import RunRow
 from atoll.server.rounds.waiting import TOO_FEW, Missing, Wait
-from atoll.server.views.exchange_sentences import NODES_MAX, exchange_document, nodes_in_words, sentence, summary
+from atoll.server.views.exchange_sentences import NODES_MAX, exchange_document, nodes_in_words, sentence
 from atoll.server.views.history import History
 
 Document = dict[str, Any]
@@ -63,9 +63,10 @@ def details(history: History, row: RunRow) -> Document:
     }
 
 
-def exchanges(history: History, row: RunRow) -> list[Document]:
-    """Return a row for each exchange, the open ones last."""
-    return [summary(exchange) for exchange in exchanges_of(history, row)[0].values()]
+def open_exchanges(history: History, row: RunRow) -> list[Exchange]:
+    """Return the open exchanges in order."""
+    found = exchanges_of(history, row, after=history.newest_record(row.run_id) or 0)[1].ledger.open
+    return [found[number] for number in sorted(found)]
 
 
 def exchange(history: History, row: RunRow, number: int) -> Document:

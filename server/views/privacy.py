@@ -9,17 +9,23 @@ NOTE = "privacy"
 """The entry of an exported model's metadata that has the sentence of the guarantee."""
 
 
-def guarantee_of(machine: RunMachine) -> dict[str, Any] | None:
-    """Return the guarantee of what a run has released so far, in plain values; None: it has none."""
+def guarantee_of(machine: RunMachine, num_members: int | None = None) -> dict[str, Any] | None:
+    """Return the guarantee of what a run has released so far, in plain values; None: it has none.
+
+    Args:
+        machine: the machine of the run, perhaps without its members.
+        num_members: their number; None: the machine has them.
+    """
     rules, membership = machine.rules.privacy, machine.ledger.membership
     if rules is None:
         return None
+    num = len(membership.members) if num_members is None else num_members
     guarantee = rules.guarantee(membership.most_spent, membership.most_uses)
     return {
         **asdict(guarantee),
         "sentence": guarantee.sentence,
         "epsilon_max": rules.epsilon,
         "participations_max": rules.participations_max,
-        "clients": len(membership.members),
-        "clients_with_budget": membership.num_with_budget,
+        "clients": num,
+        "clients_with_budget": num - membership.num_spent,
     }

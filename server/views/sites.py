@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from atoll.protocol.value_type import value
-from atoll.server.journal.journal import EvaluationRow
+from atoll.server.journal.rows import EvaluationRow
 from atoll.server.rounds.record import RoundRecord
+from atoll.server.views.thinning import thinned
 from atoll.task.metrics import is_loss
 
 Document = dict[str, Any]
@@ -36,11 +37,12 @@ def measurements(rows: Iterable[EvaluationRow], prefix: str) -> list[Measurement
     ]
 
 
-def sites(measured: Sequence[Measurement]) -> Document:
+def sites(measured: Sequence[Measurement], *, whole: bool = True) -> Document:
     """Return the metrics of the sites by evaluations, or by trainings.
 
     Args:
         measured: the measurements, in the order of the versions.
+        whole: whether the curves have all points, instead of at most 2,000 each.
 
     Returns:
         `version`: the newest with a measurement, None without one; `sites`: the values of this version by site and
@@ -58,7 +60,7 @@ def sites(measured: Sequence[Measurement]) -> Document:
         "sites": values,
         "metrics": spreads(values),
         "not_shown": {site: each.why_not for site, each in last.items() if each.values is None},
-        "curves": _curves(chosen),
+        "curves": _curves(chosen, whole=whole),
     }
 
 
@@ -72,12 +74,14 @@ def meshes(records: Iterable[RoundRecord]) -> Document:
     return found
 
 
-def _curves(measured: Sequence[Measurement]) -> Document:
+def _curves(measured: Sequence[Measurement], *, whole: bool) -> Document:
     curves: dict[str, dict[str, list[tuple[int, float | None]]]] = {}
     for each in measured:
         for metric, found in (each.values or {}).items():
             curves.setdefault(each.site, {}).setdefault(metric, []).append((each.version, found))
-    return curves
+    if whole:
+        return curves
+    return {site: {metric: thinned(line) for metric, line in lines.items()} for site, lines in curves.items()}
 
 
 def spreads(values: Mapping[str, Mapping[str, float | None]]) -> dict[str, Document]:

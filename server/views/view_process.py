@@ -1,7 +1,9 @@
-"""The computation of `views` in a separate process: with a million members a view takes seconds and gigabytes.
+"""The computation of `views` in a separate process: with a million members a whole list takes seconds and gigabytes.
 
-The process replays the journal from disk, as the commands on this machine do, at a lower priority than the rounds. It
-writes to an unnamed file, so that a slow reader does not block the next view, and ends with the coordinator.
+The process reads the journal from disk, as the commands on this machine do, at a lower priority than the rounds. It
+answers one request after the other, and ends when none has come for a minute, or with the coordinator. A second process
+answers while the first is busy, and ends after its answer. An answer is spooled to an unnamed file, so that a slow
+reader does not block the next view.
 """
 
 import asyncio
@@ -13,11 +15,14 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from atoll.ground.process import crash_points
+from atoll.protocol.paging import ALL, Paging
 from atoll.protocol.threads import on_thread
 from atoll.server.views.history import History
 from atoll.server.views.views import View, look
@@ -28,6 +33,12 @@ MAKING_MAX = 2
 """Largest number of views that are made at the same time; others wait."""
 
 MAKING_S = 300.0
+IDLE_S = 60.0
+"""Time after which a process without a request ends [s]."""
+
+KEPT_BYTES_MAX = 16_000_000
+"""Size of an answer after which its process ends, as it holds the memory of it [bytes]."""
+
 PART_BYTES = 256 * 1024
 TOLD_BYTES_MAX = 8192
 NICENESS = 10
@@ -40,7 +51,7 @@ class Unseen(Exception):
 
 
 class Viewer:
-    """Maker of views of one state directory, each in a process.
+    """Maker of views of one state directory.
 
     Args:
         state: the directory.
@@ -50,8 +61,11 @@ class Viewer:
     def __init__(self, state: Path, database: str = "") -> None:
         self._state, self._database = state, database
         self._turns = asyncio.Semaphore(MAKING_MAX)
+        self._kept: _Maker | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._endings = set[asyncio.Task[None]]()
 
-    async def look(self, view: View, run: str, number: int) -> AsyncGenerator[bytes]:
+    async def look(self, view: View, run: str, number: int, paging: Paging = ALL) -> AsyncGenerator[bytes]:
         """Yield a view as JSON, in chunks; the arguments are the same as for `views.look`.
 
         Raises:
@@ -59,33 +73,128 @@ class Viewer:
             Unseen: the state directory cannot be read, or the view takes too long.
         """
         order = {"state": str(self._state), "database": self._database, "view": view, "run": run, "number": number}
-        with TemporaryFile(dir=self._state) as made, TemporaryFile(dir=self._state) as told:
+        order["paging"] = asdict(paging)
+        with TemporaryFile(dir=self._state) as made:
             async with self._turns:
-                code = await _make(json.dumps(order).encode() + b"\n", made, told)
-            if code:
-                raise fault_of(code, told)
+                await self._make(json.dumps(order).encode() + b"\n", made)
             made.seek(0)
             while part := await on_thread(None, made.read, PART_BYTES):
                 yield part
 
+    async def _make(self, order: bytes, made: IO[bytes]) -> None:
+        """Write the answer to an order to a file, by the idle process or by a new one."""
+        maker, self._kept = self._kept, None
+        if self._idle is not None:
+            self._idle.cancel()
+        try:
+            async with asyncio.timeout(MAKING_S):
+                if maker is not None and not await maker.begins(order):  # it died while it was idle
+                    await maker.end()
+                    maker = None
+                if maker is None:
+                    maker = await _Maker.started(self._state)
+                    if not await maker.begins(order):
+                        raise await maker.fault()
+                await maker.answer(made)
+        except TimeoutError:
+            what = f"the view takes more than {MAKING_S:g} s: run the command on the coordinator's machine"
+            raise Unseen(what) from None
+        finally:
+            if maker is not None:
+                is_small = made.tell() <= KEPT_BYTES_MAX
+                if self._kept is None and maker.is_ready and is_small:
+                    self._keep(maker)
+                else:
+                    await maker.end()
 
-async def _make(order: bytes, made: IO[bytes], told: IO[bytes]) -> int:
-    """Run the process and return its exit code."""
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND, stdin=subprocess.PIPE, stdout=made, stderr=told, env=environment()
-    )
-    assert process.stdin is not None
-    try:
-        process.stdin.write(order)  # not in its arguments: a URL may contain a password
-        async with asyncio.timeout(MAKING_S):
-            return await process.wait()
-    except TimeoutError:
-        raise Unseen(f"the view takes more than {MAKING_S:g} s: run the command on the coordinator's machine") from None
-    finally:
+    def _keep(self, maker: "_Maker") -> None:
+        def end() -> None:
+            if self._kept is maker:
+                self._kept = None
+                ending = asyncio.ensure_future(maker.end())
+                self._endings.add(ending)
+                ending.add_done_callback(self._endings.discard)
+
+        self._kept = maker
+        self._idle = asyncio.get_running_loop().call_later(IDLE_S, end)
+
+    async def close(self) -> None:
+        """End the idle process."""
+        maker, self._kept = self._kept, None
+        if self._idle is not None:
+            self._idle.cancel()
+        if maker is not None:
+            await maker.end()
+        await asyncio.gather(*self._endings)
+
+
+class _Maker:
+    """Process that answers orders, one after the other."""
+
+    def __init__(self, process: asyncio.subprocess.Process, told: IO[bytes]) -> None:
+        self._process, self._told, self._head = process, told, b""
+        self.is_ready = True
+        """Whether the last answer has come whole, and the process can take a further order."""
+
+    @classmethod
+    async def started(cls, state: Path) -> Self:
+        """Start the process."""
+        told = TemporaryFile(dir=state)  # noqa: SIM115 - `end` closes it
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=told, env=environment()
+            )
+        except BaseException:
+            told.close()
+            raise
+        return cls(process, told)
+
+    async def begins(self, order: bytes) -> bool:
+        """Send an order, and wait until its answer begins; return False if the process ends first."""
+        self.is_ready = False
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(ConnectionError):
+            self._process.stdin.write(order)  # not in its arguments: a URL may contain a password
+            await self._process.stdin.drain()
+        self._head = await self._process.stdout.readline()
+        return self._head.endswith(b"\n")
+
+    async def fault(self) -> Exception:
+        """Return the error of the process, which has ended without an answer."""
+        return fault_of(await self._process.wait(), self._told)
+
+    async def answer(self, made: IO[bytes]) -> None:
+        """Write the answer to the last order to a file.
+
+        Raises:
+            LookupError: there is no such run or round.
+            Unseen: the state directory cannot be read, or the process has died.
+        """
+        stdout = self._process.stdout
+        assert stdout is not None
+        code, left = map(int, self._head.split())
+        while left:
+            if not (part := await stdout.read(min(left, PART_BYTES))):
+                raise await self.fault()
+            await on_thread(None, made.write, part)
+            left -= len(part)
+        self.is_ready = True
+        if code:
+            made.seek(0)
+            raise fault_of(code, made)
+
+    async def end(self) -> None:
+        """End the process, whatever it does."""
         with suppress(ProcessLookupError):
-            process.kill()
-        process.stdin.close()
-        await process.wait()
+            self._process.kill()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        while await self._process.stdout.read(PART_BYTES):  # the rest in the pipe, so that asyncio closes it
+            pass
+        await self._process.wait()
+        self._told.close()
 
 
 def environment() -> dict[str, str]:
@@ -111,11 +220,42 @@ def fault_of(code: int, told: IO[bytes]) -> Exception:
 
 
 def main() -> None:
-    """Read one request (JSON) from standard input, and write the view that it names to standard output."""
-    with reading_for_the_coordinator() as order:
-        history = History(Path(order["state"]), order["database"])
-        found = look(history, View(order["view"]), order["run"], order["number"])
-    sys.stdout.buffer.write(json.dumps(found, ensure_ascii=False).encode())
+    """Read requests (JSON, one a line) from standard input, and write the views that they name to standard output.
+
+    Before each answer is a line with its exit code, 0 for a view, and its number of bytes.
+    """
+    os.nice(NICENESS)
+    histories: dict[tuple[str, str], History] = {}
+    for order in _orders():
+        code = 0
+        try:
+            place = order["state"], order["database"]
+            history = histories[place] = histories.get(place) or History(Path(place[0]), place[1])
+            paging = Paging(**order["paging"])
+            found = look(history, View(order["view"]), order["run"], order["number"], paging)
+            answer = json.dumps(found, ensure_ascii=False).encode()
+            del found
+        except (LookupError, OSError) as error:
+            if isinstance(error, KeyError | IndexError):
+                raise  # a bug
+            code, answer = (EXIT_MISSING if isinstance(error, LookupError) else EXIT_UNUSABLE), str(error).encode()
+        sys.stdout.buffer.write(b"%d %d\n" % (code, len(answer)))
+        sys.stdout.buffer.write(answer)
+        sys.stdout.buffer.flush()
+
+
+def _orders() -> Iterator[dict[str, Any]]:
+    """Yield the requests as they come; the process ends with standard input, also while it computes a view."""
+    lines = SimpleQueue[bytes]()
+
+    def read() -> None:
+        for line in sys.stdin.buffer:
+            lines.put(line)
+        os._exit(EXIT_UNUSABLE)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield json.loads(lines.get())
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The views of runs in JSON types, for the commands on this machine and for remote ones."""
 
-from collections import Counter
+import gc
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 from enum import StrEnum
@@ -9,28 +9,31 @@ from typing import Any
 
 from atoll.ground.printable import count_of, printable_size
 from atoll.protocol.json_values import plain
+from atoll.protocol.paging import ALL, Paging
 from atoll.protocol.settings import effective
-from atoll.protocol.vocabulary import TERMINAL, ClientId, Fate, RoundId, RunId, RunState, Version
+from atoll.protocol.vocabulary import ClientId, Fate, RoundId, RunId, RunState, Version
 from atoll.server.config.run_changes import changes_of
+from atoll.server.exchanges.exchange_summary import summary as summary_of_exchange
 from atoll.server.files.version_folder import VersionFolder
 from atoll.server.identity.register import Standing
 from atoll.server.journal.holder import run_folder
-from atoll.server.journal.journal import EvaluationRow, RunRow, SettingsChange, VersionRow
 from atoll.server.journal.placement import num_ranks_of
+from atoll.server.journal.rows import EvaluationRow, RunRow, SettingsChange, VersionRow
 from atoll.server.journal.sources import IN_SUMS, SITE, TRAINING
 from atoll.server.names.places import CLIENT
 from atoll.server.names.presence import Presence
-from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
+from atoll.server.rounds.round_summary import summary
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.waiting import TOO_FEW, Missing, wait_of, what_a_pause_waits_for, what_a_run_waits_for, why_not
+from atoll.server.rounds.waiting import TOO_FEW, Missing, wait_of, what_a_pause_waits_for, what_a_run_waits_for
 from atoll.server.statistics import results
-from atoll.server.views import message_views
-from atoll.server.views.attendance import attended
-from atoll.server.views.history import History
+from atoll.server.views import clients, message_views
+from atoll.server.views.history import History, Measured, Numbered
+from atoll.server.views.pages import LOOKED_AT_MAX, fits_round, page
 from atoll.server.views.privacy import NOTE, guarantee_of
-from atoll.server.views.sentences import as_json, summary
+from atoll.server.views.sentences import as_json
 from atoll.server.views.sites import measurements, meshes, sites
+from atoll.server.views.thinning import POINTS_MAX, thinned_metrics
 from atoll.task.metrics import LEFT_OUT, values
 from atoll.tensors.safetensors_header import read_header
 
@@ -38,6 +41,9 @@ Document = dict[str, Any]
 
 KINDS_OF_SITES = {"evaluation": SITE, "training": TRAINING}
 """Prefix of the sources of each kind of measurement by single sites."""
+
+MESH_ROUNDS = 100
+"""Number of the newest rounds in which the use of meshes is looked for."""
 
 
 class View(StrEnum):
@@ -53,7 +59,7 @@ class View(StrEnum):
     STATISTICS = "statistics"
 
 
-def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
+def look(history: History, view: View, run: str = "", number: int = 0, paging: Paging = ALL) -> Any:
     """Return a view of a state directory.
 
     Args:
@@ -61,13 +67,15 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
         view: the kind of view.
         run: id or name of the run; empty: the newest run, except for RUN, which needs one.
         number: the round, or the statistics; 0: the newest.
+        paging: a page of the rows of ROUNDS, CLIENTS or VERSIONS, without faults; and whether the curves of RUN and
+            SITES have all points.
 
     Returns:
         For RUNS a list. For the others an object: for RUN the `document`, and the settings as `toml`; for ROUND the
         record; for ROUNDS, CLIENTS and VERSIONS the id of the `run` and its `rows`; for VERSIONS also the `metadata`
         in the files of the versions; for SITES the metrics of single sites by `evaluation` and `training`, and
         their `meshes`; for STATISTICS a result of `server.statistics`. A run of messages has exchanges instead of
-        rounds.
+        rounds. A page also has `next`, the cursor of the next one; None: there is none.
 
     Raises:
         LookupError: there is no such run or round; the message names the known runs.
@@ -77,40 +85,27 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
     if view is View.RUNS:
         return plain([_run(history, row) for row in history.runs()])
     if view is View.CLIENTS and not run and not history.runs():
-        rows = attended((), history.presence(), history.members(), "there is no run yet")
-        if rows or history.coordinator() is not None:
-            return plain({"run": "", "rows": rows})
+        found = clients.listed(history, None, paging)
+        if found["rows"] or history.coordinator() is not None:
+            return plain({"run": "", **found})
     row = history.run(run) if view is View.RUN else run_of(history, run)
     if view is View.RUN:
-        return plain({"document": _whole_run(history, row), "toml": effective(row.config)})
+        return plain({"document": _whole_run(history, row, whole=paging.whole), "toml": effective(row.config)})
     if view is View.ROUND:
         of_messages = row.config.is_of_messages
         return plain(_exchange(history, row, number) if of_messages else _round(history, row.run_id, number))
     if view is View.VERSIONS:
-        rows = _versions(history, row)
-        return plain({"run": row.run_id, "rows": rows, "metadata": _metadata(history, row.run_id)})
+        found = _versions(history, row, paging)
+        return plain({"run": row.run_id, **found, "metadata": _metadata(history, row.run_id)})
     if view is View.SITES:
         rows_of_sites = history.site_evaluations(row.run_id)
-        by = {kind: sites(measurements(rows_of_sites, prefix)) for kind, prefix in KINDS_OF_SITES.items()}
-        records = () if row.config.is_of_messages else history.rounds(row.run_id)
+        prefixes = KINDS_OF_SITES.items()
+        by = {kind: sites(measurements(rows_of_sites, prefix), whole=paging.whole) for kind, prefix in prefixes}
+        records = () if row.config.is_of_messages else history.rounds(row.run_id, most=MESH_ROUNDS)
         return plain({"run": row.run_id, **by, "meshes": meshes(records)})
-    return plain({"run": row.run_id, "rows": _rows(history, row, view)})
-
-
-def _rows(history: History, row: RunRow, view: View) -> list[Document]:
-    """Return the rounds or the clients of a run; for a run of messages its exchanges or its nodes."""
     if view is View.CLIENTS:
-        rows = message_views.clients(history, row) if row.config.is_of_messages else _clients(history, row.run_id)
-        over = f"the run is {row.state}" if row.state in TERMINAL or row.state is RunState.QUEUED else ""
-        return attended(rows, history.presence(), history.members(), over)
-    if row.config.is_of_messages:
-        return message_views.exchanges(history, row)
-    return _rounds(history, row.run_id)
-
-
-def newest_version(history: History, run_id: RunId) -> int:
-    """Return the version of the current global model; 0: the initial one."""
-    return max((row.version for row in history.versions(run_id)), default=0)
+        return plain({"run": row.run_id, **clients.listed(history, row, paging)})
+    return plain({"run": row.run_id, **_rounds(history, row, paging)})
 
 
 def measures(evaluations: Iterable[EvaluationRow]) -> dict[int, dict[str, Document]]:
@@ -126,6 +121,29 @@ def measures(evaluations: Iterable[EvaluationRow]) -> dict[int, dict[str, Docume
             raw = {name: two_sums[name] if len(sums) in (0, 2) else list(sums) for name, sums in row.statistics.items()}
             found.setdefault(row.version, {})[row.source] = raw | dict(row.values)
     return found
+
+
+def _curves(history: History, run_id: RunId) -> dict[int, dict[str, Document]]:
+    """Return the values of the metrics as `measures`, with thinned curves."""
+    was_enabled = gc.isenabled()
+    gc.disable()  # its passes over 100,000 evaluations, none of which is garbage, would take half of the time
+    try:
+        rows = history.measured(run_id)
+        return thinned_metrics({source: (_with_means(one) for one in sorted(rows[source])) for source in sorted(rows)})
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _with_means(row: Measured) -> tuple[int, Document]:
+    """Return the version of an evaluation and its metrics, and as `measures` the sums that are in no metric."""
+    version, statistics, metrics = row
+    found: Document = metrics
+    for name, sums in statistics.items():
+        if name not in found:
+            num = len(sums)
+            found[name] = list(sums) if num not in (0, 2) else sums[0] / sums[1] if num and sums[1] else None
+    return version, found
 
 
 def unmeasured(evaluations: Iterable[EvaluationRow]) -> list[Document]:
@@ -177,7 +195,7 @@ def _waiting_for(history: History, row: RunRow, machine: RunMachine | None) -> D
         needed = row.config.round.min_available
         wait, members = message_views.wait_of_program(ledger, needed, row.created_at), ledger.membership.members.keys()
     else:
-        machine = machine or history.machine(row.run_id)
+        machine = machine or history.standing(row.run_id)[0]
         wait, members = wait_of(machine), machine.ledger.membership.members.keys()
     if wait is None:
         return None
@@ -206,7 +224,7 @@ def _facts(history: History, row: RunRow) -> Document:
         "task": row.config.task,
         "state": row.state,
         "cause": row.cause,
-        "version": newest_version(history, row.run_id),
+        "version": history.newest_version(row.run_id),
         "rounds": 0 if row.config.is_of_messages else row.config.rounds,
         "exchanges": history.newest_record(row.run_id) or 0 if row.config.is_of_messages else None,
         "created_at": row.created_at,
@@ -216,21 +234,21 @@ def _facts(history: History, row: RunRow) -> Document:
     }
 
 
-def _whole_run(history: History, row: RunRow) -> Document:
+def _whole_run(history: History, row: RunRow, *, whole: bool) -> Document:
     if row.config.is_of_messages:
         settings = {"settings": row.config.model_dump(mode="json"), "changes": []}
         return _run(history, row) | message_views.details(history, row) | settings
-    evaluations = history.evaluations(row.run_id)
-    machine = history.machine(row.run_id)
+    is_whole = whole or history.num_evaluations(row.run_id) <= POINTS_MAX
+    machine, num_members = history.standing(row.run_id)
     return _run(history, row, machine) | {
-        "metrics": measures(evaluations),
-        "unmeasured": unmeasured(evaluations),
+        "metrics": measures(history.evaluations(row.run_id)) if is_whole else _curves(history, row.run_id),
+        "unmeasured": unmeasured(history.unmeasured(row.run_id)),
         "best": _best(machine),
-        "privacy": guarantee_of(machine),
+        "privacy": guarantee_of(machine, num_members),
         "undecided": machine.undecided,
         "pausing": what_a_pause_waits_for(machine),
-        "waiting": _wait(history, machine),
-        "name_conflicts": _conflicts(history, machine),
+        "waiting": _wait(history, row.run_id, machine),
+        "name_conflicts": _conflicts(history, row.run_id, machine),
         "settings": row.config.model_dump(mode="json"),
         "changes": [*_changes(history.settings(row.run_id))],
     }
@@ -255,16 +273,19 @@ def _best(machine: RunMachine) -> Document | None:
     return {"version": best.version, "metric": metric.name, "source": metric.source, "value": best.value}
 
 
-def _conflicts(history: History, machine: RunMachine) -> list[Document]:
+def _conflicts(history: History, run_id: RunId, machine: RunMachine) -> list[Document]:
     """Return the names of the run's clients, and the ranks, that two processes use now."""
+    found = history.conflicts()
+    if any(row["kind"] == CLIENT for row in found) and not machine.ledger.membership.members:
+        machine = history.machine(run_id)
     members = machine.ledger.membership.members
-    return [row for row in history.conflicts() if row["kind"] != CLIENT or row["name"] in members]
+    return [row for row in found if row["kind"] != CLIENT or row["name"] in members]
 
 
-def _wait(history: History, machine: RunMachine) -> str:
+def _wait(history: History, run_id: RunId, machine: RunMachine) -> str:
     """Return for which clients or what a run waits, and the names in double use; empty: it does not wait."""
     wait = _plain_wait(history, machine)
-    return "; ".join([wait, *(row["sentence"] for row in _conflicts(history, machine))]) if wait else ""
+    return "; ".join([wait, *(row["sentence"] for row in _conflicts(history, run_id, machine))]) if wait else ""
 
 
 def _plain_wait(history: History, machine: RunMachine) -> str:
@@ -276,7 +297,7 @@ def _plain_wait(history: History, machine: RunMachine) -> str:
 
 def _round(history: History, run_id: RunId, number: int) -> Document:
     """Return the record of a round; the last sentence of an open one says for which clients it waits."""
-    record, machine = _record(history, run_id, number), history.machine(run_id)
+    record, (machine, _) = _record(history, run_id, number), history.standing(run_id)
     found = as_json(record) | {"training": _trainings(history, run_id, record)}
     is_open = machine.round is not None and machine.round.record.round_id == record.round_id
     found["arriving"] = _arriving(history, run_id, {record.round_id})
@@ -284,7 +305,7 @@ def _round(history: History, run_id: RunId, number: int) -> Document:
     if record.sums:
         found["training"]["in_sums"] = together = _in_sums(history, run_id, record)
         found["sentences"] += _training_sentence(together)
-    if is_open and (wait := _wait(history, machine)):
+    if is_open and (wait := _wait(history, run_id, machine)):
         found["sentences"].append(f"{wait[0].upper()}{wait[1:]}.")
     return found
 
@@ -340,63 +361,67 @@ def is_of_round(row: EvaluationRow, record: RoundRecord) -> bool:
     return client is not None and client.fate_at == row.at
 
 
-def _rounds(history: History, run_id: RunId) -> list[Document]:
-    return [summary(record) for record in history.rounds(run_id)]
+def _rounds(history: History, row: RunRow, paging: Paging) -> Document:
+    """Return the rounds of a run; of a run of messages its exchanges; the open ones last."""
+    if paging.count is None:
+        stored = history.summaries(row.run_id, paging, most=None)
+        return {"rows": [document for _, document in [*stored, *_open_rounds(history, row, paging)]]}
+    most = LOOKED_AT_MAX + 1 if paging.is_filtered else paging.count + 1
+    return page(_rounds_from(history, row, paging, most), paging, fits_round(paging))
+
+
+def _rounds_from(history: History, row: RunRow, paging: Paging, most: int) -> Iterator[Numbered]:
+    opened = _open_rounds(history, row, paging) if paging.last else []
+    yield from opened
+    stored = history.summaries(row.run_id, paging, most)
+    yield from stored
+    if not paging.last and len(stored) < most:
+        yield from _open_rounds(history, row, paging)
+
+
+def _open_rounds(history: History, row: RunRow, paging: Paging) -> list[Numbered]:
+    """Return the summaries of the open rounds on a page, in the order of reading."""
+    found: list[tuple[int, dict[str, Fate], Document]] = []
+    if row.config.is_of_messages:
+        for exchange in message_views.open_exchanges(history, row):
+            fates = {str(one.message.client_id): one.fate for one in exchange.sent}
+            found.append((exchange.number, fates, summary_of_exchange(exchange)))
+    elif (record := history.open_round(row.run_id)) is not None:
+        fates = {str(name): one.fate for name, one in record.clients.items()}
+        found.append((record.round_id, fates, summary(record)))
+    if paging.client:
+        wanted = {paging.fate} if paging.fate else set(Fate)
+        found = [one for one in found if one[1].get(paging.client) in wanted]
+    if paging.after:
+        found = [one for one in found if (one[0] < paging.number if paging.last else one[0] > paging.number)]
+    return [(str(number), document) for number, _, document in sorted(found, reverse=paging.last)]
 
 
 def _record(history: History, run_id: RunId, number: int) -> RoundRecord:
     if number:
         return history.round(run_id, RoundId(number))
-    records = history.rounds(run_id)
-    if not records:
+    if not (records := history.rounds(run_id, most=1)):
         raise LookupError(f"run {run_id} has had no round yet")
     return records[-1]
 
 
-def _clients(history: History, run_id: RunId) -> list[Document]:
-    membership, rounds = history.membership(run_id), history.rounds(run_id)
-    conflicts = {row["name"]: row["sentence"] for row in history.conflicts() if row["kind"] == CLIENT}
-    invited = Counter(client_id for record in rounds for client_id in record.clients)
-    used = Counter(c for record in rounds for c, client in record.clients.items() if client.used_in is not None)
-    return [
-        _client(client_id, membership)
-        | {"invited": invited[client_id], "used": used[client_id], "name_conflict": conflicts.get(client_id, "")}
-        for client_id in sorted(membership.members)
-    ]
-
-
-def _client(client_id: ClientId, membership: Membership) -> Document:
-    """Return a client as a row: `why_not` says why it cannot be invited now, `seen_at` is its newest sign of life."""
-    member = membership.members[client_id]
-    trouble, is_connected = member.trouble, membership.is_connected(client_id)
-    failure = None if trouble is None else {"reason": trouble.reason, "detail": trouble.detail, "at": trouble.at}
-    return {
-        "client": client_id,
-        "connected": is_connected,
-        "available": membership.is_available(client_id),
-        "why_not": why_not(membership, client_id),
-        "seen_at": member.seen_at or None,
-        "software": member.software,
-        "last_failure": failure,
-        "evaluates": membership.evaluates(client_id),
-        "num_examples": member.profile.num_examples,
-        "label": member.profile.label,
-        "download_seconds": member.download_seconds,
-        "train_seconds": member.train_seconds,
-        "upload_seconds": member.upload_seconds,
-    }
-
-
-def _versions(history: History, row: RunRow) -> list[Document]:
+def _versions(history: History, row: RunRow, paging: Paging) -> Document:
+    is_page = paging.count is not None
     if row.config.is_of_messages:
-        return []  # its program keeps its models itself
+        return {"rows": [], "next": None} if is_page else {"rows": []}  # its program keeps its models itself
     run_id = row.run_id
-    measured, parts = measures(history.evaluations(run_id)), _parts(history, run_id)
-    best = history.machine(run_id).ledger.best
-    return [
+    rows = history.versions(run_id, paging, paging.count + 1 if paging.count is not None else None)
+    numbers = [one.version for one in rows]
+    between = (min(numbers), max(numbers)) if is_page and numbers else None
+    measured, parts = measures(history.evaluations(run_id, between)), _parts(history, run_id)
+    best = history.standing(run_id)[0].ledger.best
+    shown = (
         _version(one, parts.get(one.version), measured) | {"best": best is not None and best.version == one.version}
-        for one in history.versions(run_id)
-    ]
+        for one in rows
+    )
+    if not is_page:
+        return {"rows": [*shown]}
+    return page(((str(one["version"]), one) for one in shown), paging, lambda _: True)
 
 
 def _metadata(history: History, run_id: RunId) -> dict[str, str]:
@@ -408,7 +433,7 @@ def note_of_privacy(history: History, run_id: RunId) -> dict[str, str]:
     """Return the entry of an exported model's metadata with the guarantee of its run; empty: it has none."""
     if history.run(run_id).config.privacy is None:
         return {}
-    guarantee = guarantee_of(history.machine(run_id))
+    guarantee = guarantee_of(*history.standing(run_id))
     return {} if guarantee is None else {NOTE: guarantee["sentence"]}
 
 

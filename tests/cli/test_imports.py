@@ -9,7 +9,8 @@ import pytest
 
 from atoll.protocol.vocabulary import RunId
 from atoll.server.config.run import RunConfig
-from atoll.server.journal.journal import Journal, RunRow
+from atoll.server.journal.journal import Journal
+from atoll.server.journal.rows import RunRow
 from atoll.server.journal.state_directory import StateDirectory
 from tests.cli.invoking import invoke
 from tests.turns import in_turn

@@ -37,7 +37,9 @@ from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.backup.contents import BackupFailed, Contents, Part, parse_contents
 from atoll.server.config.process import AggregatorConfig, HostFile
 from atoll.server.config.run import RunFile
+from atoll.server.errors import StoreCorrupted
 from atoll.server.hosting.update_judge import UpdateJudge
+from atoll.server.journal.codec import decode_ledger, decode_page, encode_ledger, encode_page
 from atoll.server.services.coordinator_service import _connection, _fault_of_hello
 from atoll.simulations.experiments.grid import parse_grid
 from atoll.simulations.experiments.sweep import check_cells
@@ -49,6 +51,7 @@ from tests.fuzz import secure_targets as sums
 from tests.fuzz.make_corpus import NOW, PATH
 from tests.protocol.test_manifest import UPDATE, VERSION
 from tests.protocol.test_part_manifest import LAYOUT, PARTS, ROOT
+from tests.server.rounds.test_privacy import closed, private, rules
 
 _KEPT = {name: [base64.b64decode(text) for text in found] for name, found in json.loads(PATH.read_text()).items()}
 
@@ -79,6 +82,7 @@ _TOML = {
     RunFile: [
         b'name = "digits"\ntask = "t.py:task"\nrounds = 5\n[round]\nquorum = 2\ndeadline = "adaptive"\n',
         b'task = "m:t"\n[secure]\nbits = 32\nclip_norm = 1.0\nexamples_max = 100\nattempts = 2\n',
+        b'task = "m:t"\naggregation.weighting = "uniform"\n[privacy]\nepsilon = 8.0\ndelta = 1e-6\nclip_norm = 1.0\n',
         b'task = "m:t"\n[cohort]\nsampler = "random"\n[local]\nlr = 0.1\na = [1, 2]\n',
     ],
     HostFile: [b'[coordinator]\nlisten = "127.0.0.1:7070"\nstate = "s"\nlease = 15.0\nkeep_versions = 3\n'],
@@ -240,6 +244,24 @@ _MASKED = [
     PartManifest(0, _WORDS[:2]).encode(),
 ]
 _CONTENTS = [Contents(atoll="1", made_at=1.5, has_keys=True, files=[_PART]).model_dump_json().encode()]
+_PRIVATE = private(rules(uses=3))
+closed(_PRIVATE)
+_PRIVATE.fold()
+_LEDGER = encode_ledger(_PRIVATE.machine.ledger)
+_CHARGED = _PRIVATE.machine.ledger.membership.members
+_MEMBERS = encode_page(_CHARGED, _CHARGED)
+
+
+def _ledger(data: bytes) -> None:
+    """Read a ledger; what is accepted can be written again."""
+    encode_ledger(decode_ledger(data.decode("utf-8", "replace"), where="here"))
+
+
+def _members(data: bytes) -> None:
+    found = decode_page(data.decode("utf-8", "replace"), where="here")
+    encode_page(found, found)
+
+
 _URIS = [b"atoll://client/north", b"atoll://coordinator/main", b"atoll://aggregator/3"]
 
 _PEERS = [Peers({"east": "01" * 16, "north": "23" * 16}, frozenset({"west"})).encode()]
@@ -255,6 +277,12 @@ TARGETS = {
     "manifest of an update": Target(parse_update, (ManifestError,), [UPDATE.encode(), ROOT.encode()], _JSON_TOKENS),
     "manifest of a part": Target(_part, (ManifestError,), [part.encode() for part in PARTS], _JSON_TOKENS),
     "TOML of a run": _settings(RunFile),
+    "ledger of a private run": Target(
+        _ledger, (StoreCorrupted,), [_LEDGER.encode()], [b'"uses":', b'"spent":', b"NaN"]
+    ),
+    "members of a private run": Target(
+        _members, (StoreCorrupted,), [_MEMBERS.encode()], [b'"uses":', b'"spent":', b"-1"]
+    ),
     "TOML of a coordinator": _settings(HostFile),
     "TOML of a rank": _settings(AggregatorConfig),
     "TOML of an agent": _settings(AgentConfig),

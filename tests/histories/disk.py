@@ -50,7 +50,7 @@ class Snapshot:
         """Encode a snapshot of the machine's present state."""
         ledger, membership = machine.ledger, machine.ledger.membership
         written = membership.unwritten.take(membership.members, seq)
-        pages = tuple(encode_page(membership.members, names) for names in written.pages)
+        pages = tuple(encode_page(membership.members, names) for names in written.pages.values())
         return cls(seq, encode_ledger_without_members(ledger), written.first, written.num_members, pages)
 
 

@@ -41,6 +41,7 @@ PURE = {
     "protocol/secure/session_size.py": "",
     "ground/printable.py": "difflib",
     "protocol/wire/mesh_use.py": "",
+    "protocol/paging.py": "",
     "protocol/value_type.py": "",
     "protocol/vocabulary.py": "",
     "atoll/exports/rows.py": "",
@@ -51,8 +52,10 @@ PURE = {
     "server/views/exchange_sentences.py": "",
     "server/views/message_lines.py": "",
     "server/views/narration.py": "",
+    "server/views/pages.py": "",
     "server/views/reasons.py": "",
     "server/views/secure_sums.py": "atoll.protocol.secure.messages atoll.server.sessions.session",  # their types
+    "server/views/thinning.py": "",
     "server/views/notices.py": "atoll.protocol.identity.clock_hint atoll.server.identity.register",
     "server/backup/contents.py": "pydantic re",
     "server/exchanges": "",

@@ -48,7 +48,7 @@ async def test_a_run_is_told_from_its_beginning_to_its_end(tmp_path):
 
 @live
 async def test_a_reading_that_was_broken_off_is_no_success(tmp_path, monkeypatch):
-    code = "import sys; sys.stdout.buffer.write(bytes(50_000_000))"
+    code = "import sys; sys.stdin.readline(); sys.stdout.buffer.write(b'0 50000000\\n' + bytes(50_000_000))"
     monkeypatch.setattr("atoll.server.views.view_process.COMMAND", (sys.executable, "-c", code))
     async with running(tmp_path) as it:
         async with grpc.aio.insecure_channel(it.admin_address, options=client_options()) as channel:

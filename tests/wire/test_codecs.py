@@ -14,8 +14,9 @@ from atoll.client.config import AgentConfig
 from atoll.client.process import run_agent
 from atoll.client.work.runner import Training
 from atoll.server.files.run_store import RunStore
+from atoll.server.rounds.round_summary import summary
 from atoll.server.views.history import History
-from atoll.server.views.sentences import sentences, summary
+from atoll.server.views.sentences import sentences
 from atoll.task.deadline import Deadline
 from atoll.tensors.layout import Piece, pieces_in_order
 from atoll.tensors.safetensors_file import read

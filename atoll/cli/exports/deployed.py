@@ -15,6 +15,7 @@ from atoll.ground.printable import count_of
 from atoll.operations import following
 from atoll.operations.views import read_view
 from atoll.protocol.json_values import flat
+from atoll.protocol.paging import Paging
 
 COUNTS = ("invited", "counted", "reported", "released", "lost", "failed", "refused", "too_old", "staleness")
 OTHERS = ("candidates", "num_examples", "bytes_saved")
@@ -90,7 +91,7 @@ class DeployedRun:
                     yield Row("version", version, created.get(version, 0.0), numbers(values, f"{prefix}/{site}/"))
 
     def _look(self, view: str) -> Any:
-        return read_view(view, self._state, self._database, run=self._run)
+        return read_view(view, self._state, self._database, run=self._run, paging=Paging(whole=True))
 
 
 def is_settled(row: Mapping[str, Any], run: Mapping[str, Any]) -> bool:

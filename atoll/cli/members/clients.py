@@ -12,8 +12,9 @@ from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, ta
 from atoll.ground.printable import instead_of
 from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE, is_elsewhere
-from atoll.operations.views import read_view
+from atoll.operations.views import read_pages, read_view
 from atoll.protocol.identity.names import Role
+from atoll.protocol.paging import COUNT_MAX, Paging
 
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="List the clients of a run; invite, list and revoke members."
@@ -57,9 +58,34 @@ MadeByHand = Annotated[
 ]
 
 
+Only = Annotated[
+    str,
+    typer.Option(
+        "--only", metavar="STATE", help="Print the clients only that are connected, away, or failed (their last work)."
+    ),
+]
+Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Print the clients only whose names begin so.")]
+AfterName = Annotated[
+    str, typer.Option("--after", metavar="NAME", help="Print the clients only that follow this name, in order.")
+]
+Count = Annotated[
+    int | None,
+    typer.Option(
+        "--count",
+        metavar="N",
+        callback=options.between(1, COUNT_MAX),
+        help="Print at most N clients, up to 1,000; a note names the rest.",
+    ),
+]
+
+
 @app.command("list")
 def list_clients(
     run: options.Run = "",
+    only: Only = "",
+    prefix: Prefix = "",
+    after: AfterName = "",
+    count: Count = None,
     state: options.State = STATE,
     database: options.Database = "",
     json: options.Json = False,
@@ -70,8 +96,17 @@ def list_clients(
     connection, or the last sight of a client that is away; `clock` is the agent's clock less the coordinator's. `run`
     says whether a run (the newest, or --run) can invite the client, and why not; its work and its last failure follow.
     A name that two agents use at once is reported below the table, with both addresses (--json: `name_conflict`).
+
+    A whole list reads every client. Limited by an option, it reads the pages of the names that it prints; of a run with
+    more than 2,000 clients what it says of the run is then as of the end of the last round.
     """
-    seen = read_view("clients", state, database, run=run)
+    if count is None and not (only or prefix or after):
+        seen = read_view("clients", state, database, run=run)
+    else:
+        paging = Paging(after=after, state=only, prefix=prefix)
+        seen = read_pages("clients", state, database, run=run, paging=paging, most=count)
+        if seen["next"] is not None:
+            note(f"more clients follow: --after {seen['next']}")
     if json:
         as_json(seen["rows"])
         return

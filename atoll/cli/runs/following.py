@@ -8,6 +8,7 @@ from atoll.ground.printable import count_of
 from atoll.operations.faults import CommandError
 from atoll.operations.following import TERMINAL, Document, items
 from atoll.operations.views import read_view
+from atoll.protocol.paging import Paging
 
 
 def follow_run(run: str, state: Path, database: str = "", *, after: int | None = None, json: bool = False) -> None:
@@ -81,7 +82,7 @@ def _records(number: int, run: str, state: Path, database: str) -> Iterator[Docu
 
 
 def _newest(run: str, state: Path, database: str) -> int:
-    rows = read_view("rounds", state, database, run=run)["rows"]
+    rows = read_view("rounds", state, database, run=run, paging=Paging(1, last=True))["rows"]
     return int(rows[-1]["round"]) if rows else 1
 
 

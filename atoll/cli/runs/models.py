@@ -8,6 +8,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, clock, metrics_text, say, table
+from atoll.cli.runs.numbered import read_numbered
 from atoll.ground.printable import printable_size
 from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE
@@ -38,6 +39,8 @@ Whole = Annotated[
 @app.command("list")
 def list_versions(
     run: options.Run = "",
+    last: options.Last = None,
+    after: options.After = None,
     state: options.State = STATE,
     database: options.Database = "",
     json: options.Json = False,
@@ -46,7 +49,7 @@ def list_versions(
 
     The list says whether a version is still stored, and in how many parts at the aggregation ranks.
     """
-    seen = read_view("versions", state, database, run=run)
+    seen = read_numbered("versions", state, database, run=run, last=last, after=after)
     if json:
         as_json(seen["rows"])
         return

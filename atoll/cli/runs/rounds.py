@@ -7,10 +7,12 @@ import typer
 from atoll.cli import options
 from atoll.cli.group import Commands
 from atoll.cli.printing import as_json, say, seconds, table
+from atoll.cli.runs.numbered import read_numbered
 from atoll.cli.runs.sites import say_sites
 from atoll.ground.printable import printable_size
 from atoll.operations.place import STATE
 from atoll.operations.views import read_view
+from atoll.protocol.paging import Paging
 
 app = typer.Typer(
     cls=Commands,
@@ -28,18 +30,38 @@ Number = Annotated[
 ]
 
 
+Client = Annotated[
+    str, typer.Option("--client", metavar="NAME", help="Print the rounds only that have invited this client.")
+]
+OfFate = Annotated[
+    str,
+    typer.Option(
+        "--fate",
+        metavar="FATE",
+        help="Print the rounds only in which a client, or --client, has this fate, such as lost.",
+    ),
+]
+
+
 @app.command("list")
 def list_rounds(
     run: options.Run = "",
+    last: options.Last = None,
+    after: options.After = None,
+    client: Client = "",
+    fate: OfFate = "",
     state: options.State = STATE,
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
     """List the rounds of a run, an open one last: phase, reason, version, updates, bytes and duration.
 
-    A run of messages has exchanges in their place: what was sent to how many nodes, and what came back.
+    A run of messages has exchanges in their place: what was sent to how many nodes, and what came back. A note names
+    the command for the rows that are left out.
     """
-    seen = read_view("rounds", state, database, run=run)
+    seen = read_numbered(
+        "rounds", state, database, run=run, last=last, after=after, paging=Paging(client=client, fate=fate)
+    )
     if json:
         as_json(seen["rows"])
         return
@@ -70,7 +92,7 @@ def list_rounds(
             )
             for found in seen["rows"]
         ],
-        empty=f"run {seen['run']} has had no round yet",
+        empty=f"run {seen['run']} has {'no such round' if client or fate or after else 'had no round yet'}",
     )
 
 

@@ -14,6 +14,7 @@ from atoll.operations.faults import CommandError
 from atoll.operations.place import STATE, is_elsewhere
 from atoll.operations.runs import resume_run, start_run
 from atoll.operations.views import read_view
+from atoll.protocol.paging import Paging
 from atoll.protocol.run_names import RunNotNamed, only_named
 
 if TYPE_CHECKING:
@@ -37,6 +38,13 @@ Sites = Annotated[
     bool,
     typer.Option(
         "--sites", help="Show the metrics of each site instead: mean, spread, the worst one, with --json each curve."
+    ),
+]
+AllPoints = Annotated[
+    bool,
+    typer.Option(
+        "--all-points",
+        help="With --json: curves of metrics have all points; by default each has at most 2,000, with its extremes.",
     ),
 ]
 After = Annotated[
@@ -172,6 +180,7 @@ def show(
     sites: Sites = False,
     follow: options.Follow = False,
     after: After = None,
+    all_points: AllPoints = False,
     json: options.Json = False,
 ) -> None:
     """Show a run: its state with the cause, the metrics of its newest versions, and its settings.
@@ -189,9 +198,9 @@ def show(
         follow_run(run, state, database, after=after, json=json)
         return
     if sites:
-        show_sites(read_view("sites", state, database, run=run), json=json)
+        show_sites(read_view("sites", state, database, run=run, paging=Paging(whole=all_points)), json=json)
         return
-    seen = read_view("run", state, database, run=run)
+    seen = read_view("run", state, database, run=run, paging=Paging(whole=all_points))
     if json:
         as_json(seen["document"])
     else:

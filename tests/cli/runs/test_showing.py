@@ -14,7 +14,7 @@ from atoll.cli.printing import metrics_text
 from atoll.protocol.json_values import plain
 from atoll.protocol.vocabulary import RunId, Version
 from atoll.server.journal.holder import running_coordinator
-from atoll.server.journal.journal import EvaluationRow
+from atoll.server.journal.rows import EvaluationRow
 from atoll.server.views.views import measures, unmeasured
 from tests.cli.federation import Federation, federation, start_run, wait_for
 from tests.cli.invoking import invoke, refused, said, shown

@@ -37,7 +37,7 @@ def close(one: dict[str, Any], other: dict[str, Any], within: float) -> None:
     [
         pytest.param({"dp_replicate": 2}, id="DDP"),
         pytest.param({"dp_shard": 2, "accumulate": 2}, id="FSDP"),
-        pytest.param({"dp_shard": 2, "tp": 2}, id="FSDP and TP"),
+        pytest.param({"dp_shard": 2, "tp": 2}, id="FSDP and TP", marks=pytest.mark.long),
         pytest.param({"precision": "fp32"}, id="one rank"),
     ],
 )

@@ -39,7 +39,7 @@ def refusal(make: Callable[[], Case], plan: Plan) -> str:
 def largest_difference(make: Callable[[], Case], plan: Plan, is_double: bool = True, at_once: int = 2) -> float:
     """Return the largest difference from a loop in what this rank holds of the sum, over the bound C.
 
-    Each rank of data parallelism has every n-th row; with more ranks than rows some have none.
+    The first rank of data parallelism has all rows but one, the second has that one, and further ones have none.
     """
     dtype = torch.float64 if is_double else torch.float32
     torch.manual_seed(0)  # the same model on each rank
@@ -66,7 +66,8 @@ def largest_difference(make: Callable[[], Case], plan: Plan, is_double: bool = T
         at_once=at_once,
         agreement=next(iter(engine.agreements), None),
     )
-    mine = torch.arange(case.rows)[axes.dp_rank :: plan.mesh.dp]
+    lengths = [case.rows - 1, 1, 0, 0] if plan.mesh.dp > 1 else [case.rows]
+    mine = torch.arange(case.rows).split(lengths)[axes.dp_rank]
     rows = mine if len(mine) else torch.zeros(1, dtype=torch.int64)
     inputs, targets = map_tensors(lambda each: each[rows], (case.inputs, case.targets))
     batch = Batch(inputs, targets, 1.0, rows=len(mine), is_filler=not len(mine))

@@ -1,6 +1,7 @@
 """A private training on a mesh: the same samples and noise as in one process, once for the whole gradient."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from atoll import Local, Task
+from atoll.parallel.engine.forked import RankFailed, run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
@@ -38,7 +40,7 @@ def same(one: Path, expected: dict[str, torch.Tensor], within: float = 2e-6) -> 
         torch.testing.assert_close(value, expected[name], rtol=0, atol=within)
 
 
-@pytest.mark.parametrize("plan", [DDP, FSDP, HSDP], ids=["DDP", "FSDP", "HSDP"])
+@pytest.mark.parametrize("plan", [DDP, FSDP, pytest.param(HSDP, marks=pytest.mark.long)], ids=["DDP", "FSDP", "HSDP"])
 def test_it_computes_dp_sgd_with_the_noise_of_one_process(plan: Plan, tmp_path: Path) -> None:
     results = call_on_ranks(on_ranks, plan.mesh.size, known(tmp_path), plan)
     assert {(result.why, result.steps, result.privacy["steps"]) for result in results} == {("finished", 12, 12)}
@@ -54,6 +56,46 @@ def test_a_training_that_is_interrupted_on_one_mesh_continues_on_every_other(tmp
     on_ranks(tmp_path, Plan(), 9)
     results = call_on_ranks(on_ranks, 2, tmp_path, DDP)
     assert results[0].privacy == {"steps": 12}
+    same(tmp_path, by_hand(decaying, 12).state_dict())
+
+
+class Mortal(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """The rows of a site, of which the second rank reads some after the first checkpoint, and then dies, once."""
+
+    def __init__(self, rows: torch.utils.data.TensorDataset, note: Path, reads: int) -> None:
+        self.rows, self.note, self.left = rows, note, reads
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        is_mortal = os.environ.get("RANK") == "1" and not self.note.exists()
+        self.left -= is_mortal and (self.note.parent / "checkpoints" / "step-00000004").exists()
+        if self.left == 0:
+            self.note.touch()
+            os._exit(9)
+        points, side = self.rows[index]
+        return points, side
+
+
+def mortal_on_ranks(folder: Path, plan: Plan) -> Result:
+    def data(site: str, split: str) -> object:
+        rows = tasks.load_site(site, split)
+        return Mortal(rows, folder / "died", 3) if rows is not None and split == "train" else rows
+
+    config = replace(CONFIG, log_every=100, eval_every=100)
+    return run(folder, task=replace(decaying, data=data), config=config, plan=plan, private=terms())
+
+
+@pytest.mark.long
+def test_a_killed_rank_costs_time_alone_and_refunds_nothing(tmp_path: Path) -> None:
+    """It dies between two checkpoints, each of 4 steps; what was not told is done again with its samples and noise."""
+    with pytest.raises(RankFailed):
+        run_ranks(mortal_on_ranks, 2, known(tmp_path), FSDP)
+    assert json.loads((tmp_path / FILE).read_text())["steps"] in (4, 8)
+    results = run_ranks(mortal_on_ranks, 2, tmp_path, DDP)
+    assert results[0].privacy == {"steps": 12}
+    assert json.loads((tmp_path / FILE).read_text())["repeats"] == 0
     same(tmp_path, by_hand(decaying, 12).state_dict())
 
 

@@ -182,13 +182,21 @@ def test_what_does_not_go_together_is_refused_at_once() -> None:
     config = TrainConfig(
         batch_size=8, sampling="partition", last="drop", lr_rule="linear", base_batch=8, noise_every=2, workers=1
     )
-    plan = Plan(mesh=Mesh(pp=2), compile=True, offload=True, zero=2, reduce_dtype="bf16", batchnorm="sync")
+    plan = Plan(
+        mesh=Mesh(pp=2),
+        recompute="selective",
+        compile=True,
+        offload=True,
+        zero=2,
+        reduce_dtype="bf16",
+        batchnorm="sync",
+    )
     with pytest.raises(JobRefused) as caught:
         check_job(Job(name="t", task=tasks.task, config=config, plan=plan, private=terms()), 2)
     faults = str(caught.value).split("; ")
     for name in ("batch_size", "sampling", "last", "lr_rule", "base_batch", "noise_every", "workers"):
         assert any(fault.startswith(f"train.{name}: got") for fault in faults), name
-    for name in ("compile", "offload", "reduce_dtype", "batchnorm"):
+    for name in ("recompute", "compile", "offload", "reduce_dtype", "batchnorm"):
         assert any(fault.startswith(f"plan.{name}: got") for fault in faults), name
     assert any("a pipeline knows no norm of a whole gradient" in fault for fault in faults)
 

@@ -11,8 +11,9 @@ from atoll.server.following import reader as reading
 from atoll.server.following.items import Began, Happened, Jumped, OpenRound, Waiting
 from atoll.server.following.reader import Reader, follow
 from atoll.server.journal.codec import encode_ledger
-from atoll.server.journal.journal import Batch, Journal, Snapshot
+from atoll.server.journal.journal import Journal
 from atoll.server.journal.pruning import Stay, kept_snapshots
+from atoll.server.journal.rows import Batch, Snapshot
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.rounds import events as ev
 from atoll.server.rounds.run_machine import RunMachine

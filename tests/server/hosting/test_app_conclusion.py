@@ -4,7 +4,7 @@ import math
 
 from atoll.protocol.vocabulary import RunId, Version
 from atoll.server.hosting.app_conclusion import history_of
-from atoll.server.journal.journal import EvaluationRow
+from atoll.server.journal.rows import EvaluationRow
 
 NAN = math.nan
 

@@ -22,8 +22,9 @@ from atoll.server.files.run_store import RunStore
 from atoll.server.hosting import journaled_driver, message_driver, retention
 from atoll.server.hosting.message_driver import MessageDriver
 from atoll.server.hosting.run_parts import SharedParts
-from atoll.server.journal.journal import Batch, Journal, RunRow
+from atoll.server.journal.journal import Journal
 from atoll.server.journal.pruning import Stay
+from atoll.server.journal.rows import Batch, RunRow
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.programs.contents import Contents
 from atoll.server.rounds.events import ClientFailed, ClientJoined, RunStarted

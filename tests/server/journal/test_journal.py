@@ -17,11 +17,12 @@ from atoll.protocol.vocabulary import Phase, RunState
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal.codec import encode_event, encode_ledger, encode_record
-from atoll.server.journal.journal import (
+from atoll.server.journal.journal import Journal
+from atoll.server.journal.pruning import Stay
+from atoll.server.journal.rows import (
     Batch,
     Entry,
     EvaluationRow,
-    Journal,
     RecordRow,
     RunChange,
     RunRow,
@@ -29,7 +30,6 @@ from atoll.server.journal.journal import (
     UpdateRow,
     VersionRow,
 )
-from atoll.server.journal.pruning import Stay
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.rounds import events as ev
 from atoll.server.rounds.ledger import Ledger
@@ -399,7 +399,8 @@ import os, sys
 from pathlib import Path
 from atoll.server.rounds.events import SamplerFailed
 from atoll.server.journal.codec import encode_event, encode_ledger
-from atoll.server.journal.journal import Batch, Entry, Journal, Snapshot
+from atoll.server.journal.journal import Journal
+from atoll.server.journal.rows import Batch, Entry, Snapshot
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.journal.pruning import Stay
 from atoll.server.journal.state_directory import StateDirectory

@@ -12,9 +12,10 @@ from sqlalchemy import inspect, select
 from atoll.ground.durable import DiskFull
 from atoll.protocol.vocabulary import RunState
 from atoll.server.errors import DatabaseAway, StateInUse, StateUnusable, StoreCorrupted
-from atoll.server.journal import schema
+from atoll.server.journal import migrations, schema
 from atoll.server.journal.binding import binding_of
-from atoll.server.journal.journal import Batch, EvaluationRow, Journal, RunChange, VersionRow
+from atoll.server.journal.journal import Journal
+from atoll.server.journal.rows import Batch, EvaluationRow, RunChange, VersionRow
 from atoll.server.journal.schema import SCHEMA_VERSION, StateTooNew
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.views.history import History
@@ -132,7 +133,7 @@ def test_it_has_the_tables_of_the_file_and_is_migrated_like_it(tmp_path, schema_
         assert schema.check_version(connection, "it") == SCHEMA_VERSION
     monkeypatch.setattr(schema, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
     steps = {SCHEMA_VERSION: lambda c: c.exec_driver_sql("CREATE TABLE one (a INTEGER)")}
-    monkeypatch.setattr(schema, "MIGRATIONS", steps)
+    monkeypatch.setattr(migrations, "MIGRATIONS", steps)
     with StateDirectory.open(state.path) as again, again.database.transaction() as connection:
         assert "one" in inspect(connection).get_table_names()
     monkeypatch.undo()

@@ -7,7 +7,8 @@ from contextlib import closing
 import pytest
 
 from atoll.server.journal.codec import encode_event
-from atoll.server.journal.journal import Batch, Entry, Journal
+from atoll.server.journal.journal import Journal
+from atoll.server.journal.rows import Batch, Entry
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.rounds.session_events import SharesRevealed
 from tests.server.journal.test_journal import run_row

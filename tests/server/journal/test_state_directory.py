@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import inspect
 
 from atoll.server.errors import StateInUse, StateUnusable, StoreCorrupted
-from atoll.server.journal import schema, state_directory
+from atoll.server.journal import migrations, schema, state_directory
 from atoll.server.journal.codec import encode_ledger
 from atoll.server.journal.holder import is_held, running_coordinator
 from atoll.server.journal.journal import Journal
@@ -163,7 +163,7 @@ def test_the_last_sign_of_life_outlives_the_process(tmp_path):
 
 def test_a_newer_schema_is_refused_with_both_versions_and_what_to_do(tmp_path):
     set_version(made(tmp_path / "state"), str(SCHEMA_VERSION + 7))
-    with pytest.raises(StateTooNew, match="schema version 10, this Atoll knows up to 3: use the Atoll that wrote it"):
+    with pytest.raises(StateTooNew, match="schema version 11, this Atoll knows up to 4: use the Atoll that wrote it"):
         StateDirectory.open(tmp_path / "state")
     set_version(tmp_path / "state", str(SCHEMA_VERSION))
     made(tmp_path / "state")  # the lock was let go
@@ -176,7 +176,7 @@ def test_an_older_schema_is_migrated_step_by_step(tmp_path, monkeypatch):
         SCHEMA_VERSION: lambda c: c.exec_driver_sql("CREATE TABLE one (a)"),
         SCHEMA_VERSION + 1: lambda c: c.exec_driver_sql("CREATE TABLE two (a)"),
     }
-    monkeypatch.setattr(schema, "MIGRATIONS", steps)
+    monkeypatch.setattr(migrations, "MIGRATIONS", steps)
     for _ in range(2):
         with StateDirectory.open(path) as state, state.database.transaction() as connection:
             assert {"one", "two"} <= set(inspect(connection).get_table_names())
@@ -185,7 +185,8 @@ def test_an_older_schema_is_migrated_step_by_step(tmp_path, monkeypatch):
 
 def to_second_schema(path):
     with sqlite3.connect(path / "state.db") as connection:
-        connection.execute("DROP TABLE members")
+        for table in ("members", "summaries", "participations"):
+            connection.execute(f"DROP TABLE {table}")
         for column in ("first", "num_members"):
             connection.execute(f"ALTER TABLE snapshots DROP COLUMN {column}")
     set_version(path, "2")
@@ -225,7 +226,7 @@ def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
         raise RuntimeError("no")
 
     monkeypatch.setattr(schema, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
-    monkeypatch.setattr(schema, "MIGRATIONS", {SCHEMA_VERSION: fail})
+    monkeypatch.setattr(migrations, "MIGRATIONS", {SCHEMA_VERSION: fail})
     with pytest.raises(RuntimeError):
         StateDirectory.open(path)
     monkeypatch.undo()

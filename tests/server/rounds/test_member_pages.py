@@ -1,22 +1,27 @@
 """Members on pages: reading restores the membership, and a snapshot writes only the changes."""
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal.codec import decode_page, encode_ledger_without_members, encode_page
-from atoll.server.journal.journal import Batch, Journal, Page, Snapshot
+from atoll.server.journal.journal import Journal
+from atoll.server.journal.member_rows import MemberReader, pages_of
 from atoll.server.journal.pruning import Stay
+from atoll.server.journal.recovery import read_bare_base
+from atoll.server.journal.rows import Batch, Snapshot
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.rounds.events import Profile
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.member import Member
+from atoll.server.rounds.member_pages import CONTENTS
 from atoll.server.rounds.membership import Membership
 
 RUN = RunId("r")
@@ -29,11 +34,10 @@ def name(number: int) -> ClientId:
 def batch_of(ledger: Ledger, seq: int) -> Batch:
     """Return the rows that a coordinator writes at the end of a round."""
     written = ledger.membership.unwritten.take(ledger.membership.members, seq)
-    pages = [encode_page(ledger.membership.members, names) for names in written.pages]
     body = encode_ledger_without_members(ledger)
     return Batch(
         snapshots=[Snapshot(RUN, seq, float(seq), body, written.first, written.num_members)],
-        members=[Page(RUN, seq, number, page) for number, page in enumerate(pages)],
+        members=[*pages_of(RUN, seq, written, ledger.membership.members)],
     )
 
 
@@ -43,12 +47,12 @@ def state(tmp_path: Path) -> StateDirectory:
 
 
 def rows_written(batch: Batch) -> int:
-    return sum(len(decode_page(page.body, where="here")) for page in batch.members)
+    return sum(len(decode_page(page.body, where="here")) for page in batch.members if page.page != CONTENTS)
 
 
 def number_of_rows(state: StateDirectory) -> int:
     with state.database.transaction() as connection:
-        bodies = connection.execute(text("SELECT body FROM members")).scalars()
+        bodies = connection.execute(text("SELECT body FROM members WHERE page >= 0")).scalars()
         return sum(len(decode_page(body, where="here")) for body in bodies)
 
 
@@ -64,7 +68,7 @@ def test_the_first_snapshot_has_everyone_and_the_next_one_who_changed(state: Sta
     ledger.membership.counted(name(7), RoundId(1))
     ledger.membership.measured(name(9), download=1.0, train=2.0, upload=3.0)
     second = batch_of(ledger, 2)
-    assert (len(first.members), rows_written(first), rows_written(second)) == (3, 1200, 2)
+    assert (len(first.members), rows_written(first), rows_written(second)) == (3 + 1, 1200, 2)
     for batch in (first, second):
         journal.commit(batch)
     assert journal.load(RUN).ledger == ledger
@@ -120,6 +124,33 @@ def test_a_page_that_is_missing_is_missed(state: StateDirectory) -> None:
         connection.execute(text("DELETE FROM members WHERE page = 1"))
     with pytest.raises(StoreCorrupted, match="it has 700 of 1200 members"):
         journal.load(RUN)
+
+
+def reader(connection: Connection) -> MemberReader:
+    base = read_bare_base(connection, RUN)
+    return MemberReader(connection, RUN, base.first, base.seq)
+
+
+def test_some_members_are_read_from_the_pages_of_their_names(state: StateDirectory) -> None:
+    journal, ledger = Journal(state), Ledger()
+    joined(ledger, [*range(1600, 0, -1)])
+    journal.commit(batch_of(ledger, 1))
+    ledger.membership.counted(name(7), RoundId(3))
+    joined(ledger, [0, 700, 1700])
+    journal.commit(batch_of(ledger, 2))
+    everyone = sorted(ledger.membership.members.items())
+    with state.database.transaction() as connection:
+        assert [*reader(connection).after("")] == everyone
+        assert [*islice(reader(connection).after("c0498"), 4)] == everyone[499:503]
+        assert [*reader(connection).after("", "c1")] == everyone[1000:]
+        assert [*reader(connection).after("c1698", "c1")] == everyone[-1:]
+        assert [*reader(connection).after("", "d")] == [*reader(connection).after("", "b")] == []
+        some = ("c0000", "c0007", "c0700", "c1700", "x", "")
+        assert reader(connection).named(some) == {c: m for c, m in everyone if c in some}
+        connection.execute(text("UPDATE members SET checksum = 0 WHERE seq = 2 AND page = 1"))
+        assert len([*islice(reader(connection).after(""), 500)]) == 500, "a damaged page harms only its names"
+        with pytest.raises(StoreCorrupted, match="page 1 of entry 2: its checksum is wrong"):
+            reader(connection).named(["c0700"])
 
 
 CHANGES = ("join", "leave", "count", "choose", "learn", "restart")

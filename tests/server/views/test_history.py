@@ -7,7 +7,8 @@ import pytest
 from atoll.protocol.vocabulary import Phase, RunState
 from atoll.server.errors import StateUnusable, StoreCorrupted
 from atoll.server.journal.codec import encode_ledger, encode_record
-from atoll.server.journal.journal import Batch, EvaluationRow, Journal, RecordRow, RunChange, Snapshot, VersionRow
+from atoll.server.journal.journal import Journal
+from atoll.server.journal.rows import Batch, EvaluationRow, RecordRow, RunChange, Snapshot, VersionRow
 from atoll.server.journal.schema import StateTooNew
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.rounds import events as ev

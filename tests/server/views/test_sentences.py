@@ -18,10 +18,11 @@ from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.server.journal.codec import decode_ledger, decode_record, encode_ledger, encode_record
 from atoll.server.rounds.events import StopRequested
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, RoundRecord
+from atoll.server.rounds.round_summary import summary
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.views.narration import narrate
 from atoll.server.views.reasons import explain
-from atoll.server.views.sentences import as_json, sentences, summary
+from atoll.server.views.sentences import as_json, sentences
 from tests.server.journal.test_codec import RULES, some_history
 from tests.server.rounds.test_buffer_round import Flow
 

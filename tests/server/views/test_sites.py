@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from atoll.protocol.vocabulary import ClientId, RoundId, Version
 from atoll.protocol.wire.mesh_use import MeshUse
-from atoll.server.journal.journal import EvaluationRow
+from atoll.server.journal.rows import EvaluationRow
 from atoll.server.journal.sources import SITE, TRAINING
 from atoll.server.rounds.record import ClientRecord, RoundRecord
 from atoll.server.views.sites import measurements, meshes, sites, spread
