@@ -145,7 +145,7 @@ def accept_rollback(
     telephone. Promises that can be read still bind. The agent must not run.
 
     --budgets: the ledger of this site's privacy budgets is damaged, was put back from a copy, or is lost. All names of
-    data sets that it, the agent or the policy know are closed, as nobody knows what was spent; a new budget is a new
+    data sets that it, the agent or the policy know are closed, as what was spent is not known; a new budget is a new
     name. The agent must not run.
     """
     if bool(run) + new_key + budgets != 1:
